@@ -1,0 +1,68 @@
+# Penstock: `make run` starts everything, `make test` checks everything. Both set up what they need.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+ARGS ?=
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+PY := .venv/bin/python
+DEVNET := config/devnet
+CHAIN := $(DEVNET)/node_modules/.installed-$(shell uname -m)
+
+.PHONY: help run test lint unit bench lock clean
+
+help:
+	@echo "make run    the whole service on this machine (make run ARGS='--port 9000 --fresh')"
+	@echo "make test   lint, types and every test"
+	@echo "make lint   ruff and mypy only"
+	@echo "make bench  the load tests; report and plot are kept in bench/"
+	@echo "make lock   renew the pinned requirements from setup.cfg"
+	@echo "make clean  remove what the other targets installed"
+
+run: .venv/.run $(CHAIN)
+	@exec $(PY) -m proxy dev $(ARGS)
+
+test: lint unit
+
+lint: .venv/.test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+unit: .venv/.test $(CHAIN)
+	$(PY) -m pytest $(ARGS)
+
+bench: .venv/.test $(CHAIN)
+	$(PY) -m bench $(ARGS)
+
+.venv/.made:
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer: none found on PATH"; exit 1; }
+	@"$(PYTHON)" -m venv .venv || { echo "python -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+.venv/.run: requirements/run.txt | .venv/.made
+	@echo "installing Python packages (run) ..."
+	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/run.txt
+	@touch $@
+
+.venv/.test: requirements/test.txt | .venv/.made
+	@echo "installing Python packages (test) ..."
+	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/test.txt
+	@touch $@ .venv/.run
+
+$(CHAIN): $(DEVNET)/package.json $(DEVNET)/package-lock.json
+	@command -v npm >/dev/null || { echo "Penstock's dev chain needs Node 20 or newer with npm: not found on PATH"; exit 1; }
+	@echo "installing npm packages (dev chain) ..."
+	@cd $(DEVNET) && npm ci --ignore-scripts --include=optional --engine-strict=false --prefer-offline --no-audit --no-fund \
+		--no-update-notifier --loglevel=error
+	@cd $(DEVNET) && node_modules/node-linux-*/bin/node -e 'require("@nomicfoundation/edr")'  # npm forgives a missing native part
+	@touch $@
+
+lock: .venv/.test
+	$(PY) -m pip install -q uv
+	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+		--extra dev setup.cfg -o requirements/run.txt
+	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+		--extra test setup.cfg -o requirements/test.txt
+
+clean:
+	rm -rf .venv .penstock $(DEVNET)/node_modules .mypy_cache .ruff_cache .pytest_cache

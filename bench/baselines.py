@@ -1,0 +1,295 @@
+"""What Penstock is compared with: nginx, nginx with Lua, HAProxy, a bare relay and the ordinary aiohttp application.
+
+Each is a name, what it needs, and a function that writes its configuration and returns its command line. All run on the
+same core, forward to the same stub over kept-alive connections, and log nothing.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import machine, processes
+from bench.loaders import Target
+
+KEY = "bench_key_of_the_baselines_0123456789abcdef"  # as long as one of Penstock's
+PATH = "/v1/rpc/ethereum/mainnet"
+PACKAGES = ("nginx-light", "libnginx-mod-http-lua", "lua-cjson", "haproxy", "wrk")
+TOOLS = Path(__file__).parent / "tools"
+
+# As many idle upstream connections as any case has callers: fewer, and nginx would close and reopen all the time.
+KEEPALIVE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a baseline is to listen and forward to, and a directory for its files."""
+
+    port: int
+    upstream_port: int
+    workdir: Path
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    name: str
+    label: str
+    missing: Callable[[], str | None]  # why it cannot run here, or None
+    command: Callable[[Start], list[str]]
+
+
+class Running:
+    """A started baseline."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self.child: processes.Child | None = None
+
+    def __repr__(self) -> str:
+        return f"Running({self.baseline.name}, {self.child!r})"
+
+    def start(self, upstream_port: int, *, cpus: Sequence[int], workdir: Path, workers: int = 1) -> Target:
+        if reason := self.baseline.missing():
+            raise processes.StartFailed(reason)
+        workdir.mkdir(parents=True)
+        port = processes.free_port()
+        argv = self.baseline.command(Start(port, upstream_port, workdir, workers))
+        self.child = processes.start(self.baseline.name, argv, cpus=cpus, log=workdir / "log")
+        processes.wait_until_listening(self.child, port)
+        return Target("127.0.0.1", port, PATH, KEY)
+
+    def stop(self) -> None:
+        if self.child:
+            self.child.stop()
+
+
+# --- nginx ------------------------------------------------------------------------------------------------------------
+
+NGINX = """\
+{modules}
+{user}
+worker_processes {workers};
+worker_rlimit_nofile {files};
+pid {workdir}/nginx.pid;
+error_log {workdir}/error.log crit;
+events {{ worker_connections {connections}; }}
+http {{
+    access_log off;
+    keepalive_timeout 600s;
+    keepalive_requests 1000000000;
+    client_max_body_size 8m;
+    client_body_buffer_size 1m;      # a 100 KB body stays in memory
+    client_body_temp_path {workdir}/body;
+    proxy_temp_path {workdir}/proxy;
+    fastcgi_temp_path {workdir}/fastcgi;
+    uwsgi_temp_path {workdir}/uwsgi;
+    scgi_temp_path {workdir}/scgi;
+    proxy_http_version 1.1;
+    proxy_set_header Connection "";
+    proxy_buffers 32 16k;            # and so does a 100 KB reply
+    {lua}
+    upstream stub {{
+        server 127.0.0.1:{upstream_port};
+        keepalive {keepalive};
+        keepalive_requests 1000000000;
+        keepalive_timeout 600s;
+    }}
+    server {{
+        listen 127.0.0.1:{port} backlog=4096 {reuseport};
+        location / {{
+            {access}
+            proxy_pass http://stub;
+        }}
+    }}
+}}
+"""
+
+LUA_INIT = """\
+lua_package_cpath "{cpath};;";
+    init_by_lua_block {{
+        cjson = require "cjson.safe"
+        keys = {{ ["{key}"] = true }}
+    }}
+"""
+
+LUA_ACCESS = """\
+access_by_lua_block {
+                if not keys[ngx.var.http_x_api_key] then return ngx.exit(401) end
+                ngx.req.read_body()
+                local call = cjson.decode(ngx.req.get_body_data() or "")
+                if not call or not (call.method or call[1]) then return ngx.exit(400) end
+            }
+"""
+
+
+def _nginx_config(start: Start, *, modules: str = "", lua: str = "", access: str = "") -> Path:
+    config = start.workdir / "nginx.conf"
+    files = machine.raise_file_limit()
+    config.write_text(
+        NGINX.format(
+            modules=modules,
+            user="user root;" if os.geteuid() == 0 else "",  # the worker must reach its temporary directories
+            workers=start.workers,
+            files=files,
+            connections=min(files, 16384),
+            workdir=start.workdir,
+            lua=lua,
+            access=access,
+            upstream_port=start.upstream_port,
+            port=start.port,
+            reuseport="reuseport" if start.workers > 1 else "",
+            keepalive=KEEPALIVE,
+        )
+    )
+    return config
+
+
+def _nginx_argv(start: Start, config: Path) -> list[str]:
+    nginx = machine.find_tool("nginx") or "nginx"
+    return [
+        nginx,
+        "-p",
+        str(start.workdir),
+        "-c",
+        str(config),
+        "-e",
+        str(start.workdir / "start.log"),
+        "-g",
+        "daemon off;",
+    ]
+
+
+def _nginx(start: Start) -> list[str]:
+    return _nginx_argv(start, _nginx_config(start))
+
+
+def _nginx_lua(start: Start) -> list[str]:
+    modules = _nginx_modules()
+    loads = "\n".join(f"load_module {modules / name};" for name in ("ndk_http_module.so", "ngx_http_lua_module.so"))
+    cpath = ";".join(str(path.parent / "?.so") for path in _cjson())
+    config = _nginx_config(start, modules=loads, lua=LUA_INIT.format(cpath=cpath, key=KEY), access=LUA_ACCESS)
+    return _nginx_argv(start, config)
+
+
+def _nginx_modules() -> Path:
+    done = subprocess.run([machine.find_tool("nginx") or "nginx", "-V"], capture_output=True, text=True, check=False)
+    match = re.search(r"--modules-path=(\S+)", done.stderr)
+    return Path(match.group(1) if match else "/usr/lib/nginx/modules")
+
+
+def _cjson() -> list[Path]:
+    """lua-cjson for LuaJIT, whose ABI is 5.1's; the directory has the machine's architecture in its name."""
+    return sorted(Path("/usr/lib").glob("*/lua/5.1/cjson.so"))
+
+
+def _nginx_missing() -> str | None:
+    return None if machine.find_tool("nginx") else "nginx is not installed"
+
+
+def _nginx_lua_missing() -> str | None:
+    if reason := _nginx_missing():
+        return reason
+    if not (_nginx_modules() / "ngx_http_lua_module.so").exists():
+        return "nginx's Lua module is not installed (Debian: libnginx-mod-http-lua)"
+    return None if _cjson() else "cjson for Lua 5.1 is not installed (Debian: lua-cjson)"
+
+
+# --- HAProxy ----------------------------------------------------------------------------------------------------------
+
+HAPROXY = """\
+global
+    nbthread {workers}
+    maxconn 4096
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 600s
+    timeout server 600s
+    timeout http-keep-alive 600s
+    option http-keep-alive
+    http-reuse always
+frontend front
+    bind 127.0.0.1:{port} backlog 4096
+    default_backend stub
+backend stub
+    server one 127.0.0.1:{upstream_port} pool-max-conn {keepalive}
+"""
+
+
+def _haproxy(start: Start) -> list[str]:
+    config = start.workdir / "haproxy.cfg"
+    fields = {"workers": start.workers, "port": start.port, "upstream_port": start.upstream_port}
+    config.write_text(HAPROXY.format(**fields, keepalive=KEEPALIVE))
+    return [machine.find_tool("haproxy") or "haproxy", "-db", "-q", "-f", str(config)]
+
+
+def _haproxy_missing() -> str | None:
+    return None if machine.find_tool("haproxy") else "haproxy is not installed"
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+
+
+def _relay(start: Start) -> list[str]:
+    return [sys.executable, str(TOOLS / "relay.py"), str(start.port), str(start.upstream_port)]
+
+
+def _plain(start: Start) -> list[str]:
+    return [sys.executable, str(TOOLS / "plain.py"), str(start.port), str(start.upstream_port), KEY]
+
+
+BASELINES = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline("nginx", "nginx", _nginx_missing, _nginx),
+        Baseline("nginx+lua", "nginx + Lua (JSON, key)", _nginx_lua_missing, _nginx_lua),
+        Baseline("haproxy", "HAProxy", _haproxy_missing, _haproxy),
+        Baseline("relay", "bare uvloop relay (the limit)", lambda: None, _relay),
+        Baseline("plain", "ordinary aiohttp", lambda: None, _plain),
+    )
+}
+
+
+# --- installation -----------------------------------------------------------------------------------------------------
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def install() -> str:
+    """Installs what is missing where that is possible without asking: as root on Debian. Says what it did, or why not."""
+    if not (_nginx_missing() or _nginx_lua_missing() or _haproxy_missing() or not machine.find_tool("wrk")):
+        return ""
+    by_hand = f"for all baselines: apt-get install {shlex.join(PACKAGES)}"
+    apt = machine.find_tool("apt-get")
+    if apt is None or os.geteuid() != 0:
+        return f"some baselines are missing and were not installed (needs root on Debian); {by_hand}"
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install_all = [apt, "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
+    with _no_services():
+        for argv in (install_all, [apt, "update", "-qq"], install_all):  # the lists may be missing or old
+            done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+            if argv is install_all and done.returncode == 0:
+                return f"installed {shlex.join(PACKAGES)}"
+    return (
+        f"could not install some baselines ({(done.stderr.strip().splitlines() or ['no reason given'])[-1]}); {by_hand}"
+    )
+
+
+@contextlib.contextmanager
+def _no_services() -> Iterator[None]:
+    """Keeps Debian from starting nginx and HAProxy as services of the machine: policy-rc.d is its own way to say so."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink()

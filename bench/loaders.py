@@ -1,0 +1,181 @@
+"""The programs that make and take load: both C tools, built on demand, and wrk. One measurement is one Sample."""
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from bench import machine, processes
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / ".penstock" / "bench"
+MARKER = "@" * 12  # replaced in every request by a number that never repeats; 12 digits outlast any run
+
+Generator = Literal["load", "wrk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a candidate listens, and the key it wants."""
+
+    host: str
+    port: int
+    path: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: a candidate, a request, a few seconds."""
+
+    requests: int
+    elapsed_s: float
+    bytes: int
+    faults: int  # anything but a complete, matching 200
+    p50_us: float
+    p99_us: float
+    max_us: float
+    cpu_us_per_request: float  # of the processes that listen on the candidate's port
+    service_busy: float  # share of the service's core that was in use, by anyone
+    load_busy: float  # near 1 while service_busy is not: the load generator was the limit
+
+    @property
+    def per_second(self) -> float:
+        return self.requests / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.elapsed_s if self.elapsed_s else 0.0
+
+    def as_json(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How to ask: the template with its markers, what every reply must hold, and for how long."""
+
+    template: bytes
+    expect: str
+    connections: int
+    seconds: float
+    rate: float = 0.0  # open loop at this rate; 0: closed loop
+    count: int = 0  # stop after so many requests; 0: only by time
+    warmup_s: float = 0.3
+
+
+def build(name: str) -> Path:
+    """Compiles a tool if its source is newer than what was built."""
+    source, binary = HERE / "tools" / f"{name}.c", BUILD / name
+    BUILD.mkdir(parents=True, exist_ok=True)
+    if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
+        fresh = binary.with_suffix(f".{os.getpid()}")  # renamed into place: two benches may build at once
+        subprocess.run([os.environ.get("CC", "cc"), "-O2", "-o", str(fresh), str(source)], check=True)
+        fresh.replace(binary)
+    return binary
+
+
+class Stub:
+    """A running stub upstream."""
+
+    def __init__(self, name: str, *, size: int, delay_us: int = 0) -> None:
+        self.name, self.size, self.delay_us = name, size, delay_us
+        self.port = 0
+        self._child: processes.Child | None = None
+
+    def __repr__(self) -> str:
+        return f"Stub({self.name}, port={self.port})"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, cpu: int, *, port: int, workdir: Path) -> None:
+        self.port = port or processes.free_port()
+        flags = ["--port", str(self.port), "--size", str(self.size), "--delay-us", str(self.delay_us)]
+        self._child = processes.start(
+            f"stub-{self.name}", [str(build("stub")), *flags], cpus=[cpu], log=workdir / f"stub-{self.name}.log"
+        )
+        processes.wait_until_listening(self._child, self.port)
+
+    def stop(self) -> None:
+        if self._child:
+            self._child.stop()
+
+
+def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
+    """Loads one candidate and watches what its processes and both cores do meanwhile."""
+    request = workdir / "request"
+    request.write_bytes(load.template)
+    pids = machine.listeners(target.port)
+    cores = (*layout.service, layout.load)
+    before, cpu_before = [machine.core_times(cpu) for cpu in cores], machine.cpu_seconds(pids)
+    run = _run_wrk if generator == "wrk" else _run_load
+    seen = run(load, target, layout.load, request)
+    cpu_used = machine.cpu_seconds(pids) - cpu_before
+    busy = _busy(before, [machine.core_times(cpu) for cpu in cores])
+    share = seen["elapsed_s"] / (seen["elapsed_s"] + load.warmup_s * (generator == "load" and not load.count))
+    return Sample(
+        requests=int(seen["requests"]),
+        elapsed_s=seen["elapsed_s"],
+        bytes=int(seen["bytes"]),
+        faults=int(seen["faults"]),
+        p50_us=seen["p50_us"],
+        p99_us=seen["p99_us"],
+        max_us=seen["max_us"],
+        cpu_us_per_request=cpu_used * share * 1e6 / max(1.0, seen["requests"]),  # the warm-up's share is taken off
+        service_busy=sum(busy[:-1]) / len(busy[:-1]),
+        load_busy=busy[-1],
+    )
+
+
+def _busy(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> list[float]:
+    return [(b[0] - a[0]) / max(1, b[1] - a[1]) for a, b in zip(before, after, strict=True)]
+
+
+def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
+    flags = {
+        "host": target.host,
+        "port": target.port,
+        "connections": load.connections,
+        "seconds": load.seconds,
+        "warmup": 0 if load.count else load.warmup_s,
+        "rate": load.rate,
+        "count": load.count,
+        "request": request,
+        "marker": MARKER,
+        "cpu": cpu,
+    }
+    argv = [str(build("load")), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
+    if load.expect:
+        argv += ["--expect", load.expect]
+    seen = _run(argv, timeout_s=load.seconds + 30)
+    late = seen["late"] if seen["late"] > load.connections else 0  # the last few are merely still in flight
+    return {**seen, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"] + late}
+
+
+def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
+    wrk = machine.find_tool("wrk")
+    seconds = max(1, round(load.seconds))
+    argv = [
+        *("taskset", "-c", str(cpu), str(wrk), "-t1", f"-c{load.connections}", f"-d{seconds}s"),
+        *("-s", str(HERE / "tools" / "wrk.lua"), f"http://{target.host}:{target.port}{target.path}"),
+    ]
+    return _run(argv, timeout_s=seconds + 30, env={"BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER})
+
+
+def _run(argv: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> dict[str, float]:
+    """Runs a generator; its last line is the JSON. One that fails is a sample full of faults, not the end of the run."""
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        print(f"      {(done.stderr or done.stdout).strip()}")
+        names = ("requests", "bytes", "p50_us", "p99_us", "max_us", "non_200", "mismatched", "late")
+        return {**dict.fromkeys(names, 0.0), "elapsed_s": 1.0, "errors": 1.0, "faults": 1.0}
+    seen: dict[str, float] = json.loads(lines[-1])
+    return seen

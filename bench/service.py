@@ -1,0 +1,135 @@
+"""How the bench starts Penstock: `python -m proxy dev` with a ready file, as anyone would, and settings by environment.
+
+The rest of the bench knows only `Service`. Which settings a case needs is data (`PROFILES`): one that this build's
+config/default.toml does not have yet makes the case say so instead of failing.
+"""
+
+import json
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import machine, processes
+
+ROOT = Path(__file__).parent.parent
+START_S = 180.0  # the first start unpacks a database and a dev chain
+STOP_S = 30.0
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Settings by dotted name. What is wanted is set where the build knows it; what is needed must exist."""
+
+    name: str
+    wants: Mapping[str, Value] = field(default_factory=dict)
+    needs: Mapping[str, Value] = field(default_factory=dict)
+
+
+# Like its baselines: no access log. Everything else of a call (key, envelope, both buckets, headers, metrics) stays on.
+QUIET: dict[str, Value] = {"log.access": False, "metrics.port": 0}
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile("forward", wants={**QUIET, "cache.enabled": False, "cache.join": False, "upstream.in_flight": 1}),
+        Profile(
+            "in-flight",
+            wants={**QUIET, "cache.enabled": False, "cache.join": False},
+            needs={"upstream.in_flight": 4},
+        ),
+        Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
+        Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.join": True}),
+        Profile("idle", wants={**QUIET, "server.max_connections": 20000, "server.connections_per_address": 20000}),
+        Profile("cached-million", wants=QUIET, needs={"cache.enabled": True, "cache.max_bytes": 4 << 30}),
+    )
+}
+
+
+class Service:
+    """One running Penstock. `start` returns where it answers and a key without limits that matter here."""
+
+    def __init__(self, workdir: Path) -> None:
+        self.workdir = workdir
+        self.child: processes.Child | None = None
+
+    def __repr__(self) -> str:
+        return f"Service({self.child!r})"
+
+    def start(
+        self, upstream_url: str, *, workers: int = 1, settings: Mapping[str, Value], cpu: Sequence[int], others: int
+    ) -> tuple[str, str]:
+        """Starts on `cpu`; what it runs besides its workers (database, dev chain) is moved to core `others`."""
+        self.workdir.mkdir(parents=True)
+        ready = self.workdir / "ready.json"
+        port = processes.free_port()
+        argv = [
+            *(sys.executable, "-m", "proxy", "dev", "--ready-file", str(ready), "--port", str(port)),
+            *("--data", str(self.workdir / "data"), "--workers", str(workers)),
+            *("--upstream", f"ethereum/mainnet={upstream_url}"),
+        ]
+        environment = {"PYTHONPATH": str(ROOT), **to_environment(settings)}
+        self.child = processes.start("penstock", argv, cpus=cpu, log=self.workdir / "log", env=environment)
+        found = self._wait_for(ready)
+        self._pin(port, cpu, others)
+        return str(found["base_url"]), str(found["keys"]["enterprise"])
+
+    def stop(self) -> None:
+        if self.child:
+            self.child.stop(grace_s=STOP_S)
+
+    def _wait_for(self, ready: Path) -> dict[str, dict[str, str]]:
+        assert self.child is not None
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if fault := self.child.fault():
+                raise processes.StartFailed(f"`python -m proxy dev` {fault}")
+            if ready.exists():
+                try:
+                    found: dict[str, dict[str, str]] = json.loads(ready.read_text())
+                    return found
+                except json.JSONDecodeError:
+                    pass  # still being written
+            time.sleep(0.1)
+        raise processes.StartFailed(f"`python -m proxy dev` was not ready within {START_S:.0f} s")
+
+    def _pin(self, port: int, cpu: Sequence[int], others: int) -> None:
+        assert self.child is not None
+        workers = set(machine.listeners(port))
+        for pid in machine.descendants(self.child.pid):
+            machine.pin(pid, cpu if pid in workers else [others])
+
+
+def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:
+    """server.port=1 as PENSTOCK_SERVER__PORT=1."""
+
+    def text(value: Value) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return {f"PENSTOCK_{name.upper().replace('.', '__')}": text(value) for name, value in settings.items()}
+
+
+def settings_for(profile: Profile, extra: Mapping[str, Value]) -> dict[str, Value]:
+    """The profile's settings this build knows; raises StartFailed for one that it needs and the build lacks."""
+    known = _known_settings()
+    if lacking := [name for name in profile.needs if name not in known]:
+        raise processes.StartFailed(f"this build has no setting {', '.join(lacking)} yet")
+    return {**{name: value for name, value in profile.wants.items() if name in known}, **profile.needs, **extra}
+
+
+def _known_settings() -> set[str]:
+    path = ROOT / "config" / "default.toml"
+    if not path.exists():
+        return set()
+    sections = tomllib.loads(path.read_text())
+    return {f"{name}.{key}" for name, keys in sections.items() if isinstance(keys, dict) for key in keys}
+
+
+def missing() -> str | None:
+    """Why Penstock cannot even be tried here."""
+    return None if os.path.exists(ROOT / "proxy" / "__main__.py") else "this checkout has no proxy/__main__.py yet"

@@ -1,0 +1,426 @@
+/* A stub upstream: answers JSON-RPC over HTTP/1.1 on one core, fast enough never to be the limit.
+ *
+ * Every POST with a Content-Length is read as one call or a batch and answered in order with the caller's own ids;
+ * notifications get no reply. What a health checker asks (head, chain id, blocks, client version) is answered
+ * consistently: block n is one of 12-second blocks since 1970, its hash spells n, so every stub agrees on the chain.
+ * All else gets the configured result, a hex string of --size bytes. --delay-us answers each request that much later.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <getopt.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NS 1000000000LL
+#define HEAD_MAX 65536
+#define BLOCK_S 12
+
+struct conn {
+    int fd;
+    char *in; size_t in_n, in_cap;
+    char *out; size_t out_n, out_at, out_cap;
+    int want_out;
+    int queued;                     /* delayed answers that still point here */
+};
+
+struct text { const char *at; size_t n; };
+struct call { struct text id, method, params; };
+
+struct delayed { struct delayed *next; int64_t due; struct conn *conn; size_t n; char body[]; };
+
+static struct { int port, cpu; size_t size; long delay_us; } opt = {.cpu = -1, .size = 66};
+static char *result; static size_t result_n;
+static int ep, listener;
+static struct delayed *first, **last = &first;
+
+static void fail(const char *what) {
+    fprintf(stderr, "stub: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static int64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * NS + t.tv_nsec;
+}
+
+/* ---- reading calls: a walk over the top-level members, so that an "id" inside params is never taken for the call's -- */
+
+static const char *skip_space(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
+    return p;
+}
+
+static const char *skip_string(const char *p, const char *end) {         /* p is at the opening quote */
+    for (p++; p < end;) {
+        const char *quote = memchr(p, '"', (size_t)(end - p));
+        if (!quote) return end;
+        int escapes = 0;
+        for (const char *q = quote; q > p && q[-1] == '\\'; q--) escapes++;
+        p = quote + 1;
+        if (escapes % 2 == 0) return p;
+    }
+    return end;
+}
+
+static const char *skip_value(const char *p, const char *end) {
+    int depth = 0;
+    while (p < end) {
+        if (*p == '"') p = skip_string(p, end);
+        else if (*p == '{' || *p == '[') { depth++; p++; }
+        else if (*p == '}' || *p == ']') { if (!depth) return p; depth--; p++; }
+        else if (!depth && *p == ',') return p;
+        else { p++; continue; }
+        if (!depth) return p;
+    }
+    return end;
+}
+
+static int is(struct text t, const char *s) { return t.n == strlen(s) && !memcmp(t.at, s, t.n); }
+
+/* Reads one object at p; returns just behind it. Members that are missing stay empty. */
+static const char *read_call(const char *p, const char *end, struct call *call) {
+    memset(call, 0, sizeof *call);
+    if (p >= end || *p != '{') return skip_value(p, end);
+    for (p = skip_space(p + 1, end); p < end && *p == '"';) {
+        struct text name = {p, 0}, value;
+        p = skip_string(p, end);
+        name.n = (size_t)(p - name.at);
+        p = skip_space(p, end);
+        if (p < end && *p == ':') p++;
+        value.at = p = skip_space(p, end);
+        p = skip_value(p, end);
+        value.n = (size_t)(p - value.at);
+        while (value.n && strchr(" \r\n\t", value.at[value.n - 1])) value.n--;
+        if (is(name, "\"id\"")) call->id = value;
+        else if (is(name, "\"method\"")) call->method = value;
+        else if (is(name, "\"params\"")) call->params = value;
+        p = skip_space(p, end);
+        if (p < end && *p == ',') p = skip_space(p + 1, end);
+    }
+    return p < end && *p == '}' ? p + 1 : end;
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
+
+static char *room(struct conn *c, size_t n) {
+    if (c->out_n + n > c->out_cap) {
+        c->out_cap = (c->out_n + n) * 2;
+        c->out = realloc(c->out, c->out_cap);
+        if (!c->out) fail("realloc");
+    }
+    return c->out + c->out_n;
+}
+
+static void put(struct conn *c, const char *s, size_t n) { memcpy(room(c, n), s, n); c->out_n += n; }
+
+static uint64_t head_number(void) { return (uint64_t)time(NULL) / BLOCK_S; }
+
+static size_t write_block(char *o, uint64_t n, const char *hash) {
+    return (size_t)sprintf(o,
+        "{\"number\":\"0x%lx\",\"hash\":\"0x%.64s\",\"parentHash\":\"0xb10c%060lx\",\"timestamp\":\"0x%lx\","
+        "\"gasLimit\":\"0x1c9c380\",\"gasUsed\":\"0xe4e1c0\",\"baseFeePerGas\":\"0x3b9aca00\",\"miner\":\"0x%040x\","
+        "\"transactions\":[],\"uncles\":[]}", n, hash, n ? n - 1 : 0, n * BLOCK_S, 7);
+}
+
+/* A hash's last 16 digits are its block's number; the others may be anything, so that a bench can ask for many blocks. */
+static size_t answer_by_hash(char *o, struct text params) {
+    const char *word = params.n > 68 ? memchr(params.at, '"', params.n - 67) : NULL;
+    char low[17] = {0};
+    if (!word) return (size_t)sprintf(o, "null");
+    memcpy(low, word + 51, 16);
+    return write_block(o, strtoull(low, NULL, 16), word + 3);
+}
+
+static size_t answer_by_number(char *o, struct text params) {
+    uint64_t head = head_number(), n = head;
+    char word[24] = {0}, hash[80];
+    const char *quote = params.n ? memchr(params.at, '"', params.n) : NULL;
+    if (quote) {
+        size_t have = params.n - (size_t)(quote + 1 - params.at);
+        memcpy(word, quote + 1, have < 23 ? have : 23);
+        if (!strncmp(word, "0x", 2)) n = strtoull(word, NULL, 16);
+        else if (!strncmp(word, "finalized", 9)) n = head - 64;
+        else if (!strncmp(word, "safe", 4)) n = head - 32;
+        else if (!strncmp(word, "earliest", 8)) n = 0;
+    }
+    if (n > head) return (size_t)sprintf(o, "null");
+    sprintf(hash, "b10c%060lx", n);
+    return write_block(o, n, hash);
+}
+
+/* Writes what the method answers; o has room for the configured result and 1 KB. */
+static size_t answer(char *o, const struct call *call) {
+    if (is(call->method, "\"eth_blockNumber\"")) return (size_t)sprintf(o, "\"0x%lx\"", head_number());
+    if (is(call->method, "\"eth_chainId\"")) return (size_t)sprintf(o, "\"0x1\"");
+    if (is(call->method, "\"net_version\"")) return (size_t)sprintf(o, "\"1\"");
+    if (is(call->method, "\"eth_syncing\"")) return (size_t)sprintf(o, "false");
+    if (is(call->method, "\"web3_clientVersion\"")) return (size_t)sprintf(o, "\"stub/1.0\"");
+    if (is(call->method, "\"eth_getBlockByNumber\"")) return answer_by_number(o, call->params);
+    if (is(call->method, "\"eth_getBlockByHash\"")) return answer_by_hash(o, call->params);
+    memcpy(o, result, result_n);
+    return result_n;
+}
+
+static int put_reply(struct conn *c, const struct call *call, int comma) {
+    if (!call->id.n) return 0;                                            /* a notification */
+    char *o = room(c, call->id.n + result_n + 2048), *begin = o;
+    if (comma) *o++ = ',';
+    o = mempcpy(o, "{\"jsonrpc\":\"2.0\",\"id\":", 22);
+    o = mempcpy(o, call->id.at, call->id.n);
+    o = mempcpy(o, ",\"result\":", 10);
+    o += answer(o, call);
+    *o++ = '}';
+    c->out_n += (size_t)(o - begin);
+    return 1;
+}
+
+static const char *date(void) {
+    static char text[64];
+    static time_t made;
+    time_t t = time(NULL);
+    if (t != made) {
+        struct tm g;
+        strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&t, &g));
+        made = t;
+    }
+    return text;
+}
+
+static void put_body(struct conn *c, const char *p, const char *end) {
+    struct call call;
+    p = skip_space(p, end);
+    if (p == end || *p != '[') { read_call(p, end, &call); put_reply(c, &call, 0); return; }
+    size_t begin = c->out_n;
+    int replies = 0;
+    put(c, "[", 1);
+    for (p = skip_space(p + 1, end); p < end && *p != ']';) {
+        p = read_call(p, end, &call);
+        replies += put_reply(c, &call, replies > 0);
+        p = skip_space(p, end);
+        if (p < end && *p == ',') p = skip_space(p + 1, end);
+    }
+    put(c, "]", 1);
+    if (!replies) c->out_n = begin;
+}
+
+/* The length stands before the body it measures: written with the last answer's, which is right nearly always, and
+ * the body moved if its own has more or fewer digits. */
+static void respond(struct conn *c, const char *body, size_t n) {
+    static size_t guess;
+    size_t at = c->out_n;
+    char *head = room(c, 512);
+    int guessed_n = sprintf(head, "HTTP/1.1 200 OK\r\nDate: %s\r\nContent-Type: application/json\r\nVary: Origin\r\n"
+                            "Content-Length: %zu\r\n\r\n", date(), guess);
+    c->out_n += (size_t)guessed_n;
+    put_body(c, body, body + n);
+    size_t length = c->out_n - at - (size_t)guessed_n;
+    if (length == guess) return;
+    char digits[32];
+    int wide = sprintf(digits, "%zu\r\n\r\n", length), was = snprintf(NULL, 0, "%zu\r\n\r\n", guess);
+    room(c, 32);
+    memmove(c->out + at + guessed_n - was + wide, c->out + at + guessed_n, length);
+    memcpy(c->out + at + guessed_n - was, digits, (size_t)wide);
+    c->out_n += (size_t)wide - (size_t)was;
+    guess = length;
+}
+
+static void refuse(struct conn *c, const char *status) {
+    char head[128];
+    put(c, head, (size_t)sprintf(head, "HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n", status));
+}
+
+/* ---- connections ------------------------------------------------------------------------------------------------- */
+
+static void arm(struct conn *c, int want_out) {
+    if (c->want_out == want_out) return;
+    c->want_out = want_out;                                              /* no reading until the answer is out */
+    struct epoll_event e = {.events = want_out ? EPOLLOUT : EPOLLIN, .data.ptr = c};
+    epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e);
+}
+
+static void release(struct conn *c) {
+    if (c->queued) return;                                               /* the last delayed answer frees it */
+    free(c->in);
+    free(c->out);
+    free(c);
+}
+
+static void drop(struct conn *c) {
+    close(c->fd);
+    c->fd = -1;
+    release(c);
+}
+
+static int flush(struct conn *c) {
+    while (c->out_at < c->out_n) {
+        ssize_t w = send(c->fd, c->out + c->out_at, c->out_n - c->out_at, MSG_NOSIGNAL);
+        if (w < 0) {
+            if (errno != EAGAIN) return -1;
+            arm(c, 1);
+            return 0;
+        }
+        c->out_at += (size_t)w;
+    }
+    c->out_at = c->out_n = 0;
+    arm(c, 0);
+    return 0;
+}
+
+static void delay(struct conn *c, const char *body, size_t n) {
+    struct delayed *d = malloc(sizeof *d + n);
+    if (!d) fail("malloc");
+    *d = (struct delayed){.due = now() + opt.delay_us * 1000, .conn = c, .n = n};
+    memcpy(d->body, body, n);
+    c->queued++;
+    *last = d;
+    last = &d->next;
+}
+
+static void answer_due(void) {
+    for (int64_t t = now(); first && first->due <= t;) {
+        struct delayed *d = first;
+        struct conn *c = d->conn;
+        first = d->next;
+        if (!first) last = &first;
+        c->queued--;
+        if (c->fd < 0) release(c);
+        else { respond(c, d->body, d->n); if (flush(c)) drop(c); }
+        free(d);
+    }
+}
+
+/* Takes one request from [p, end); returns how long it was, 0 when it is not complete, -1 when it cannot be read. */
+static ssize_t take(struct conn *c, const char *p, const char *end) {
+    const char *body = memmem(p, (size_t)(end - p), "\r\n\r\n", 4);
+    size_t length = 0;
+    if (!body) return end - p > HEAD_MAX ? -1 : 0;
+    body += 4;
+    int chunked = 0;
+    for (const char *q = memchr(p, '\n', (size_t)(body - p)) + 1; q < body; q = memchr(q, '\n', (size_t)(body - q)) + 1) {
+        if ((*q | 32) == 'c' && !strncasecmp(q, "content-length:", 15)) length = strtoull(q + 15, NULL, 10);
+        if ((*q | 32) == 't' && !strncasecmp(q, "transfer-encoding:", 18)) chunked = 1;
+    }
+    if (chunked) return -1;
+    if ((size_t)(end - body) < length) return 0;
+    if (strncmp(p, "POST ", 5)) refuse(c, "405 Method Not Allowed");
+    else if (opt.delay_us) delay(c, body, length);
+    else respond(c, body, length);
+    return body + length - p;
+}
+
+static void readable(struct conn *c) {
+    if (c->in_cap - c->in_n < 65536) {
+        c->in_cap = c->in_cap ? c->in_cap * 2 : 131072;
+        c->in = realloc(c->in, c->in_cap);
+        if (!c->in) fail("realloc");
+    }
+    ssize_t r = recv(c->fd, c->in + c->in_n, c->in_cap - c->in_n, 0);
+    if (r < 0 && errno == EAGAIN) return;
+    if (r <= 0) { drop(c); return; }
+    c->in_n += (size_t)r;
+    size_t used = 0;
+    for (ssize_t n; used < c->in_n && (n = take(c, c->in + used, c->in + c->in_n)); used += (size_t)n)
+        if (n < 0) { refuse(c, "411 Length Required"); flush(c); drop(c); return; }
+    c->in_n -= used;
+    memmove(c->in, c->in + used, c->in_n);
+    if (flush(c)) drop(c);
+}
+
+static void accept_all(void) {
+    int one = 1;
+    for (int fd; (fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0;) {
+        struct conn *c = calloc(1, sizeof *c);
+        if (!c) fail("calloc");
+        c->fd = fd;
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        struct epoll_event e = {.events = EPOLLIN, .data.ptr = c};
+        epoll_ctl(ep, EPOLL_CTL_ADD, fd, &e);
+    }
+}
+
+static int wait_for(struct epoll_event *events, int n) {
+    if (!first) return epoll_wait(ep, events, n, -1);
+    int64_t left = first->due - now();
+    if (left < 0) left = 0;
+#ifdef SYS_epoll_pwait2
+    static int missing;
+    if (!missing) {
+        struct timespec ts = {left / NS, left % NS};
+        int got = (int)syscall(SYS_epoll_pwait2, ep, events, n, &ts, NULL, 0);
+        if (got >= 0 || errno != ENOSYS) return got;
+        missing = 1;
+    }
+#endif
+    return epoll_wait(ep, events, n, (int)(left / 1000000));
+}
+
+static void options(int argc, char **argv) {
+    static const struct option names[] = {
+        {"port", 1, 0, 'p'}, {"size", 1, 0, 's'}, {"delay-us", 1, 0, 'd'}, {"cpu", 1, 0, 'u'}, {0, 0, 0, 0}};
+    for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
+        case 'p': opt.port = atoi(optarg); break;
+        case 's': opt.size = strtoull(optarg, NULL, 10); break;
+        case 'd': opt.delay_us = atol(optarg); break;
+        case 'u': opt.cpu = atoi(optarg); break;
+        default: fputs("stub [--port N] [--size BYTES] [--delay-us N] [--cpu N]\n", stderr); exit(2);
+    }
+    if (opt.size < 2) opt.size = 2;
+}
+
+static void listen_on(int port) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    int one = 1;
+    listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listener, (struct sockaddr *)&a, sizeof a) || listen(listener, 4096)) fail("listen");
+    getsockname(listener, (struct sockaddr *)&a, &n);
+    printf("%d\n", ntohs(a.sin_port));
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    options(argc, argv);
+    if (opt.cpu >= 0) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(opt.cpu, &set);
+        if (sched_setaffinity(0, sizeof set, &set)) fail("--cpu");
+    }
+    prctl(PR_SET_PDEATHSIG, SIGTERM);                                     /* never outlives the bench */
+    prctl(PR_SET_TIMERSLACK, 1UL);
+    result_n = opt.size + 2;
+    result = malloc(result_n + 1);
+    if (!result) fail("malloc");
+    for (size_t i = 0; i < opt.size; i++) result[i + 1] = "0123456789abcdef"[i % 16];
+    memcpy(result, "\"0x", 3);
+    result[result_n - 1] = '"';
+    ep = epoll_create1(EPOLL_CLOEXEC);
+    listen_on(opt.port);
+    struct epoll_event events[512], e = {.events = EPOLLIN, .data.ptr = NULL};
+    epoll_ctl(ep, EPOLL_CTL_ADD, listener, &e);
+    for (;;) {
+        int n = wait_for(events, 512);
+        for (int i = 0; i < n; i++) {
+            struct conn *c = events[i].data.ptr;
+            if (!c) accept_all();
+            else if (events[i].events & EPOLLOUT) { if (flush(c)) drop(c); }
+            else readable(c);
+        }
+        if (first) answer_due();
+    }
+}

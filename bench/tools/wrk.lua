@@ -1,0 +1,26 @@
+-- The same requests as load.c sends, for wrk: read from a template, numbered ahead so that asking costs a table look-up.
+-- 4096 numbers are more than there are connections: no two requests in flight are the same.
+local requests, at, count = {}, 0, 4096
+
+function init()
+   local file = assert(io.open(os.getenv("BENCH_REQUEST"), "rb"))
+   local template, marker = file:read("*a"), os.getenv("BENCH_MARKER")
+   file:close()
+   for i = 1, count do
+      requests[i] = template:gsub(marker, string.format("1%0" .. (#marker - 1) .. "d", i))
+   end
+end
+
+function request()
+   at = at % count + 1
+   return requests[at]
+end
+
+function done(summary, latency)
+   local e = summary.errors
+   print()
+   print(string.format(
+      '{"requests":%d,"elapsed_s":%.6f,"bytes":%d,"faults":%d,"p50_us":%.1f,"p99_us":%.1f,"max_us":%.1f}',
+      summary.requests, summary.duration / 1e6, summary.bytes, e.connect + e.read + e.write + e.status + e.timeout,
+      latency:percentile(50), latency:percentile(99), latency.max))
+end

@@ -1,0 +1,135 @@
+"""The chains and networks that exist, by every name they go by.
+
+Built from `config/chains/*.toml`: adding a chain touches no code. A path names a network in one of three ways:
+`ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia` (outright).
+Aliases and chain ids stand for names everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+Class = Literal["live", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    symbol: str
+    decimals: int
+
+
+class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "class"}):
+    """What a chain's file says of one of its networks."""
+
+    class_: Class
+    block_time_s: float
+    finality_blocks: int
+    finality_tag: bool
+    min_priority_gwei: str
+    legacy_fees: bool
+    chain_id: int | None = None
+    genesis: str | None = None
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    name: str
+    title: str
+    family: Literal["evm", "svm"]
+    native: Native
+    networks: Mapping[str, NetworkFacts]
+    aliases: tuple[str, ...] = ()
+    multicall: str | None = None
+    entry_points: Mapping[str, str] = field(default_factory=dict)
+    factories: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One network of one chain: what a request is routed to."""
+
+    chain: Chain
+    name: str
+    facts: NetworkFacts
+
+    @property
+    def id(self) -> str:
+        return f"{self.chain.name}/{self.name}"
+
+    @property
+    def family(self) -> str:
+        return self.chain.family
+
+    @property
+    def is_live(self) -> bool:
+        return self.facts.class_ == "live"
+
+
+class Registry:
+    """All networks, found by chain and network or by one word."""
+
+    def __init__(self, chains: Iterable[Chain]) -> None:
+        self.chains = {chain.name: chain for chain in chains}
+        self._chain_of = dict(self._chain_names())
+        self._network_of = {
+            (name, network): Network(chain, network, facts)
+            for name, chain in self._chain_of.items()
+            for network, facts in chain.networks.items()
+        }
+        self._by_word = dict(self._network_words())
+
+    def _chain_names(self) -> Iterator[tuple[str, Chain]]:
+        for chain in self.chains.values():
+            yield chain.name, chain
+            for alias in chain.aliases:
+                yield alias, chain
+
+    def _network_words(self) -> Iterator[tuple[str, Network]]:
+        for (name, network), found in self._network_of.items():
+            yield f"{name}-{network}", found
+        # Two networks may share an id (the dev chain's do): the live one has it.
+        for found in sorted(self._network_of.values(), key=lambda network: network.is_live):
+            if found.facts.chain_id is not None:
+                yield str(found.facts.chain_id), found
+
+    def find(self, chain: str, network: str) -> Network | None:
+        """The network of a path such as /rpc/{chain}/{network}."""
+        return self._network_of.get((chain, network))
+
+    def find_word(self, word: str, *, live: bool) -> Network | None:
+        """The network of a path that names a chain only: outright, or the one that the key's class means."""
+        if found := self._by_word.get(word):
+            return found
+        if (chain := self._chain_of.get(word)) is None:
+            return None
+        for name, facts in chain.networks.items():
+            if (facts.class_ == "live") if live else facts.default:
+                return self._network_of[chain.name, name]
+        return None
+
+    def networks(self) -> Iterator[Network]:
+        for chain in self.chains.values():
+            for name in chain.networks:
+                yield self._network_of[chain.name, name]
+
+    def faults(self) -> Iterator[str]:
+        """What no schema of a single file can see."""
+        seen: dict[str, str] = {}
+        for chain in self.chains.values():
+            for word in (chain.name, *chain.aliases):
+                if word in seen:
+                    yield f"{chain.name}.toml: the name {word!r} is taken by {seen[word]}.toml"
+                seen[word] = chain.name
+            defaults = [name for name, facts in chain.networks.items() if facts.default]
+            if len(defaults) > 1:
+                yield f"{chain.name}.toml: more than one default test network: {', '.join(defaults)}"
+            if any(chain.networks[name].class_ == "live" for name in defaults):
+                yield f"{chain.name}.toml: a live network is the default test network"
+
+    def __repr__(self) -> str:
+        return f"<Registry {len(self.chains)} chains, {sum(len(c.networks) for c in self.chains.values())} networks>"

@@ -1,0 +1,91 @@
+"""`accounts`: create, list, show and change accounts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from proxy.commands import place, show
+from proxy.store.keys import KeyStore, OwnLimits
+
+COLUMNS = (
+    "id",
+    "name",
+    "email",
+    "plan",
+    "requests_per_second",
+    "units_per_second",
+    "requests_per_day",
+    "active_keys",
+    "created_at",
+)
+
+
+def add_limits(parser: argparse.ArgumentParser, *, day: bool) -> None:
+    """Own limits; -1 goes back to what is inherited."""
+    parser.add_argument("--requests-per-second", type=int, metavar="N", help="own limit; -1: inherit")
+    parser.add_argument("--units-per-second", type=int, metavar="N", help="own limit; -1: inherit")
+    if day:
+        parser.add_argument("--requests-per-day", type=int, metavar="N", help="own limit; 0: none, -1: the plan's")
+
+
+def own_limits(args: argparse.Namespace) -> OwnLimits:
+    return OwnLimits(
+        requests_per_second=args.requests_per_second,
+        units_per_second=args.units_per_second,
+        requests_per_day=getattr(args, "requests_per_day", None),
+    )
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("accounts", help="create, list, show and change accounts")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = _action(actions, "create", "a new account", _create)
+    create.add_argument("--name", required=True)
+    create.add_argument("--email", required=True)
+    create.add_argument("--plan", default="free")
+    add_limits(create, day=True)
+    _action(actions, "list", "all accounts", _list)
+    _action(actions, "show", "one account", _show).add_argument("id")
+    change = _action(actions, "set", "change an account", _set)
+    change.add_argument("id")
+    change.add_argument("--name")
+    change.add_argument("--email")
+    change.add_argument("--plan")
+    add_limits(change, day=True)
+
+
+def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
+    place.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
+    return parser
+
+
+async def _with_store(args: argparse.Namespace, act: Any) -> int:
+    async with place.key_store(args) as store:
+        await act(store, args)
+    return 0
+
+
+async def _create(store: KeyStore, args: argparse.Namespace) -> None:
+    account = await store.create_account(name=args.name, email=args.email, plan=args.plan, own=own_limits(args))
+    show.row(account, as_json=args.json)
+
+
+async def _list(store: KeyStore, args: argparse.Namespace) -> None:
+    show.rows(await store.list_accounts(), COLUMNS, as_json=args.json)
+
+
+async def _show(store: KeyStore, args: argparse.Namespace) -> None:
+    account = await store.read_account(args.id)
+    show.row(account, as_json=args.json, used_today=await store.usage_of_today(args.id))
+
+
+async def _set(store: KeyStore, args: argparse.Namespace) -> None:
+    account = await store.update_account(
+        args.id, name=args.name, email=args.email, plan=args.plan, own=own_limits(args)
+    )
+    show.row(account, as_json=args.json)

@@ -1,0 +1,40 @@
+"""`dev`: the whole service on this machine, on embedded defaults."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("dev", help="run everything on this machine: database, chain and service")
+    parser.add_argument("--port", type=int, help="port of the API (default: server.port)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where state is kept (default: .penstock)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes (default: 1)")
+    parser.add_argument("--fresh", action="store_true", help="forget all earlier state")
+    parser.add_argument(
+        "--upstream", action="append", default=[], metavar="CHAIN/NETWORK=URL", help="a real upstream; repeatable"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults")
+    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written as one JSON object when all is ready")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from proxy.dev.display import Display
+    from proxy.dev.run import Dev, Options, default_data
+
+    options = Options(
+        data=args.data or default_data(),
+        port=args.port,
+        workers=args.workers,
+        fresh=args.fresh,
+        upstreams=args.upstream,
+        config=args.config,
+        ready_file=args.ready_file,
+    )
+    print("Penstock", flush=True)
+    asyncio.run(Dev(options, Display()).run())
+    return 0

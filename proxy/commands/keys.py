@@ -1,0 +1,101 @@
+"""`keys`: create, list, show, rotate, revoke, disable, enable and change keys."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from proxy.commands import place, show
+from proxy.commands.accounts import add_limits, own_limits
+from proxy.core.access import MODES, SCOPES
+from proxy.store.keys import KeyStore
+
+COLUMNS = ("id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at")
+STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("keys", help="create, list, show, rotate, revoke and change keys")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    create = _action(actions, "create", "a new key, shown once", _create)
+    create.add_argument("--account", required=True, metavar="ID")
+    create.add_argument("--name", default="default")
+    create.add_argument("--mode", choices=MODES, default="live")
+    create.add_argument(
+        "--scope",
+        action="append",
+        default=[],
+        metavar="SCOPE",
+        help=f"repeatable; none means all of {', '.join(SCOPES)}",
+    )
+    add_limits(create, day=False)
+    _action(actions, "list", "all keys", _list).add_argument("--account", metavar="ID")
+    _action(actions, "show", "one key", _show).add_argument("id")
+    rotate = _action(actions, "rotate", "a successor; the old key works on for a while", _rotate)
+    rotate.add_argument("id")
+    rotate.add_argument(
+        "--overlap-s", type=float, default=86400.0, metavar="S", help="seconds that the old key works on"
+    )
+    for name, about in (
+        ("revoke", "end a key for good"),
+        ("disable", "refuse a key for now"),
+        ("enable", "undo disable"),
+    ):
+        _action(actions, name, about, _set_status).add_argument("id")
+    change = _action(actions, "set", "change a key", _set)
+    change.add_argument("id")
+    change.add_argument("--name")
+    change.add_argument("--scope", action="append", metavar="SCOPE", help="repeatable; replaces all scopes")
+    change.add_argument("--all-scopes", action="store_true")
+    add_limits(change, day=False)
+
+
+def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
+    place.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
+    return parser
+
+
+async def _with_store(args: argparse.Namespace, act: Any) -> int:
+    async with place.key_store(args) as store:
+        await act(store, args)
+    return 0
+
+
+async def _create(store: KeyStore, args: argparse.Namespace) -> None:
+    row, key = await store.create_key(
+        args.account, name=args.name, mode=args.mode, scopes=args.scope, own=own_limits(args)
+    )
+    show.row(row, as_json=args.json, key=key)
+    _remind(args)
+
+
+async def _list(store: KeyStore, args: argparse.Namespace) -> None:
+    show.rows(await store.list_keys(args.account), COLUMNS, as_json=args.json)
+
+
+async def _show(store: KeyStore, args: argparse.Namespace) -> None:
+    show.row(await store.read_key(args.id), as_json=args.json)
+
+
+async def _rotate(store: KeyStore, args: argparse.Namespace) -> None:
+    row, key = await store.rotate_key(args.id, overlap_s=args.overlap_s)
+    show.row(row, as_json=args.json, key=key)
+    _remind(args)
+
+
+async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
+    show.row(await store.set_key_status(args.id, STATUS_OF[args.action]), as_json=args.json)
+
+
+async def _set(store: KeyStore, args: argparse.Namespace) -> None:
+    scopes = [] if args.all_scopes else args.scope
+    show.row(await store.update_key(args.id, name=args.name, scopes=scopes, own=own_limits(args)), as_json=args.json)
+
+
+def _remind(args: argparse.Namespace) -> None:
+    if not args.json:
+        print("\nThe key is shown this once: only its digest is stored.")

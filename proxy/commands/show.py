@@ -1,0 +1,53 @@
+"""Rows as a table for people, or as JSON for programs."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+Row = Mapping[str, Any]
+
+
+def rows(found: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
+    if as_json:
+        print(_json(list(found)))
+    elif not found:
+        print("none")
+    else:
+        _table(found, columns)
+
+
+def row(found: Row, *, as_json: bool, **extra: Any) -> None:
+    whole = {**found, **extra}
+    if as_json:
+        print(_json(whole))
+        return
+    width = max(len(name) for name in whole)
+    for name, value in whole.items():
+        print(f"{name:<{width}}  {_cell(value)}")
+
+
+def _json(data: Any) -> str:
+    return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode()
+
+
+def _table(found: Sequence[Row], columns: Sequence[str]) -> None:
+    cells = [list(columns), *([_cell(item[column]) for column in columns] for item in found)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
+    for line in cells:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case datetime.datetime():
+            return value.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        case list():
+            return ",".join(map(str, value)) or "all"
+        case _:
+            return str(value)

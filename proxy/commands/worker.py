@@ -1,0 +1,19 @@
+"""`worker`: one worker process. The supervisor starts it; nobody else should."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("worker")
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--windows-fd", type=int, required=True)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from proxy import worker
+
+    return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd)

@@ -1,0 +1,160 @@
+"""Keys and what they open: their form, their digest, their scopes and network class.
+
+A key is `svc_live_` or `svc_test_`, thirty base62 characters of chance, and six that are the CRC32 of all before
+them, so a mistyped or guessed key is refused without a look-up. Only the keyed digest of a key is ever stored.
+This room knows nothing of where keys are kept or how fast they may be used.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+Mode = Literal["live", "test"]
+MODES: tuple[Mode, ...] = ("live", "test")
+
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_CHANCE, _CHECK = 30, 6
+_FORM = re.compile(r"svc_(?:live|test)_[0-9A-Za-z]{36}", re.ASCII)
+
+SCOPES = ("rpc:read", "rpc:write", "data:read", "wallets:manage", "webhooks:manage", "gas:manage", "bundler:send")
+SCOPE_BIT = {name: 1 << place for place, name in enumerate(SCOPES)}
+ALL_SCOPES = (1 << len(SCOPES)) - 1
+
+
+def _base62(number: int, width: int) -> str:
+    digits = []
+    for _ in range(width):
+        number, digit = divmod(number, 62)
+        digits.append(_ALPHABET[digit])
+    return "".join(reversed(digits))
+
+
+def _check(stem: str) -> str:
+    return _base62(crc32(stem.encode("ascii")), _CHECK)
+
+
+def mint(mode: Mode, entropy: bytes) -> str:
+    """A new key. 32 bytes of entropy keep the bias of the reduction to 178 bits below 2**-78."""
+    stem = f"svc_{mode}_{_base62(int.from_bytes(entropy, 'big') % 62**_CHANCE, _CHANCE)}"
+    return stem + _check(stem)
+
+
+def is_well_formed(key: str) -> bool:
+    return _FORM.fullmatch(key) is not None and _check(key[:-_CHECK]) == key[-_CHECK:]
+
+
+def mode_of(key: str) -> Mode:
+    return "live" if key.startswith("svc_live_") else "test"
+
+
+def hint_of(key: str) -> str:
+    """What may be shown of a key after its creation."""
+    return f"{key[:9]}…{key[-4:]}"
+
+
+def digest(pepper: bytes, key: str) -> bytes:
+    return hmac.digest(pepper, key.encode("ascii"), "sha256")
+
+
+def scope_bits(names: list[str] | tuple[str, ...]) -> int:
+    """No scopes given means all of them."""
+    bits = 0
+    for name in names:
+        bits |= SCOPE_BIT[name]
+    return bits or ALL_SCOPES
+
+
+def scope_names(bits: int) -> list[str]:
+    return [name for name, bit in SCOPE_BIT.items() if bits & bit]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one plan, or one account's own agreement, allows. A day of 0 has no limit."""
+
+    requests_per_second: int
+    units_per_second: int
+    requests_per_day: int
+
+
+class Account:
+    """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/quotas)."""
+
+    __slots__ = ("day_limit", "exhausted", "id", "left", "plan")
+
+    def __init__(self, *, id: str, plan: str, day_limit: int, exhausted: bool = False) -> None:  # noqa: A002
+        self.id = id
+        self.plan = plan
+        self.day_limit = day_limit
+        self.left = 0
+        self.exhausted = exhausted
+
+    def __repr__(self) -> str:
+        state = "exhausted" if self.exhausted else f"{self.left} leased"
+        return f"<Account {self.id} {self.plan} {self.day_limit or 'unlimited'}/day, {state}>"
+
+
+class Key:
+    """A key as a worker sees it. A changed key is a new object, and the old one is told: `alive` goes false.
+
+    `slot` is the key's place among the host's shared buckets; `request_s` and `unit_s` are what one request and one
+    unit cost there, in seconds of refill.
+    """
+
+    __slots__ = (
+        "account",
+        "alive",
+        "dies_at",
+        "digest",
+        "disabled",
+        "id",
+        "lineage",
+        "live",
+        "request_s",
+        "requests_per_second",
+        "scopes",
+        "slot",
+        "unit_s",
+        "units_per_second",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: str,  # noqa: A002
+        lineage: str,
+        digest: bytes,
+        slot: int,
+        live: bool,
+        scopes: int,
+        account: Account,
+        limits: Limits,
+        disabled: bool,
+        dies_at: float,
+    ) -> None:
+        self.id = id
+        self.lineage = lineage
+        self.digest = digest
+        self.slot = slot
+        self.live = live
+        self.scopes = scopes
+        self.account = account
+        self.requests_per_second = limits.requests_per_second
+        self.units_per_second = limits.units_per_second
+        self.request_s = 1.0 / limits.requests_per_second
+        self.unit_s = 1.0 / limits.units_per_second
+        self.disabled = disabled
+        self.dies_at = dies_at
+        self.alive = True
+
+    def may(self, scopes: int) -> bool:
+        """Whether the key has at least one of these scopes."""
+        return self.scopes & scopes != 0
+
+    def __repr__(self) -> str:
+        state = "disabled" if self.disabled else "alive" if self.alive else "replaced"
+        return f"<Key {self.id} {'live' if self.live else 'test'} {self.requests_per_second}/s {state}>"

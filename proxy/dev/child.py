@@ -1,0 +1,118 @@
+"""Foreign programs as children that never outlive us.
+
+A child has a session of its own, so that Ctrl-C reaches only us and we end everything in order; the kernel signals it when
+we die (PR_SET_PDEATHSIG), so that not even SIGKILL leaves an orphan. Its output goes to a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.errors import StartError
+
+log = logging.getLogger("penstock.dev")
+
+PR_SET_PDEATHSIG = 1
+# A log file larger than this is begun anew at the next start.
+MAX_LOG_BYTES = 10 * 1024 * 1024
+PROBE_S = 0.05
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How a child is run, how it says that it is ready, and how it is asked to end."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    is_ready: Callable[[], Awaitable[bool]]
+    ready_within_s: float
+    stop_signal: signal.Signals
+    log_file: Path
+    before_exec: Callable[[], None] | None = None
+
+
+class Child:
+    """A program kept running: started again when it dies, until it is stopped."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.process: asyncio.subprocess.Process | None = None
+
+    def __repr__(self) -> str:
+        running = self.process is not None and self.process.returncode is None
+        return f"<Child {self.program.name} {'running' if running else 'stopped'}>"
+
+    async def start(self) -> None:
+        """Return when it is ready; StartError, with the end of its log, when it never is."""
+        log_file = self.program.log_file
+        with suppress(OSError):
+            if log_file.stat().st_size > MAX_LOG_BYTES:
+                log_file.unlink()
+        with log_file.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.program.argv,
+                env=self.program.env,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                preexec_fn=self._before_exec,
+                start_new_session=True,
+            )
+        await self._until_ready(self.process)
+
+    def _before_exec(self) -> None:
+        if self.program.before_exec is not None:
+            self.program.before_exec()
+        # After any change of user: the kernel forgets the setting at one.
+        _libc.prctl(PR_SET_PDEATHSIG, int(self.program.stop_signal))
+
+    async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.program.ready_within_s):
+                while process.returncode is None:
+                    if await self.program.is_ready():
+                        return
+                    await asyncio.sleep(PROBE_S)
+        await self.stop()
+        raise StartError([f"{self.program.name} did not start; the end of {self.program.log_file}:\n{self._log_end()}"])
+
+    def _log_end(self) -> str:
+        with suppress(OSError):
+            return "\n".join(self.program.log_file.read_text("utf-8", "replace").splitlines()[-15:])
+        return ""
+
+    async def keep(self) -> None:
+        """A supervised loop: whenever the child dies, start it again."""
+        while True:
+            assert self.process is not None
+            code = await self.process.wait()
+            log.error("%s died (%s): starting it again", self.program.name, code)
+            await asyncio.sleep(0.2)
+            await self.start()
+
+    async def stop(self, within_s: float = 10.0) -> None:
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        for number in (self.program.stop_signal, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await process.wait()
+                    return
+
+
+def inherited_environment(**more: str) -> dict[str, str]:
+    return {**os.environ, **more}

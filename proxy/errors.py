@@ -1,0 +1,127 @@
+"""Everything that can go wrong for a caller, and whose fault it is.
+
+A `Fault` is an answer: it has the status and the code that the contract's error table gives (section 7), and a
+message that a stranger may read. It never holds an upstream's address, a stack or SQL. Statuses which the table
+does not list (405, 408, 413, 415, 503, 504) keep its body and the nearest of its six codes.
+
+`StartError` is the other kind: the operator's, fatal, and always all faults at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+
+class Fault(Exception):
+    """An HTTP error with the contract's body."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def body(self) -> dict[str, Any]:
+        error: dict[str, Any] = {"code": self.code, "message": self.message, "status": self.status}
+        if self.details:
+            error["details"] = self.details
+        return {"error": error}
+
+
+class InvalidRequest(Fault):
+    status, code = 400, "invalid_request"
+
+
+class Unauthorized(Fault):
+    status, code = 401, "unauthorized"
+
+
+class Forbidden(Fault):
+    status, code = 403, "forbidden"
+
+
+class NotFound(Fault):
+    status, code = 404, "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+
+    def __init__(self, message: str, *, allowed: Sequence[str]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Allow": ", ".join(self.allowed)}
+
+
+class RequestTimeout(InvalidRequest):
+    status = 408
+
+
+class TooLarge(InvalidRequest):
+    status = 413
+
+
+class UnsupportedMedia(InvalidRequest):
+    status = 415
+
+
+class RateLimited(Fault):
+    status, code = 429, "rate_limited"
+
+    def __init__(self, message: str, *, retry_after_s: int, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message, details=details)
+        self.retry_after_s = max(1, retry_after_s)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class InternalError(Fault):
+    """Ours: a bug, or upstreams that all failed."""
+
+
+class Unavailable(InternalError):
+    """Something we stand on is away for a moment."""
+
+    status = 503
+    retry_after_s: ClassVar[int] = 1
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class UpstreamTimeout(InternalError):
+    status = 504
+
+
+_BY_STATUS: dict[int, type[Fault]] = {
+    kind.status: kind
+    for kind in (InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, TooLarge, UnsupportedMedia)
+}
+
+
+def of_status(status: int, message: str) -> Fault:
+    """The fault for a status that somebody else's code (aiohttp's router or parser) chose."""
+    if kind := _BY_STATUS.get(status):
+        return kind(message)
+    return InvalidRequest(message) if 400 <= status < 500 else InternalError(message)
+
+
+class StartError(Exception):
+    """The program may not start. Each fault names the setting or file to change."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)

@@ -1,0 +1,125 @@
+"""Who may do what, and how fast: the one gate of HTTP and sockets.
+
+Three questions, in this order, none of which waits for anything: *who* (a known key), *what* (its scopes and the class of
+the network), *how much* (both of its buckets, then its account's day). A refusal is a value or an exception with the
+contract's answer in it; a request that is refused costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+
+from proxy.chains.registry import Network
+from proxy.core import access, limits
+from proxy.core.access import Key
+from proxy.errors import Fault, Forbidden, InvalidRequest, RateLimited, Unauthorized
+from proxy.services.keyring import Keyring
+from proxy.services.quotas import Quotas
+from proxy.store.windows import Windows
+
+# Addresses whose failures are remembered: bounds what a flood from many can make us hold.
+ADDRESSES = 10_000
+_DAY_S = 86_400
+
+_NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
+_BAD_KEY = "the API key is not valid"
+_TEST_KEY = "a test key (svc_test_) may not be used on {network}, a live network"
+
+
+class Failures:
+    """Failed authentications by address: a bucket each, of one minute's allowance, refilled evenly."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._cost_s = 60.0 / per_minute
+        self._edges: OrderedDict[str, float] = OrderedDict()
+
+    def count(self, address: str, now: float) -> float:
+        """Zero while the address has failures left, else the seconds until it has one again."""
+        edge = max(self._edges.pop(address, 0.0), now - 60.0) + self._cost_s
+        if edge > now + limits.TOLERANCE_S:
+            self._edges[address] = edge - self._cost_s
+            return edge - now
+        self._edges[address] = edge
+        if len(self._edges) > ADDRESSES:
+            self._edges.popitem(last=False)
+        return 0.0
+
+
+class Admission:
+    def __init__(self, keyring: Keyring, windows: Windows, quotas: Quotas, failures: Failures) -> None:
+        self._keyring = keyring
+        self._windows = windows
+        self._quotas = quotas
+        self._failures = failures
+
+    def __repr__(self) -> str:
+        return f"<Admission {self._keyring!r} {self._windows!r}>"
+
+    def who(self, text: str | None, address: str, now: float) -> Key:
+        """The key of a request."""
+        if text:
+            key = self._keyring.find(text, now)
+            if key is not None:
+                return key
+        if wait := self._failures.count(address, now):
+            raise RateLimited("too many failed authentications from this address", retry_after_s=math.ceil(wait))
+        raise Unauthorized(_BAD_KEY if text else _NO_KEY)
+
+    def may(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
+        """Whether the key opens one of these scopes, on this network."""
+        if key.disabled:
+            return Forbidden("this API key is disabled")
+        if not key.may(scopes):
+            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(scopes))}")
+        if network is not None and network.is_live and not key.live:
+            return Forbidden(_TEST_KEY.format(network=network.id))
+        return None
+
+    def charge(self, key: Key, requests: int, units: int, now: float) -> Fault | None:
+        """Take from both buckets and from the day, or say why not."""
+        account = key.account
+        if account.exhausted and account.day_limit:
+            return self._day_is_over()
+        request_s = requests * key.request_s
+        unit_s = units * key.unit_s
+        wait = self._windows.take(key.slot, now, request_s, unit_s)
+        if wait:
+            return self._refusal(key, requests, units, wait)
+        if account.day_limit:
+            self._quotas.count(account, requests)
+        return None
+
+    def refund(self, key: Key, requests: int, units: int) -> None:
+        """Give back what a call took that we failed ourselves."""
+        self._windows.give_back(key.slot, requests * key.request_s, units * key.unit_s)
+        if requests and key.account.day_limit:
+            key.account.left += requests
+
+    def headers(self, key: Key, now: float) -> dict[str, str]:
+        """The contract's three, of the request bucket."""
+        edge = self._windows.edge(key.slot)
+        rate = key.requests_per_second
+        return {
+            "X-RateLimit-Limit": str(rate),
+            "X-RateLimit-Remaining": str(limits.remaining(edge, now, rate)),
+            "X-RateLimit-Reset": str(math.ceil(time.time() + limits.full_in(edge, now))),
+        }
+
+    def _refusal(self, key: Key, requests: int, units: int, wait: float) -> Fault:
+        if not limits.fits_ever(requests * key.request_s, units * key.unit_s):
+            return InvalidRequest(
+                f"{requests} requests of {units} compute units can never fit this plan's "
+                f"{key.requests_per_second} requests and {key.units_per_second} units a second: send smaller batches"
+            )
+        return RateLimited(
+            f"rate limit exceeded: {key.requests_per_second} requests and {key.units_per_second} compute units a second",
+            retry_after_s=math.ceil(wait),
+        )
+
+    def _day_is_over(self) -> Fault:
+        left_s = _DAY_S - int(time.time()) % _DAY_S
+        return RateLimited(
+            "daily quota exceeded: it starts anew at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
+        )

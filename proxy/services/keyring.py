@@ -1,0 +1,216 @@
+"""All keys, in the memory of one worker.
+
+Loaded once, then kept true in two ways: Postgres tells of every change (LISTEN), and every few seconds whatever changed
+since the last look is read again, which heals a missed notice. While Postgres is away the keys that are known go on
+working. A look-up costs one dictionary access for a key seen before and one digest for a new one; never a query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import asyncpg
+
+from proxy.core.access import Account, Key, Limits, digest, is_well_formed, scope_bits
+from proxy.errors import Unavailable
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Connection, Pool
+
+log = logging.getLogger("penstock.keys")
+
+# Raw keys remembered with their records: saves the digest, 4 µs.
+MEMO = 20_000
+# A change is stamped a little before it can be seen: look this far back, so that none falls between two looks.
+OVERLAP = datetime.timedelta(seconds=10)
+# How long to wait before Postgres is tried again.
+RETRY_S = 0.5
+
+
+class HasLimits(Protocol):
+    @property
+    def limits(self) -> Limits: ...
+
+
+class Slots(Protocol):
+    def reserve(self, slot: int) -> None: ...
+
+
+def utc_day() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+class Keyring:
+    def __init__(
+        self, store: KeyStore, pool: Pool, slots: Slots, *, plans: Mapping[str, HasLimits], pepper: str, reload_s: float
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._slots = slots
+        self._plans = plans
+        self._pepper = pepper.encode()
+        self._reload_s = reload_s
+        self._by_digest: dict[bytes, Key] = {}
+        self._by_id: dict[str, Key] = {}
+        self._memo: dict[str, Key] = {}
+        self._since = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+        self._noted_keys: set[str] = set()
+        self._noted_accounts: set[str] = set()
+        self._wake = asyncio.Event()
+        self.accounts: dict[str, Account] = {}
+        # Called with a key that no longer holds: revoked, disabled, expired or replaced by a changed one.
+        self.on_gone: list[Callable[[Key], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __repr__(self) -> str:
+        return f"<Keyring {len(self._by_id)} keys of {len(self.accounts)} accounts>"
+
+    def find(self, text: str, now: float) -> Key | None:
+        """The key's record, if it is known and holds at this moment."""
+        key = self._memo.get(text) or self._learn(text)
+        if key is None or not key.alive or key.dies_at <= now:
+            return None
+        return key
+
+    def _learn(self, text: str) -> Key | None:
+        if not is_well_formed(text):
+            return None
+        key = self._by_digest.get(digest(self._pepper, text))
+        if key is not None:
+            if len(self._memo) >= MEMO:
+                self._memo.clear()
+            self._memo[text] = key
+        return key
+
+    async def load(self) -> None:
+        """Read all keys. A worker does not serve before this has worked once."""
+        since = await self._store.clock() - OVERLAP
+        rows = await self._store.load(utc_day())
+        self._apply(rows)
+        self._since = since
+
+    async def follow(self) -> None:
+        """Keep true for ever: a supervised loop."""
+        while True:
+            try:
+                notices = await self._pool.dedicated()
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._listen(notices)
+            except (Unavailable, *_LOST) as exc:
+                log.warning("key notices lost; serving known keys", extra={"reason": type(exc).__name__})
+                await asyncio.sleep(RETRY_S)
+            finally:
+                notices.terminate()
+
+    async def _listen(self, notices: Connection) -> None:
+        await notices.add_listener("penstock_keys", self._note_key)
+        await notices.add_listener("penstock_accounts", self._note_account)
+        notices.add_termination_listener(lambda _: self._wake.set())
+        while not notices.is_closed():
+            await self._catch_up()
+            try:
+                async with asyncio.timeout(self._reload_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    def _note_key(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        self._noted_keys.add(str(payload))
+        self._wake.set()
+
+    def _note_account(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        self._noted_accounts.add(str(payload))
+        self._wake.set()
+
+    async def _catch_up(self) -> None:
+        keys, accounts = self._noted_keys, self._noted_accounts
+        self._noted_keys, self._noted_accounts = set(), set()
+        try:
+            now = await self._store.clock()
+            rows = await self._store.load_changed(utc_day(), keys=[*keys], accounts=[*accounts], since=self._since)
+        except Unavailable:
+            self._noted_keys |= keys
+            self._noted_accounts |= accounts
+            raise
+        self._since = now - OVERLAP
+        self._apply(rows)
+
+    def _apply(self, rows: Iterable[asyncpg.Record]) -> None:
+        now = time.monotonic()
+        for row in rows:
+            old = self._by_id.get(row["id"])
+            new = self._key(row, now)
+            if old is not None and new is not None and _same(old, new):
+                continue
+            if old is not None:
+                self._forget(old)
+            if new is not None:
+                self._slots.reserve(new.slot)
+                self._by_id[new.id] = new
+                self._by_digest[new.digest] = new
+
+    def _forget(self, key: Key) -> None:
+        key.alive = False
+        del self._by_id[key.id], self._by_digest[key.digest]
+        self._memo = {text: known for text, known in self._memo.items() if known is not key}
+        for tell in self.on_gone:
+            tell(key)
+
+    def _key(self, row: asyncpg.Record, now: float) -> Key | None:
+        expires_in_s = row["expires_in_s"]
+        if row["status"] == "revoked" or (expires_in_s is not None and expires_in_s <= 0):
+            return None
+        plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
+        return Key(
+            id=row["id"],
+            lineage=row["lineage_id"],
+            digest=row["digest"],
+            slot=row["slot"],
+            live=row["mode"] == "live",
+            scopes=scope_bits(row["scopes"]),
+            account=self._account(row, plan),
+            limits=Limits(
+                row["requests_per_second"] or plan.requests_per_second,
+                row["units_per_second"] or plan.units_per_second,
+                plan.requests_per_day,
+            ),
+            disabled=row["status"] == "disabled",
+            dies_at=math.inf if expires_in_s is None else now + expires_in_s,
+        )
+
+    def _account(self, row: asyncpg.Record, plan: Limits) -> Account:
+        """The one record that all keys of an account share: its day is counted there."""
+        own = row["requests_per_day"]
+        day_limit = plan.requests_per_day if own is None else own
+        account = self.accounts.get(row["account_id"])
+        if account is None:
+            account = self.accounts[row["account_id"]] = Account(
+                id=row["account_id"], plan=row["plan"], day_limit=day_limit
+            )
+            account.exhausted = 0 < day_limit <= row["used_today"]
+        elif account.day_limit != day_limit or account.plan != row["plan"]:
+            account.plan, account.day_limit = row["plan"], day_limit
+            account.exhausted = 0 < day_limit <= row["used_today"]
+        return account
+
+
+_LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_COMPARED = ("scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest")
+
+
+def _same(old: Key, new: Key) -> bool:
+    """Whether nothing that matters changed. Expiry moves a little with every look, as two clocks do."""
+    if math.isinf(old.dies_at) != math.isinf(new.dies_at) or abs(old.dies_at - new.dies_at) > 0.5:
+        return False
+    return all(getattr(old, name) == getattr(new, name) for name in _COMPARED)

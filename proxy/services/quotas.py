@@ -1,0 +1,102 @@
+"""Daily allowances, counted in memory and leased from Postgres in chunks.
+
+A request takes one from its account's lease, without waiting. When a lease runs low the account is put on the list, and
+this loop renews all that are on it with one query. Until the answer comes, or while Postgres is away, requests are served
+on credit: the next lease pays it back. What a crashed worker had leased and not used is lost to the account: one chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable, Iterable
+
+from proxy.core.access import Account
+from proxy.errors import Unavailable
+from proxy.store.quotas import QuotaStore
+
+log = logging.getLogger("penstock.quotas")
+
+
+class Quotas:
+    def __init__(
+        self,
+        store: QuotaStore,
+        *,
+        chunk: int,
+        flush_s: float,
+        day: Callable[[], datetime.date],
+        accounts: Callable[[], Iterable[Account]],
+    ) -> None:
+        self._store = store
+        self._chunk = chunk
+        self._flush_s = flush_s
+        self._today = day
+        self._accounts = accounts
+        self._day = day()
+        self._short: set[Account] = set()
+        self._wake = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Quotas {self._day} {len(self._short)} accounts short>"
+
+    def chunk_of(self, account: Account) -> int:
+        """A thousandth of the day at most, so that small allowances are not lost in one crash."""
+        return max(1, min(self._chunk, account.day_limit // 1000))
+
+    def count(self, account: Account, requests: int) -> None:
+        """Count admitted requests of an account that has a daily limit."""
+        account.left -= requests
+        if account.left * 2 < self.chunk_of(account):
+            self._short.add(account)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """A supervised loop: renew leases, and begin every account's new day."""
+        while True:
+            try:
+                async with asyncio.timeout(self._flush_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if self._today() != self._day:
+                self._begin_day()
+            try:
+                await self._renew()
+            except Unavailable:
+                await asyncio.sleep(self._flush_s)
+
+    def _begin_day(self) -> None:
+        self._day = self._today()
+        for account in self._accounts():
+            account.left = 0
+            account.exhausted = False
+
+    async def _renew(self) -> None:
+        # Sorted: two workers that lock the same rows must do it in the same order.
+        short = sorted((a for a in self._short if a.day_limit and not a.exhausted), key=lambda a: a.id)
+        self._short.clear()
+        if not short:
+            return
+        wants = [(account.id, self.chunk_of(account) - account.left, account.day_limit) for account in short]
+        try:
+            granted = await self._store.lease(self._day, wants)
+        except Unavailable:
+            self._short.update(short)
+            raise
+        for account, grant in zip(short, granted, strict=True):
+            account.left += grant
+            if grant == 0 and account.left <= 0:
+                account.exhausted = True
+                log.info("daily quota used up", extra={"account": account.id})
+
+    async def close(self) -> None:
+        """Give back what was leased and not used."""
+        unused = sorted((a.id, a.left) for a in self._accounts() if a.day_limit and a.left > 0)
+        if unused:
+            try:
+                await self._store.give_back(self._day, unused)
+            except Unavailable:
+                log.warning("leases could not be given back", extra={"accounts": len(unused)})

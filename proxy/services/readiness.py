@@ -1,0 +1,51 @@
+"""Whether this worker can do its work, and what it does without."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from proxy import telemetry
+from proxy.errors import Unavailable
+from proxy.services.keyring import Keyring
+from proxy.store.pool import Pool
+
+PROBE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    missing: tuple[str, ...]
+    degraded: tuple[str, ...]
+
+    @property
+    def ready(self) -> bool:
+        return not self.missing
+
+
+class Readiness:
+    """Keys in memory are enough to serve; a database that is away is said, not fatal. A draining worker is not ready."""
+
+    def __init__(self, keyring: Keyring, pool: Pool) -> None:
+        self._keyring = keyring
+        self._pool = pool
+        self.database_up = False
+        self.keys_loaded = False
+        self.draining = False
+
+    def state(self) -> State:
+        missing = [name for name, absent in (("keys", not self.keys_loaded), ("draining", self.draining)) if absent]
+        return State(tuple(missing), () if self.database_up else ("database",))
+
+    async def watch(self) -> None:
+        """A supervised loop."""
+        while True:
+            try:
+                async with self._pool.connection() as connection:
+                    await connection.fetchval("select 1")
+                self.database_up = True
+            except Unavailable:
+                self.database_up = False
+            telemetry.database_up.set(self.database_up)
+            telemetry.keys_loaded.set(len(self._keyring))
+            await asyncio.sleep(PROBE_S)

@@ -1,0 +1,207 @@
+"""Accounts and keys in Postgres: all that the command line and the dashboard do to them, and what workers load."""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from proxy.core import access
+from proxy.errors import InvalidRequest, NotFound
+from proxy.store import sql
+from proxy.store.pool import Pool
+
+Row = dict[str, Any]
+# What may be seen of a key: not its digest.
+_HIDDEN = frozenset({"digest"})
+# PostgreSQL's integer and bigint, so that a limit out of range is our message and not the driver's.
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLimits:
+    """An account's or a key's own limits. None: leave as it is; -1: back to what it inherits."""
+
+    requests_per_second: int | None = None
+    units_per_second: int | None = None
+    requests_per_day: int | None = None
+
+    def check(self) -> None:
+        bounds = {"requests_per_second": (1, _INT32), "units_per_second": (1, _INT32), "requests_per_day": (0, _INT64)}
+        for name, (least, most) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and value != -1 and not least <= value <= most:
+                raise InvalidRequest(f"{name} must be between {least} and {most}, or -1 to inherit it")
+
+
+NO_LIMITS = OwnLimits()
+
+
+class KeyStore:
+    def __init__(self, pool: Pool, *, pepper: str, plans: Sequence[str]) -> None:
+        self._pool = pool
+        self._pepper = pepper.encode()
+        self._plans = tuple(plans)
+
+    # Accounts
+
+    async def create_account(self, *, name: str, email: str, plan: str, own: OwnLimits = NO_LIMITS) -> Row:
+        self._check_plan(plan)
+        own.check()
+        limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
+        return await self._row(
+            sql.accounts.create_account, new_id("acct"), _text(name, "name"), _email(email), plan, *limits
+        )
+
+    async def list_accounts(self) -> list[Row]:
+        return await self._rows(sql.accounts.list_accounts)
+
+    async def read_account(self, account_id: str) -> Row:
+        return await self._row(sql.accounts.read_account, account_id, absent=f"there is no account {account_id}")
+
+    async def find_account(self, email: str) -> Row | None:
+        rows = await self._rows(sql.accounts.find_account_by_email, email)
+        return rows[0] if rows else None
+
+    async def update_account(
+        self,
+        account_id: str,
+        *,
+        name: str | None = None,
+        email: str | None = None,
+        plan: str | None = None,
+        own: OwnLimits = NO_LIMITS,
+    ) -> Row:
+        if plan is not None:
+            self._check_plan(plan)
+        own.check()
+        limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
+        return await self._row(
+            sql.accounts.update_account, account_id, name, email and _email(email), plan, *limits,
+            absent=f"there is no account {account_id}",
+        )  # fmt: skip
+
+    async def usage_of_today(self, account_id: str) -> int:
+        day = datetime.datetime.now(datetime.UTC).date()
+        async with self._pool.connection() as connection:
+            return int(await connection.fetchval(sql.accounts.read_usage_of_day, account_id, day))
+
+    # Keys
+
+    async def create_key(
+        self, account_id: str, *, name: str, mode: access.Mode, scopes: Sequence[str] = (), own: OwnLimits = NO_LIMITS
+    ) -> tuple[Row, str]:
+        """The key's row, and the key itself: the only time that it is seen."""
+        await self.read_account(account_id)
+        _check_scopes(scopes)
+        own.check()
+        key = access.mint(mode, secrets.token_bytes(32))
+        row = await self._row(
+            sql.keys.create_key, new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key),
+            access.hint_of(key), list(scopes), own.requests_per_second, own.units_per_second,
+        )  # fmt: skip
+        return row, key
+
+    async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[Row, str]:
+        """A successor with the same lineage, scopes and buckets; the old key works on for the overlap."""
+        if not 0 <= overlap_s <= 366 * 86400:
+            raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds")
+        old = await self.read_key(key_id)
+        key = access.mint(old["mode"], secrets.token_bytes(32))
+        async with self._pool.connection() as connection, connection.transaction():
+            row = await connection.fetchrow(
+                sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key)
+            )
+            if row is None:
+                raise InvalidRequest(f"key {key_id} is {old['status']}: only an active key can be rotated")
+            await connection.execute(sql.keys.expire_key, key_id, float(overlap_s))
+        return _shown(row), key
+
+    async def set_key_status(self, key_id: str, status: str) -> Row:
+        await self.read_key(key_id)
+        return await self._row(
+            sql.keys.set_key_status, key_id, status, absent=f"key {key_id} is revoked: that is final"
+        )
+
+    async def update_key(
+        self, key_id: str, *, name: str | None = None, scopes: Sequence[str] | None = None, own: OwnLimits = NO_LIMITS
+    ) -> Row:
+        _check_scopes(scopes or ())
+        own.check()
+        await self.read_key(key_id)
+        chosen = None if scopes is None else list(scopes)
+        return await self._row(
+            sql.keys.update_key, key_id, name, chosen, own.requests_per_second, own.units_per_second,
+            absent=f"key {key_id} is revoked: that is final",
+        )  # fmt: skip
+
+    async def read_key(self, key_id: str) -> Row:
+        return await self._row(sql.keys.read_key, key_id, absent=f"there is no key {key_id}")
+
+    async def list_keys(self, account_id: str | None = None) -> list[Row]:
+        return await self._rows(sql.keys.list_keys, account_id)
+
+    # What workers hold in memory
+
+    async def load(self, day: datetime.date) -> list[asyncpg.Record]:
+        async with self._pool.connection() as connection:
+            return await connection.fetch(sql.keys.load_keys, day, timeout=60.0)
+
+    async def load_changed(
+        self, day: datetime.date, *, keys: Sequence[str], accounts: Sequence[str], since: datetime.datetime
+    ) -> list[asyncpg.Record]:
+        async with self._pool.connection() as connection:
+            return await connection.fetch(sql.keys.load_changed_keys, day, list(keys), list(accounts), since)
+
+    async def clock(self) -> datetime.datetime:
+        async with self._pool.connection() as connection:
+            return await connection.fetchval(sql.keys.read_clock)  # type: ignore[no-any-return]
+
+    # Shared steps
+
+    def _check_plan(self, plan: str) -> None:
+        if plan not in self._plans:
+            raise InvalidRequest(f"plan must be one of {', '.join(self._plans)}, not {plan!r}")
+
+    async def _rows(self, query: str, *values: Any) -> list[Row]:
+        async with self._pool.connection() as connection:
+            return [_shown(row) for row in await connection.fetch(query, *values)]
+
+    async def _row(self, query: str, *values: Any, absent: str = "no such row") -> Row:
+        rows = await self._rows(query, *values)
+        if not rows:
+            raise NotFound(absent)
+        return rows[0]
+
+
+def _shown(row: asyncpg.Record) -> Row:
+    return {name: value for name, value in row.items() if name not in _HIDDEN}
+
+
+def _text(value: str, name: str) -> str:
+    value = value.strip()
+    if not value or len(value) > 200 or not value.isprintable():
+        raise InvalidRequest(f"{name} must be 1 to 200 printable characters")
+    return value
+
+
+def _email(value: str) -> str:
+    value = _text(value, "email")
+    local, _, host = value.partition("@")
+    if not local or not host or " " in value:
+        raise InvalidRequest(f"email {value!r} is not an e-mail address")
+    return value
+
+
+def _check_scopes(scopes: Sequence[str]) -> None:
+    for scope in scopes:
+        if scope not in access.SCOPE_BIT:
+            raise InvalidRequest(f"scope {scope!r} is unknown; the scopes are {', '.join(access.SCOPES)}")

@@ -1,0 +1,90 @@
+"""The worker's connections to Postgres.
+
+Foreign errors are translated here: whoever asks while Postgres is away, or while all connections are taken, is told
+`Unavailable` at once. Nothing waits for a database that does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeAlias
+
+import asyncpg
+
+from proxy.errors import Unavailable
+
+# Quoted: the class takes parameters in its stubs only.
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+# Whichever of these asyncpg or the kernel raises, the meaning is the same: no database now.
+AWAY = (
+    OSError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InterfaceError,
+    TimeoutError,
+)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    try:
+        yield
+    except AWAY as exc:
+        raise Unavailable("the database is not reachable at the moment; try again shortly") from exc
+
+
+class Pool:
+    """Connections, opened when first needed, so that a worker starts and serves without a database."""
+
+    def __init__(self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock") -> None:
+        self.url = url
+        self._size = size
+        self._acquire_timeout_s = acquire_timeout_s
+        self._application = application
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+
+    async def open(self) -> None:
+        self._pool = await asyncpg.create_pool(
+            self.url,
+            min_size=0,
+            max_size=self._size,
+            command_timeout=10.0,
+            timeout=2.0,
+            server_settings={"application_name": self._application},
+        )
+
+    async def close(self) -> None:
+        if self._pool is None:
+            return
+        pool, self._pool = self._pool, None
+        try:
+            async with asyncio.timeout(2.0):
+                await pool.close()
+        except (TimeoutError, *AWAY):
+            pool.terminate()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for a few statements; `Unavailable` when none is to be had in time."""
+        if self._pool is None:
+            raise Unavailable("the database is not open yet; try again shortly")
+        with translated():
+            async with self._pool.acquire(timeout=self._acquire_timeout_s) as connection:
+                yield connection  # type: ignore[misc]
+
+    async def dedicated(self) -> Connection:
+        """A connection of one's own, outside the pool, for LISTEN. The caller closes it."""
+        with translated():
+            return await asyncpg.connect(
+                self.url, timeout=2.0, server_settings={"application_name": f"{self._application}-notices"}
+            )
+
+    def __repr__(self) -> str:
+        if self._pool is None:
+            return "<Pool closed>"
+        return f"<Pool {self._pool.get_size() - self._pool.get_idle_size()} busy of at most {self._size}>"

@@ -1,0 +1,26 @@
+"""What accounts have used of their day, leased by workers in chunks."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from proxy.store import sql
+from proxy.store.pool import Pool
+
+
+class QuotaStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def lease(self, day: datetime.date, wants: Sequence[tuple[str, int, int]]) -> list[int]:
+        """For each (account, wanted, day limit): how much is granted."""
+        accounts, wanted, limits = zip(*wants, strict=True)
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.accounts.lease_quotas, accounts, wanted, limits, day)
+        return [row[0] for row in rows]
+
+    async def give_back(self, day: datetime.date, amounts: Sequence[tuple[str, int]]) -> None:
+        accounts, unused = zip(*amounts, strict=True)
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.accounts.return_quotas, accounts, unused, day)

@@ -1,0 +1,30 @@
+"""Named queries from `schemas/sql/queries/*.sql`.
+
+A query begins at a line `-- name` and ends where the next begins; comment lines below its name say what it is for.
+Code says `sql.accounts.create_account`; a name that does not exist fails when its module is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+QUERIES = Path(__file__).resolve().parents[2] / "schemas" / "sql" / "queries"
+_NAME = re.compile(r"^-- ([a-z][a-z0-9_]*)$", re.MULTILINE)
+
+
+def parse(text: str) -> dict[str, str]:
+    parts = _NAME.split(text)
+    names, bodies = parts[1::2], parts[2::2]
+    if len(set(names)) != len(names):
+        raise ValueError(f"a query name is used twice: {names}")
+    return {name: body.strip().rstrip(";") for name, body in zip(names, bodies, strict=True)}
+
+
+def load(stem: str) -> SimpleNamespace:
+    return SimpleNamespace(**parse((QUERIES / f"{stem}.sql").read_text("utf-8")))
+
+
+accounts = load("accounts")
+keys = load("keys")

@@ -1,0 +1,117 @@
+"""The buckets of all keys, shared by the worker processes of one host.
+
+Memory: an anonymous file that the supervisor makes and every worker maps. It holds a row of mutexes, then two doubles
+(edges, see core/limits) for each key's slot. It outlives a worker, so a restarted one continues where the dead one was.
+
+Mutexes are POSIX robust, process-shared ones: when a holder is killed, the kernel hands the lock to the next one, who
+is told so (EOWNERDEAD). What it guards is two numbers that are each written whole, so there is nothing to repair.
+The calls go through PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+
+from proxy.core import limits
+
+# Two keys that share a mutex wait for each other: enough of them that they rarely do.
+STRIPES = 256
+# Room for pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64, and a cache line to itself.
+STRIPE_BYTES = 64
+HEAD_BYTES = STRIPES * STRIPE_BYTES
+SLOT_DOUBLES = 2
+SLOT_BYTES = 8 * SLOT_DOUBLES
+FIRST_SLOTS = 1 << 16
+
+_PROCESS_SHARED = 1
+_ROBUST = 1
+
+_libc = ctypes.PyDLL(None)
+_lock = _libc.pthread_mutex_lock
+_unlock = _libc.pthread_mutex_unlock
+
+
+def create() -> int:
+    """A file descriptor of fresh windows, every bucket full; to be inherited by the workers."""
+    fd = os.memfd_create("penstock-windows")
+    os.ftruncate(fd, HEAD_BYTES + FIRST_SLOTS * SLOT_BYTES)
+    attributes = ctypes.create_string_buffer(64)
+    _libc.pthread_mutexattr_init(attributes)
+    _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+    _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
+    with mmap.mmap(fd, HEAD_BYTES) as memory:
+        for stripe in range(STRIPES):
+            mutex = (ctypes.c_char * STRIPE_BYTES).from_buffer(memory, stripe * STRIPE_BYTES)
+            if failed := _libc.pthread_mutex_init(mutex, attributes):
+                raise OSError(failed, os.strerror(failed))
+            del mutex
+    return fd
+
+
+class Windows:
+    """One process's view of the shared buckets."""
+
+    __slots__ = ("_edges", "_fd", "_locks", "_memory", "slots")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.slots = 0
+        self._map()
+
+    def _map(self) -> None:
+        size = os.fstat(self._fd).st_size
+        self._memory = memory = mmap.mmap(self._fd, size)
+        self._edges = memoryview(memory)[HEAD_BYTES:].cast("d")
+        kind = ctypes.c_char * STRIPE_BYTES
+        self._locks = [kind.from_buffer(memory, stripe * STRIPE_BYTES) for stripe in range(STRIPES)]
+        self.slots = (size - HEAD_BYTES) // SLOT_BYTES
+
+    def reserve(self, slot: int) -> None:
+        """Make sure that this slot exists. The file only ever grows, under a file lock; others remap when they need to."""
+        if slot < self.slots:
+            return
+        wanted = FIRST_SLOTS
+        while wanted <= slot:
+            wanted *= 2
+        # Record locks: the workers share one open file description, which flock would take for one holder.
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            if os.fstat(self._fd).st_size < HEAD_BYTES + wanted * SLOT_BYTES:
+                os.ftruncate(self._fd, HEAD_BYTES + wanted * SLOT_BYTES)
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        self._map()
+
+    def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
+        """Take from both of the slot's buckets or from neither: zero, or the seconds to wait."""
+        mutex = self._locks[slot % STRIPES]
+        if held := _lock(mutex):
+            _adopt(mutex, held)
+        wait = limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
+        _unlock(mutex)
+        return wait
+
+    def give_back(self, slot: int, request_s: float, unit_s: float) -> None:
+        mutex = self._locks[slot % STRIPES]
+        if held := _lock(mutex):
+            _adopt(mutex, held)
+        limits.give_back(self._edges, slot * SLOT_DOUBLES, request_s, unit_s)
+        _unlock(mutex)
+
+    def edge(self, slot: int) -> float:
+        """The request bucket's edge, for the headers. A single double is read whole: no lock."""
+        return self._edges[slot * SLOT_DOUBLES]
+
+    def __repr__(self) -> str:
+        return f"<Windows {self.slots} slots>"
+
+
+def _adopt(mutex: ctypes.Array[ctypes.c_char], held: int) -> None:
+    """The last holder was killed inside: the lock is ours now, and what it guards is whole."""
+    if held != errno.EOWNERDEAD:
+        raise OSError(held, os.strerror(held))
+    _libc.pthread_mutex_consistent(mutex)

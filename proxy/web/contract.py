@@ -1,0 +1,163 @@
+"""The OpenAPI document, whole: what is published is what requests are checked by.
+
+`schemas/openapi.json` and the schemas in `schemas/http/*.json` are merged into one document, served as it is. Each
+operation's query and body are checked by validators compiled from it once, at start-up; a refusal names the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from proxy.errors import InvalidRequest
+
+METHODS = ("get", "post", "patch", "delete", "put")
+# Digits of an integer in a query: longer ones are no page number, and int() would take its time.
+MAX_DIGITS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    required: bool
+    kind: str
+    default: Any
+    validator: jsonschema_rs.Draft202012Validator
+
+    def read(self, text: str) -> Any:
+        value = _cast(text, self.kind)
+        if (error := next(self.validator.iter_errors(value), None)) is not None:
+            raise InvalidRequest(f"parameter {self.name!r}: {_plain(error, text)}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    id: str
+    method: str
+    path: str
+    scope: str
+    planned: bool
+    query: Mapping[str, Parameter]
+    body: jsonschema_rs.Draft202012Validator | None
+
+    def check_query(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """The query's values, typed, with their defaults."""
+        for name in given:
+            if name not in self.query:
+                raise InvalidRequest(f"parameter {name!r} is unknown; known: {', '.join(self.query) or 'none'}")
+        return dict(self._query_values(given))
+
+    def _query_values(self, given: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+        for name, parameter in self.query.items():
+            if name in given:
+                yield name, parameter.read(given[name])
+            elif parameter.required:
+                raise InvalidRequest(f"parameter {name!r} is required")
+            else:
+                yield name, parameter.default
+
+    def check_body(self, raw: bytes) -> Any:
+        """The body as data, or a refusal that names the member."""
+        try:
+            data = orjson.loads(raw)
+        except orjson.JSONDecodeError as exc:
+            raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+        if self.body is not None and (error := next(self.body.iter_errors(data), None)) is not None:
+            raise InvalidRequest(_named(error))
+        return data
+
+
+class Contract:
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.raw = orjson.dumps(document)
+        self.operations = {operation.id: operation for operation in _operations(document)}
+
+    def __repr__(self) -> str:
+        planned = sum(operation.planned for operation in self.operations.values())
+        return f"<Contract {len(self.operations)} operations, {planned} planned>"
+
+
+def load(schemas: Path) -> Contract:
+    document = orjson.loads((schemas / "openapi.json").read_bytes())
+    merged: dict[str, Any] = {}
+    for path in sorted((schemas / "http").glob("*.json")):
+        for name, schema in orjson.loads(path.read_bytes()).items():
+            if name in merged:
+                raise ValueError(f"{path.name}: the schema {name} is defined twice")
+            merged[name] = schema
+    document["components"]["schemas"] = merged
+    return Contract(document)
+
+
+def _operations(document: dict[str, Any]) -> Iterator[Operation]:
+    for path, item in document["paths"].items():
+        for method in METHODS:
+            if method not in item:
+                continue
+            spec = item[method]
+            parameters = [_resolved(document, p) for p in (*item.get("parameters", ()), *spec.get("parameters", ()))]
+            yield Operation(
+                id=spec["operationId"],
+                method=method.upper(),
+                path=path,
+                scope=spec["x-scope"],
+                planned=spec.get("x-planned", False),
+                query={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "query"},
+                body=_body(document, spec),
+            )
+
+
+def _parameter(document: dict[str, Any], spec: dict[str, Any]) -> Parameter:
+    schema = _resolved(document, spec["schema"])
+    kind = schema.get("type", "string")
+    return Parameter(
+        spec["name"], spec.get("required", False), kind, schema.get("default"), _validator(document, spec["schema"])
+    )
+
+
+def _body(document: dict[str, Any], spec: dict[str, Any]) -> jsonschema_rs.Draft202012Validator | None:
+    if "requestBody" not in spec:
+        return None
+    body = _resolved(document, spec["requestBody"])
+    return _validator(document, body["content"]["application/json"]["schema"])
+
+
+def _validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    """The schema beside the document's own, so that its references resolve."""
+    return jsonschema_rs.Draft202012Validator(
+        {**schema, "components": {"schemas": document["components"]["schemas"]}}, validate_formats=True
+    )
+
+
+def _resolved(document: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in node:
+        found: Any = document
+        for step in node["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        node = {**found, **{name: value for name, value in node.items() if name != "$ref"}}
+    return node
+
+
+def _cast(text: str, kind: str) -> Any:
+    """A query's text as the type that its schema names; what does not read stays text and fails the schema."""
+    if kind == "integer" and text.lstrip("-").isdecimal() and text.isascii() and len(text) <= MAX_DIGITS:
+        return int(text)
+    if kind == "boolean" and text in ("true", "false"):
+        return text == "true"
+    return text
+
+
+def _named(error: jsonschema_rs.ValidationError) -> str:
+    path = ".".join(str(step) for step in error.instance_path)
+    return f"{path or 'body'}: {error.message}" if len(error.message) < 300 else f"{path or 'body'}: is not valid"
+
+
+def _plain(error: jsonschema_rs.ValidationError, text: str) -> str:
+    return error.message if len(text) <= 100 else "is not valid"

@@ -1,0 +1,416 @@
+/*
+ * The readable API reference. It draws the OpenAPI document of this service as a page and knows nothing
+ * of the service but that document: no path, scope or error is written down here a second time.
+ *
+ * Every text of the document goes into the page as a text node, never as markup, so that a description
+ * cannot run anything; the Content-Security-Policy of the page says the same once more.
+ */
+
+const SOURCE = "/v1/openapi.json";
+const METHODS = ["get", "post", "put", "patch", "delete"];
+// Above this a nested object starts closed: it would push its siblings off the screen.
+const OPEN_FIELDS = 8;
+let doc = {};
+
+/* --- nodes --- */
+function el(spec, attributes, ...children) {
+  const [tag, ...classes] = spec.split(".");
+  const node = document.createElement(tag);
+  if (classes.length) node.className = classes.join(" ");
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter(Boolean));
+  return node;
+}
+
+const code = (value) => el("code", null, typeof value === "string" ? value : JSON.stringify(value));
+const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-");
+const spaced = (values) => values.flatMap((value) => [" ", code(value)]);
+
+/* A content that is a function is built when first opened: the same few errors stand under every operation. */
+function fold(summary, content, open) {
+  const isLazy = typeof content === "function";
+  const inside = el("div.inside", null, isLazy ? null : content);
+  const node = el("details.fold", { open }, el("summary", null, summary), inside);
+  if (isLazy) node.addEventListener("toggle", () => inside.append(content()), { once: true });
+  return node;
+}
+
+function table(heads, rows) {
+  const line = (cells, tag) => el("tr", null, cells.map((cell) => el(tag, null, cell)));
+  return el("div.scroll", null, el("table.plain", null,
+    el("thead", null, line(heads, "th")), el("tbody", null, rows.map((row) => line(row, "td")))));
+}
+
+/* The text with each match replaced by a node. */
+function replaced(text, pattern, make) {
+  const matches = [...text.matchAll(pattern)];
+  const ends = [0, ...matches.map((match) => match.index + match[0].length)];
+  return [...matches.flatMap((match, at) => [text.slice(ends[at], match.index), make(match)]), text.slice(ends.at(-1))];
+}
+
+/* --- Markdown: paragraphs, lists, tables, code, bold, links --- */
+const INLINE = /`([^`]+)`|\*\*(.+?)\*\*|\[([^\]]+)\]\(((?:https?:\/\/|\/|#)[^\s)]*)\)/g;
+const RULE = /^[\s|:-]*-[\s|:-]*$/;
+const LIST = { ul: /^\s*[-*]\s+/, ol: /^\s*\d+\.\s+/ };
+
+const inline = (text) => replaced(text ?? "", INLINE, ([, literal, bold, label, target]) => {
+  if (literal) return code(literal);
+  return bold ? el("strong", null, inline(bold)) : el("a", { href: target }, label);
+});
+
+function block(text) {
+  const lines = text.split("\n");
+  if (lines[0].includes("|") && RULE.test(lines[1] ?? "")) {
+    const row = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
+    return table(row(lines[0]), lines.slice(2).map(row));
+  }
+  const lead = lines.findIndex((line) => Object.values(LIST).some((mark) => mark.test(line)));
+  if (lead > 0) return [block(lines.slice(0, lead).join("\n")), block(lines.slice(lead).join("\n"))];
+  const kind = Object.keys(LIST).find((tag) => LIST[tag].test(text));
+  if (!kind) return el("p", null, inline(lines.join(" ")));
+  const items = text.split(/\n(?=\s*(?:[-*]|\d+\.)\s)/);
+  return el(kind, null, items.map((item) => el("li", null, inline(item.replace(LIST[kind], "")))));
+}
+
+const blocks = (text) => (text ?? "").trim().split(/\n\s*\n/).filter(Boolean);
+const markdown = (text) => blocks(text).map(block);
+
+/* --- code with a copy button --- */
+// A literal outside a string always has white space before it in what JSON.stringify indents.
+const TOKEN = /("(?:\\.|[^"\\])*")(?=(\s*:)?)|(?<=^|\s)(-?\d[\d.eE+-]*|true|false|null)(?=[,\s']|$)/g;
+const coloured = (text) => replaced(text, TOKEN, ([whole, , isKey, literal]) =>
+  el(literal ? "span.literal" : isKey ? "span.key" : "span.string", null, whole));
+
+async function copy(target, button) {
+  try {
+    await navigator.clipboard.writeText(target.textContent);
+  } catch {
+    // There is no clipboard API on plain HTTP, where a self-hosted page may well be.
+    getSelection().selectAllChildren(target);
+    document.execCommand("copy");
+    getSelection().removeAllRanges();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
+}
+
+/* One panel for all variants ({name, text}) of an example; a choice appears where there are several. */
+function panel(label, variants) {
+  const target = el("code");
+  const show = (index) => target.replaceChildren(...coloured(variants[index].text));
+  const button = el("button", { type: "button", "aria-live": "polite" }, "Copy");
+  button.addEventListener("click", () => copy(target, button));
+  const choice = el("select", { "aria-label": `${label}: which example` },
+    variants.map(({ name }, index) => el("option", { value: String(index) }, name)));
+  choice.addEventListener("change", () => show(Number(choice.value)));
+  show(0);
+  return el("figure.panel", null,
+    el("figcaption", null, el("span", null, label), variants.length > 1 && choice, button),
+    el("pre", { tabindex: "0", role: "region", "aria-label": label }, target));
+}
+
+/* --- schemas --- */
+const lookup = (ref) => ref.slice(2).split("/").reduce((node, key) => node?.[key], doc) ?? {};
+const refName = (node) => node?.$ref?.split("/").pop();
+const optionsOf = (schema) => schema.oneOf ?? schema.anyOf;
+const isLeaf = (schema) => !schema.properties && !schema.items && !optionsOf(schema);
+const valuesOf = (holder) => Object.values(holder.examples ?? {}).map((example) => example.value);
+
+/* What stands beside a $ref adds to its target (JSON Schema 2020-12), and wins in annotations. */
+function resolve(node) {
+  if (!node?.$ref) return node ?? {};
+  const { $ref, ...own } = node;
+  const target = resolve(lookup($ref));
+  const required = Array.isArray(target.required) ? [...target.required, ...(own.required ?? [])] : target.required;
+  return { ...target, required, ...own, ...(Array.isArray(required) && { required }) };
+}
+
+function typeText(node) {
+  const schema = resolve(node);
+  if (!schema.type) return [...new Set((optionsOf(schema) ?? []).map(typeText))].join(" or ") || "any";
+  const isList = (type) => type === "array" && schema.items;
+  return [schema.type].flat().map((type) => (isList(type) ? `array of ${typeText(schema.items)}` : type)).join(" or ");
+}
+
+/* The type, and the name it has in the document: a link where the list of types explains it. */
+function typeLine(node) {
+  const named = refName(node) ? node : node?.items;
+  const name = refName(named);
+  const href = name && isLeaf(resolve(named)) ? `#type-${name}` : undefined;
+  return el("span.type", null, typeText(node), name && [" ", el(href ? "a.name" : "span.name", { href }, name)]);
+}
+
+function range(low, high, unit = "") {
+  const [least, most] = [low, high].map((value) => value?.toLocaleString("en"));
+  const text = least && most ? `${least} to ${most}` : least ? `at least ${least}` : most && `up to ${most}`;
+  return text && text + unit;
+}
+
+/* The form of a text that comes with a named type is left to the list of types. */
+function limits(schema, own, examples) {
+  const isTelling = (value) => typeof value !== "object" && value !== schema.default && String(value).length <= 80;
+  const telling = examples.filter(isTelling).slice(0, 4);
+  return [
+    schema.default !== undefined && ["default ", code(schema.default)],
+    schema.const !== undefined && ["always ", code(schema.const)],
+    schema.enum && ["one of", spaced(schema.enum)],
+    range(schema.minimum, schema.maximum),
+    range(own.minLength, own.maxLength, " characters"),
+    range(schema.minItems, schema.maxItems, " items"),
+    schema.format,
+    own.pattern && ["matches ", code(own.pattern)],
+    telling.length > 0 && !schema.enum && ["such as", spaced(telling)],
+  ];
+}
+
+/* --- tables of fields --- */
+/* A brief one takes the first sentence of a named type and leaves the rest to the list of types. */
+function description(node, isBrief) {
+  const text = resolve(node).description ?? "";
+  return markdown(isBrief && !node.description ? text.split(/(?<=\.)\s/)[0] : text);
+}
+
+function fieldRow({ name, node, required, tag, examples, needs, id, isBrief }) {
+  const notes = limits(resolve(node), node, examples ?? node.examples ?? []);
+  const together = needs && ["together with", spaced(needs)];
+  const list = [...notes, together].filter(Boolean).map((note) => el("li", null, note));
+  return el("tr", { id },
+    el("th", { scope: "row" }, el("code.field", null, name), required && el("span.required", null, "required"),
+      el("div.types", null, typeLine(node), tag && el("span.tag", null, tag))),
+    el("td", null, description(node, isBrief), list.length > 0 && el("ul.notes", null, list)));
+}
+
+function fieldTable(label, rows) {
+  return el("table.fields", null, el("caption.unseen", null, label),
+    el("thead.unseen", null, el("tr", null, ["Field", "Meaning"].map((head) => el("th", { scope: "col" }, head)))),
+    el("tbody", null, rows));
+}
+
+function nestedRow(node, trail, isBrief) {
+  const inner = shape(node, trail, isBrief);
+  const core = node.items ?? node;
+  const count = Object.keys(resolve(core).properties ?? {}).length;
+  const isOpen = count > 0 && count <= OPEN_FIELDS && trail.length < 3;
+  const label = ["Fields of", code(refName(core) ?? "the object")];
+  return inner && el("tr.nested", null, el("td", { colspan: "2" }, fold(label, inner, isOpen)));
+}
+
+/* What is inside a schema: fields, or alternatives. Nothing for a leaf, or for one that is on the trail. */
+function shape(node, trail, isBrief) {
+  const name = refName(node);
+  const schema = resolve(node);
+  if (name && trail.includes(name)) return null;
+  const deeper = name ? [...trail, name] : trail;
+  if (schema.items) return shape(schema.items, deeper, isBrief);
+  if (!schema.properties) return optionsOf(schema)?.map((option, at) => fold([at ? "or" : "either", typeLine(option)],
+    [description(option), shape(option, deeper, isBrief)], at === 0 && trail.length === 0)) ?? null;
+  return fieldTable(name ?? "Fields", Object.entries(schema.properties).map(([field, inner]) => [
+    fieldRow({ name: field, node: inner, required: schema.required?.includes(field), isBrief,
+      needs: schema.dependentRequired?.[field] }),
+    nestedRow(inner, deeper, isBrief)]));
+}
+
+const valueTable = (label, values) => fieldTable(label, values.map((value) => fieldRow({
+  name: value.name, required: value.required, tag: value.in, node: { ...value.schema, description: value.description },
+  examples: [value.example ?? null, ...valuesOf(value)] })));
+
+/* --- bodies and replies --- */
+function examplesOf(media) {
+  const given = Object.entries(media.examples ?? {});
+  if (given.length) return given.map(([key, { summary, value }]) => ({ key, name: summary ?? key, value }));
+  return (resolve(media.schema).examples ?? []).map((value, at) => ({ name: `Example ${at + 1}`, value }));
+}
+
+const body = (media, isBrief) =>
+  [el("p.body", null, typeLine(media.schema)), description(media.schema), shape(media.schema, [], isBrief)];
+const bodyPanel = (media, label) =>
+  panel(label, examplesOf(media).map(({ name, value }) => ({ name, text: JSON.stringify(value, null, 2) })));
+const pair = (left, right) => el("div.pair", null, el("div.text", null, left), right && el("div.sample", null, right));
+
+function replyContent(status, reply) {
+  const [media] = Object.values(reply.content ?? {});
+  const headers = Object.entries(reply.headers ?? {}).map(([name, node]) => ({ name, ...resolve(node) }));
+  const hint = el("span.hint", null, headers.map(({ name }) => name).join(", "));
+  const more = headers.length > 0 && fold(["Headers", hint], valueTable("Headers", headers));
+  return pair([media ? body(media, true) : el("p.body", null, "No body."), more], media && bodyPanel(media, `${status} reply`));
+}
+
+function replyFold([status, node]) {
+  const reply = resolve(node);
+  const summary = [statusBadge(status), el("span", null, inline(reply.description))];
+  const build = () => replyContent(status, reply);
+  return status < "300" && reply.content ? fold(summary, build(), true) : fold(summary, build);
+}
+
+function methodFold([name, { params, result }]) {
+  const part = (label, node) => [el("h5", null, `${label} `, typeLine(node)), description(node), shape(node, [], true)];
+  return fold(code(name), [params.map((param, at) => part(`Param ${at + 1}`, param)), part("Result", result)]);
+}
+
+/* --- curl --- */
+/* The example that is named like the body's where there is one, so that a Solana call goes to Solana. */
+function exampleValue(parameter, key) {
+  const schema = resolve(parameter.schema);
+  const own = parameter.examples?.[key]?.value ?? valuesOf(parameter)[0] ?? parameter.example;
+  return own ?? schema.examples?.[0] ?? schema.default;
+}
+
+const server = () => new URL(doc.servers?.[0]?.url ?? "/", location.origin).href.replace(/\/$/, "");
+const needsKey = (operation) => (operation.security ?? doc.security ?? []).some((way) => Object.keys(way).length > 0);
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+function exampleUrl({ path, parameters }, key) {
+  const values = new Map(parameters.map((parameter) => [parameter.name, exampleValue(parameter, key)]));
+  const filled = path.replace(/\{(\w+)\}/g, (whole, name) => encodeURIComponent(values.get(name) ?? name));
+  // A default says nothing in an example.
+  const isTelling = ({ name, schema }) => values.get(name) !== undefined && values.get(name) !== resolve(schema).default;
+  const told = parameters.filter((parameter) => parameter.in === "query" && isTelling(parameter));
+  const query = new URLSearchParams(told.map(({ name }) => [name, values.get(name)])).toString();
+  return server() + filled + (query && `?${query}`);
+}
+
+function curl(entry, example) {
+  const verb = entry.method === "get" ? "curl" : `curl -X ${entry.method.toUpperCase()}`;
+  return [`${verb} ${quoted(exampleUrl(entry, example?.key))}`,
+    needsKey(entry.operation) && '-H "X-API-Key: $API_KEY"',
+    example && "-H 'Content-Type: application/json'",
+    example && `-d ${quoted(JSON.stringify(example.value, null, 2))}`].filter(Boolean).join(" \\\n  ");
+}
+
+/* --- operations --- */
+function operations() {
+  return Object.entries(doc.paths).flatMap(([path, item]) => Object.keys(item).filter((key) => METHODS.includes(key)).map((method) => {
+    const operation = item[method];
+    const parameters = [...(item.parameters ?? []), ...(operation.parameters ?? [])].map(resolve);
+    return { method, path, operation, parameters, id: operation.operationId, tag: operation.tags?.[0] };
+  }));
+}
+
+const statusBadge = (status) => el(`span.status.s${status[0]}`, null, status);
+const methodBadge = (method) => el(`span.method.${method}`, null, method.toUpperCase());
+const anchor = (id) => el("a.anchor", { href: `#${id}`, "aria-label": "Link to this section" }, "#");
+
+function pathLine({ method, path }) {
+  const parts = (new URL(server()).pathname + path).split(/(\{\w+\}|\/)/);
+  return el("p.path", null, methodBadge(method), el("code", null,
+    parts.map((part) => (part === "/" ? [el("wbr"), part] : part[0] === "{" ? el("var", null, part) : part))));
+}
+
+function operationArticle(entry) {
+  const { operation, parameters, id } = entry;
+  const [media] = Object.values(operation.requestBody?.content ?? {});
+  const calls = media ? examplesOf(media) : [undefined];
+  const methods = operation["x-rpc-methods"];
+  const scope = operation["x-scope"] && ["Scope ", code(operation["x-scope"])];
+  return el("article.op", { id, "data-spy": true },
+    el("h3", null, operation.summary, operation["x-planned"] && el("span.planned", null, "planned"), anchor(id)),
+    pathLine(entry),
+    pair([operation["x-planned"] && el("p.hint", null, "Described here, not served yet."), markdown(operation.description),
+      el("p.scope", null, needsKey(operation) ? scope : "Needs no key"),
+      parameters.length > 0 && [el("h4", null, "Parameters"), valueTable("Parameters", parameters)],
+      media && [el("h4", null, "Request body"), body(media, false)]],
+    [panel("curl", calls.map((call) => ({ name: call?.name, text: curl(entry, call) }))), media && bodyPanel(media, "Request body")]),
+    methods && [el("h4", null, "Methods"), el("div.list", null, Object.entries(methods).map(methodFold))],
+    el("h4", null, "Responses"), el("div.list", null, Object.entries(operation.responses).map(replyFold)));
+}
+
+/* --- the guide: the document's own introduction, cut at its run-in headings --- */
+function guide() {
+  const parts = [{ title: "Overview", texts: [] }];
+  for (const text of blocks(doc.info.description)) {
+    const [lead, title] = text.match(/^\*\*([^*]+?)\.?\*\*\s+/) ?? [""];
+    if (title) parts.push({ title, texts: [] });
+    parts.at(-1).texts.push(text.slice(lead.length));
+  }
+  return parts;
+}
+
+const schemeTable = () => table(["Header", "Meaning"], Object.values(doc.components.securitySchemes).map((scheme) =>
+  [code(scheme.type === "apiKey" ? `${scheme.name}: …` : "Authorization: Bearer …"), inline(scheme.description)]));
+
+function errorTable() {
+  const all = operations().flatMap(({ operation }) => Object.entries(operation.responses));
+  const found = new Map(all.filter(([status]) => status >= "400").map(([status, node]) => [status, resolve(node)]));
+  const codes = (reply) => new Set(Object.values(reply.content ?? {}).flatMap(valuesOf).map((value) => value.error?.code));
+  return table(["Status", "Code", "Meaning"], [...found].sort().map(([status, reply]) =>
+    [statusBadge(status), spaced([...codes(reply)]), inline(reply.description)]));
+}
+
+function typeTable() {
+  const listed = Object.entries(doc.components.schemas).filter(([, schema]) => isLeaf(schema));
+  return fieldTable("Types", listed.map(([name, node]) => fieldRow({ name, node, id: `type-${name}` })));
+}
+
+const facts = () => el("p.facts", null,
+  el("span", null, "Base URL ", code(server())), el("a", { href: SOURCE }, "OpenAPI document"));
+const section = (title, content) => el("section.guide", { id: slug(title), "data-spy": true },
+  el("h2", null, title, anchor(slug(title))), content);
+
+/* --- the page --- */
+const navGroup = (title, links) => el("section", null, el("h2", null, title),
+  el("ul", null, links.map((link) => el("li", null, link))));
+
+const ring = () => el("span.ring", { title: "planned" }, el("span.unseen", null, "planned"));
+const plainLink = (title) => el("a", { href: `#${slug(title)}` }, title);
+const operationLink = ({ id, method, operation }) => el("a", { href: `#${id}` },
+  methodBadge(method), el("span", null, operation.summary), operation["x-planned"] && ring());
+
+function draw() {
+  const entries = operations();
+  const tags = doc.tags.map((tag) => ({ ...tag, entries: entries.filter((entry) => entry.tag === tag.name) }));
+  const extras = { Overview: facts, Authentication: schemeTable, Errors: errorTable };
+  const parts = guide();
+  document.getElementById("content").replaceChildren(
+    el("h1", null, `${doc.info.title} API`),
+    ...parts.map(({ title, texts }) => section(title, [texts.map(block), extras[title]?.()])),
+    ...tags.map((tag) => el("section.group", null,
+      el("h2", null, tag.name), markdown(tag.description), tag.entries.map(operationArticle))),
+    section("Types", [el("p", null, "Values that have a name, wherever they occur."), typeTable()]));
+  document.getElementById("links").replaceChildren(
+    navGroup("Guide", [...parts.map(({ title }) => title), "Types"].map(plainLink)),
+    ...tags.map((tag) => navGroup(tag.name, tag.entries.map(operationLink))),
+    el("p.legend", { hidden: !entries.some(({ operation }) => operation["x-planned"]) }, ring(), " not served yet"));
+  document.getElementById("version").textContent = doc.info.version;
+}
+
+/* Marks in the side bar what is being read. */
+function spy() {
+  const watcher = new IntersectionObserver((seen) => {
+    const top = seen.find((one) => one.isIntersecting)?.target;
+    if (!top) return;
+    document.querySelector("#links [aria-current]")?.removeAttribute("aria-current");
+    const link = document.querySelector(`#links a[href="#${top.id}"]`);
+    link?.setAttribute("aria-current", "true");
+    link?.scrollIntoView({ block: "nearest" });
+  }, { rootMargin: "-12% 0px -84% 0px" });
+  document.querySelectorAll("[data-spy]").forEach((node) => watcher.observe(node));
+}
+
+function wireMenu() {
+  const menu = document.getElementById("menu");
+  const setOpen = (isOpen) => menu.setAttribute("aria-expanded", String(isOpen));
+  menu.addEventListener("click", () => setOpen(menu.getAttribute("aria-expanded") === "false"));
+  document.getElementById("links").addEventListener("click", (event) => { if (event.target.closest("a")) setOpen(false); });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") setOpen(false); });
+}
+
+async function start() {
+  try {
+    const reply = await fetch(SOURCE);
+    if (!reply.ok) throw new Error(`status ${reply.status}`);
+    doc = await reply.json();
+    draw();
+  } catch (error) {
+    const text = `The reference could not be drawn from ${SOURCE}: ${error.message}.`;
+    document.getElementById("content").replaceChildren(el("p.loading", { role: "alert" }, text));
+    return;
+  }
+  wireMenu();
+  spy();
+  // The browser looked for the target of a deep link before there was one.
+  document.getElementById(location.hash.slice(1))?.scrollIntoView();
+}
+
+start();

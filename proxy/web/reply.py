@@ -1,0 +1,33 @@
+"""How answers are written: JSON by orjson, errors in the contract's body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from proxy.errors import Fault
+
+JSON = "application/json"
+
+
+def json_reply(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(data), status=status, headers=headers, content_type=JSON)
+
+
+def fault_reply(fault: Fault) -> web.Response:
+    return json_reply(fault.body(), status=fault.status, headers=fault.headers)
+
+
+def raw_fault(fault: Fault) -> bytes:
+    """A whole HTTP reply for a connection that never became a request; it is closed after it."""
+    body = orjson.dumps(fault.body())
+    extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+    head = (
+        f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: {JSON}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{extra}\r\n"
+    )
+    return head.encode("ascii") + body

@@ -1,0 +1,21 @@
+"""Routes are the OpenAPI document's: every operation that is not marked as planned has a handler, and no other path exists."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from proxy.web.contract import Contract
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+BASE = "/v1"
+
+
+def of_contract(contract: Contract, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:
+    """One route for each operation that is there; a handler too many or too few is a mistake of ours."""
+    present = {operation.id for operation in contract.operations.values() if not operation.planned}
+    if present != set(handlers):
+        raise ValueError(f"operations and handlers differ: {sorted(present ^ set(handlers))}")
+    operations = [operation for operation in contract.operations.values() if not operation.planned]
+    return [web.route(operation.method, BASE + operation.path, handlers[operation.id]) for operation in operations]

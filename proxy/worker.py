@@ -1,0 +1,74 @@
+"""One worker process, from its first line to its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import orjson
+import uvloop
+
+from proxy import settings as settings_room
+from proxy import telemetry
+from proxy.app import App
+from proxy.errors import Unavailable
+from proxy.settings import Settings, Tables
+from proxy.store.windows import Windows
+from proxy.supervisor import READY
+
+STDIN = 0
+
+
+def main(*, listen_fd: int, windows_fd: int) -> int:
+    settings = settings_room.from_tree(orjson.loads(_first_line()))
+    tables = settings_room.load_tables()
+    listener = telemetry.start_logging(settings.log.level)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, tables, listen_fd, windows_fd))
+    finally:
+        listener.stop()
+    return 0
+
+
+def _first_line() -> bytes:
+    """The settings. Byte by byte, because what follows on this pipe is its end, which the loop waits for."""
+    line = bytearray()
+    while (byte := os.read(STDIN, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows_fd: int) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    os.set_blocking(STDIN, False)
+    loop.add_reader(STDIN, _stop_at_end, stop)
+    app = App(settings, tables, Windows(windows_fd))
+    await _start(app, socket.socket(fileno=listen_fd))
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    await stop.wait()
+    loop.remove_reader(STDIN)
+    await app.stop()
+
+
+async def _start(app: App, listener: socket.socket) -> None:
+    """A database that is just coming up is waited for: the supervisor has the deadline."""
+    while True:
+        try:
+            return await app.start(listener)
+        except Unavailable:
+            await app.pool.close()
+            await app.client.close()
+            await asyncio.sleep(0.5)
+
+
+def _stop_at_end(stop: asyncio.Event) -> None:
+    if os.read(STDIN, 4096) == b"":
+        stop.set()

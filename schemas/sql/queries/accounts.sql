@@ -1,0 +1,40 @@
+-- create_account
+insert into accounts (id, name, email, plan, requests_per_second, units_per_second, requests_per_day)
+values ($1, $2, $3, $4, $5, $6, $7)
+returning *;
+
+-- list_accounts
+select a.*, (select count(*) from keys k where k.account_id = a.id and k.status = 'active') as active_keys
+from accounts a order by a.created_at, a.id;
+
+-- read_account
+select * from accounts where id = $1;
+
+-- find_account_by_email
+select * from accounts where lower(email) = lower($1) order by created_at limit 1;
+
+-- update_account
+-- What is null stays; limits of -1 go back to the plan's.
+update accounts set
+    name = coalesce($2, name),
+    email = coalesce($3, email),
+    plan = coalesce($4, plan),
+    requests_per_second = nullif(coalesce($5, requests_per_second), -1),
+    units_per_second = nullif(coalesce($6, units_per_second), -1),
+    requests_per_day = nullif(coalesce($7, requests_per_day), -1)
+where id = $1
+returning *;
+
+-- read_usage_of_day
+select coalesce((select used from quota_days where account_id = $1 and day = $2), 0);
+
+-- lease_quotas
+-- One lease for each account of the list: what is granted, in the list's order.
+select lease_quota(account, $4, wanted, day_limit)
+from unnest($1::text[], $2::bigint[], $3::bigint[]) with ordinality as want (account, wanted, day_limit, place)
+order by place;
+
+-- return_quotas
+update quota_days q set used = greatest(0, q.used - back.amount)
+from unnest($1::text[], $2::bigint[]) as back (account, amount)
+where q.account_id = back.account and q.day = $3;

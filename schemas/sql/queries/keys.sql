@@ -1,0 +1,65 @@
+-- create_key
+insert into keys (id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second)
+values ($1, $2, $1, $3, $4, $5, $6, $7, $8, $9)
+returning *;
+
+-- rotate_key
+-- The successor takes over lineage, slot, scopes and limits.
+insert into keys (id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second)
+select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second
+from keys where id = $1 and status = 'active'
+returning *;
+
+-- expire_key
+update keys set expires_at = least(coalesce(expires_at, 'infinity'), now() + make_interval(secs => $2))
+where id = $1 returning *;
+
+-- set_key_status
+-- A revoked key stays revoked.
+update keys set status = $2 where id = $1 and status <> 'revoked' returning *;
+
+-- update_key
+-- What is null stays; limits of -1 go back to the account's.
+update keys set
+    name = coalesce($2, name),
+    scopes = coalesce($3, scopes),
+    requests_per_second = nullif(coalesce($4, requests_per_second), -1),
+    units_per_second = nullif(coalesce($5, units_per_second), -1)
+where id = $1 and status <> 'revoked'
+returning *;
+
+-- read_key
+select k.*, a.name as account_name, a.plan from keys k join accounts a on a.id = k.account_id where k.id = $1;
+
+-- list_keys
+select k.*, a.name as account_name, a.plan
+from keys k join accounts a on a.id = k.account_id
+where ($1::text is null or k.account_id = $1)
+order by k.created_at, k.id;
+
+-- load_keys
+-- All that admission needs. Keys that can never work again are left out of a full load.
+select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.status, k.account_id,
+    extract(epoch from k.expires_at - now())::float8 as expires_in_s,
+    coalesce(k.requests_per_second, a.requests_per_second) as requests_per_second,
+    coalesce(k.units_per_second, a.units_per_second) as units_per_second,
+    a.plan, a.requests_per_day, coalesce(q.used, 0) as used_today
+from keys k
+join accounts a on a.id = k.account_id
+left join quota_days q on q.account_id = a.id and q.day = $1
+where k.status <> 'revoked' and (k.expires_at is null or k.expires_at > now());
+
+-- load_changed_keys
+-- Keys that changed, or whose account did, by id or since a time.
+select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.status, k.account_id,
+    extract(epoch from k.expires_at - now())::float8 as expires_in_s,
+    coalesce(k.requests_per_second, a.requests_per_second) as requests_per_second,
+    coalesce(k.units_per_second, a.units_per_second) as units_per_second,
+    a.plan, a.requests_per_day, coalesce(q.used, 0) as used_today
+from keys k
+join accounts a on a.id = k.account_id
+left join quota_days q on q.account_id = a.id and q.day = $1
+where k.id = any($2::text[]) or k.account_id = any($3::text[]) or k.changed_at > $4 or a.changed_at > $4;
+
+-- read_clock
+select clock_timestamp();
