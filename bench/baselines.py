@@ -269,16 +269,20 @@ def install() -> str:
     apt = machine.find_tool("apt-get")
     if apt is None or os.geteuid() != 0:
         return f"some baselines are missing and were not installed (needs root on Debian); {by_hand}"
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install_all = [apt, "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
     with _no_services():
-        for argv in (install_all, [apt, "update", "-qq"], install_all):  # the lists may be missing or old
-            done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-            if argv is install_all and done.returncode == 0:
-                return f"installed {shlex.join(PACKAGES)}"
-    return (
-        f"could not install some baselines ({(done.stderr.strip().splitlines() or ['no reason given'])[-1]}); {by_hand}"
-    )
+        fault = _apt(apt, "install", *PACKAGES)
+        if fault:  # the package lists may be missing or old
+            _apt(apt, "update")
+            fault = _apt(apt, "install", *PACKAGES)
+    return f"could not install some baselines ({fault}); {by_hand}" if fault else f"installed {shlex.join(PACKAGES)}"
+
+
+def _apt(apt: str, command: str, *packages: str) -> str:
+    """Runs apt-get; returns why it failed, or nothing."""
+    flags = ["-y", "-qq", "--no-install-recommends"] if packages else ["-qq"]
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run([apt, command, *flags, *packages], env=env, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """The programs that make and take load: both C tools, built on demand, and wrk. One measurement is one Sample."""
 
+import itertools
 import json
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +16,11 @@ HERE = Path(__file__).parent
 BUILD = HERE.parent / ".penstock" / "bench"
 MARKER = "@" * 12  # replaced in every request by a number that never repeats; 12 digits outlast any run
 
+NUMBERS_PER_RUN = 10_000_000  # each run starts where no other run's numbers reach: nothing is asked twice by accident
+
 Generator = Literal["load", "wrk"]
+
+_runs = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,12 @@ class Sample:
     elapsed_s: float
     bytes: int
     faults: int  # anything but a complete, matching 200
+    late: int  # open loop only: due, but not answered by the end
     p50_us: float
     p99_us: float
     max_us: float
     cpu_us_per_request: float  # of the processes that listen on the candidate's port
+    service_share: float  # cores' worth of CPU that those processes had
     service_busy: float  # share of the service's core that was in use, by anyone
     load_busy: float  # near 1 while service_busy is not: the load generator was the limit
 
@@ -101,6 +109,10 @@ class Stub:
         )
         processes.wait_until_listening(self._child, self.port)
 
+    def pin(self, cpu: int) -> None:
+        if self._child:
+            machine.pin(self._child.pid, [cpu])
+
     def stop(self) -> None:
         if self._child:
             self._child.stop()
@@ -113,9 +125,10 @@ def measure(generator: Generator, load: Load, target: Target, layout: machine.La
     pids = machine.listeners(target.port)
     cores = (*layout.service, layout.load)
     before, cpu_before = [machine.core_times(cpu) for cpu in cores], machine.cpu_seconds(pids)
+    began = time.monotonic()
     run = _run_wrk if generator == "wrk" else _run_load
     seen = run(load, target, layout.load, request)
-    cpu_used = machine.cpu_seconds(pids) - cpu_before
+    cpu_used, wall_s = machine.cpu_seconds(pids) - cpu_before, time.monotonic() - began
     busy = _busy(before, [machine.core_times(cpu) for cpu in cores])
     share = seen["elapsed_s"] / (seen["elapsed_s"] + load.warmup_s * (generator == "load" and not load.count))
     return Sample(
@@ -123,10 +136,12 @@ def measure(generator: Generator, load: Load, target: Target, layout: machine.La
         elapsed_s=seen["elapsed_s"],
         bytes=int(seen["bytes"]),
         faults=int(seen["faults"]),
+        late=int(seen["late"]),
         p50_us=seen["p50_us"],
         p99_us=seen["p99_us"],
         max_us=seen["max_us"],
         cpu_us_per_request=cpu_used * share * 1e6 / max(1.0, seen["requests"]),  # the warm-up's share is taken off
+        service_share=cpu_used / wall_s,
         service_busy=sum(busy[:-1]) / len(busy[:-1]),
         load_busy=busy[-1],
     )
@@ -147,6 +162,7 @@ def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, 
         "count": load.count,
         "request": request,
         "marker": MARKER,
+        "first": next(_runs) * NUMBERS_PER_RUN,
         "cpu": cpu,
     }
     argv = [str(build("load")), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
@@ -154,7 +170,7 @@ def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, 
         argv += ["--expect", load.expect]
     seen = _run(argv, timeout_s=load.seconds + 30)
     late = seen["late"] if seen["late"] > load.connections else 0  # the last few are merely still in flight
-    return {**seen, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"] + late}
+    return {**seen, "late": late, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"]}
 
 
 def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
@@ -164,7 +180,9 @@ def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, f
         *("taskset", "-c", str(cpu), str(wrk), "-t1", f"-c{load.connections}", f"-d{seconds}s"),
         *("-s", str(HERE / "tools" / "wrk.lua"), f"http://{target.host}:{target.port}{target.path}"),
     ]
-    return _run(argv, timeout_s=seconds + 30, env={"BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER})
+    first = str(next(_runs) * NUMBERS_PER_RUN)
+    env = {"BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER, "BENCH_FIRST": first}
+    return {**_run(argv, timeout_s=seconds + 30, env=env), "late": 0.0}
 
 
 def _run(argv: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> dict[str, float]:

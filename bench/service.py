@@ -6,6 +6,7 @@ config/default.toml does not have yet makes the case say so instead of failing.
 
 import json
 import os
+import shutil
 import sys
 import time
 import tomllib
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import machine, processes
+from bench.loaders import BUILD
 
 ROOT = Path(__file__).parent.parent
 START_S = 180.0  # the first start unpacks a database and a dev chain
@@ -37,16 +39,16 @@ QUIET: dict[str, Value] = {"log.access": False, "metrics.port": 0}
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("forward", wants={**QUIET, "cache.enabled": False, "cache.join": False, "upstream.in_flight": 1}),
+        Profile("forward", wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1}),
         Profile(
             "in-flight",
-            wants={**QUIET, "cache.enabled": False, "cache.join": False},
-            needs={"upstream.in_flight": 4},
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False},
+            needs={"rpc.depth": 16},
         ),
         Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
-        Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.join": True}),
+        Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.coalesce": True}),
         Profile("idle", wants={**QUIET, "server.max_connections": 20000, "server.connections_per_address": 20000}),
-        Profile("cached-million", wants=QUIET, needs={"cache.enabled": True, "cache.max_bytes": 4 << 30}),
+        Profile("cached-million", wants=QUIET, needs={"cache.enabled": True, "cache.bytes": 4 << 30}),
     )
 }
 
@@ -82,6 +84,14 @@ class Service:
     def stop(self) -> None:
         if self.child:
             self.child.stop(grace_s=STOP_S)
+
+    def keep_log(self) -> str:
+        """The run's directory is temporary; the log of a failed start is worth more than its last line."""
+        if self.child is None:
+            return ""
+        kept = BUILD / "penstock.log"
+        shutil.copyfile(self.child.log, kept)
+        return f" (log: {os.path.relpath(kept)})"
 
     def _wait_for(self, ready: Path) -> dict[str, dict[str, str]]:
         assert self.child is not None

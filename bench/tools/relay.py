@@ -39,26 +39,33 @@ class Side(asyncio.Protocol):
 
 
 class Front(Side):
-    """A client's end: it is not read until its upstream connection stands."""
+    """A client's end. What comes before its upstream connection stands is kept: uvloop starts reading after
+    connection_made whatever was paused there."""
 
     def __init__(self, upstream_port: int, tasks: asyncio.TaskGroup) -> None:
         super().__init__()
         self._upstream_port = upstream_port
         self._tasks = tasks
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        cast(asyncio.Transport, transport).pause_reading()
         self._tasks.create_task(self._pair())
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self._early += data
+        elif self.other.transport:
+            self.other.transport.write(data)
 
     async def _pair(self) -> None:
         loop = asyncio.get_running_loop()
-        _, self.other = await loop.create_connection(Side, "127.0.0.1", self._upstream_port)
-        self.other.other = self
-        if self.transport:
-            self.transport.resume_reading()
-        elif self.other.transport:
-            self.other.transport.close()
+        transport, other = await loop.create_connection(Side, "127.0.0.1", self._upstream_port)
+        other.other, self.other = self, other
+        if self.transport is None:
+            transport.close()
+        elif self._early:
+            transport.write(self._early)
 
 
 async def main(port: int, upstream_port: int) -> None:

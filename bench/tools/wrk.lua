@@ -4,10 +4,10 @@ local requests, at, count = {}, 0, 4096
 
 function init()
    local file = assert(io.open(os.getenv("BENCH_REQUEST"), "rb"))
-   local template, marker = file:read("*a"), os.getenv("BENCH_MARKER")
+   local template, marker, first = file:read("*a"), os.getenv("BENCH_MARKER"), tonumber(os.getenv("BENCH_FIRST"))
    file:close()
    for i = 1, count do
-      requests[i] = template:gsub(marker, string.format("1%0" .. (#marker - 1) .. "d", i))
+      requests[i] = template:gsub(marker, string.format("1%0" .. (#marker - 1) .. ".0f", first + i))
    end
 end
 

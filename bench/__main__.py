@@ -1,0 +1,139 @@
+"""`python -m bench`: every case, or some of them. The method is in bench/README.md."""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench import baselines, loaders, machine, plot, report, service
+from bench.cases import BIG, CASES, Case
+from bench.fleet import Fleet, parse_target
+from bench.loaders import Stub, Target
+from bench.runner import Runner
+
+HOME = Path(__file__).parent
+SMALL_RESULT = 66  # a 32-byte word in hex: a reply of about 100 bytes
+SLOW_US = 1000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    if options.list:
+        print("\n".join(f"{case.name:<10} {case.title}" for case in CASES))
+        return 0
+    chosen = [case for case in CASES if not options.cases or case.name in options.cases]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a terminated bench stops what it started
+    if not options.no_install and (said := baselines.install()):
+        print(said)
+    machine.raise_file_limit()
+    layout, pair = machine.layouts()
+    facts = machine.facts(layout)
+    facts |= {"rounds": options.rounds, "seconds": options.seconds, "settings": options.set}
+    with _runner(options, layout, pair) as runner:
+        for case in chosen:
+            runner.run(case)
+    print("\n" + report.text(facts, runner.figures, runner.skips))
+    _store(_output(options, chosen), facts, runner)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("cases", nargs="*", type=_case, metavar="CASE", help="cases to run (default: all; see --list)")
+    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per case (default: 3)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement (default: 2)")
+    parser.add_argument(
+        "--peer",
+        type=_peer,
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="another gateway on 127.0.0.1 that forwards to the small stub (see --stub-port)",
+    )
+    parser.add_argument("--stub-port", type=int, default=0, metavar="PORT", help="the small stub's port (default: any)")
+    parser.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a setting of Penstock for the whole run",
+    )
+    parser.add_argument("--no-install", action="store_true", help="skip missing baselines instead of installing them")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="where report.json and report.svg go (default: bench/ for a full run, else .penstock/bench/)",
+    )
+    return parser
+
+
+def _case(name: str) -> str:
+    if name not in {case.name for case in CASES}:
+        raise argparse.ArgumentTypeError(f"no case {name!r}; the cases are {', '.join(case.name for case in CASES)}")
+    return name
+
+
+def _peer(text: str) -> tuple[str, Target]:
+    name, _, url = text.partition("=")
+    try:
+        return name, parse_target(url, baselines.KEY)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or "." not in name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SECTION.KEY=VALUE")
+    return name, value
+
+
+@contextlib.contextmanager
+def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.Layout | None) -> Iterator[Runner]:
+    """Stubs and candidates live in a temporary directory; whatever happens, all of them are stopped."""
+    stubs = {
+        "small": Stub("small", size=SMALL_RESULT),
+        "large": Stub("large", size=BIG),
+        "slow": Stub("slow", size=SMALL_RESULT, delay_us=SLOW_US),
+    }
+    settings: Mapping[str, service.Value] = dict(options.set)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as made:
+        workdir = Path(made)
+        os.chmod(workdir, 0o755)  # the embedded database runs as a user of its own when started by root
+        fleet = Fleet(layout=layout, stubs=stubs, peers=dict(options.peer), settings=settings, workdir=workdir)
+        try:
+            for name, stub in stubs.items():
+                stub.start(layout.stub, port=options.stub_port if name == "small" else 0, workdir=workdir)
+            yield Runner(fleet, layout, pair, options.rounds, options.seconds, workdir)
+        finally:
+            fleet.stop()
+            for stub in stubs.values():
+                stub.stop()
+
+
+def _output(options: argparse.Namespace, chosen: Sequence[Case]) -> Path:
+    """A partial run must not replace the full report that is kept in the repository."""
+    if options.output:
+        return Path(options.output)
+    return HOME if len(chosen) == len(CASES) else loaders.BUILD
+
+
+def _store(folder: Path, facts: dict[str, object], runner: Runner) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    report.write_json(folder / "report.json", facts, runner.figures, runner.skips)
+    plot.write(folder / "report.svg", facts, runner.figures)
+    print(f"\nkept in {os.path.relpath(folder)}/report.json and report.svg")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted: everything was stopped, nothing was kept")

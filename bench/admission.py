@@ -1,0 +1,106 @@
+"""What admission costs with many keys: per request, and at start-up. A real Postgres holds them."""
+
+import asyncio
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from bench.processes import StartFailed
+from proxy.core import access
+from proxy.dev.postgres import Postgres
+from proxy.errors import StartError
+from proxy.store import migrate, windows
+
+KEYS = 100_000
+KEYS_PER_ACCOUNT = 10
+REQUESTS = 50_000
+PEPPER = "a pepper that only the bench ever uses"
+TOOL = Path(__file__).parent / "tools" / "admit.py"
+ROOT = Path(__file__).parent.parent
+
+
+def figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
+    """µs of CPU per request alone and beside a second worker, and seconds to load the keys."""
+    try:
+        return asyncio.run(_figures(workdir, cpus))
+    except StartError as error:
+        raise StartFailed(str(error)) from error
+
+
+async def _figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
+    sockets = workdir / "admission-sockets"
+    sockets.mkdir()
+    postgres = Postgres(workdir / "admission-postgres", sockets, workdir / "admission-postgres.log")
+    await postgres.start()
+    try:
+        keys_file = workdir / "keys.txt"
+        keys_file.write_text("\n".join(await _fill(postgres.url)))
+        alone = await asyncio.to_thread(_measure, postgres.url, keys_file, cpus[:1], shared=False)
+        pair = await asyncio.to_thread(_measure, postgres.url, keys_file, cpus[:2], shared=True)
+    finally:
+        await postgres.child.stop()
+    return {
+        "alone": min(run["us"] for run in alone),
+        "shared": max(run["us"] for run in pair),
+        "loaded_s": max(run["loaded_s"] for run in alone),
+    }
+
+
+async def _fill(url: str) -> list[str]:
+    """Accounts and keys by COPY; the keys' texts."""
+    connection = await asyncpg.connect(url)
+    try:
+        await migrate.migrate(connection)
+        accounts = [
+            (f"acct_{number}", f"account {number}", "a@example.com", "growth")
+            for number in range(KEYS // KEYS_PER_ACCOUNT)
+        ]
+        await connection.copy_records_to_table("accounts", records=accounts, columns=["id", "name", "email", "plan"])
+        texts = [access.mint("live", secrets.token_bytes(32)) for _ in range(KEYS)]
+        rows = [_row(number, text) for number, text in enumerate(texts)]
+        columns = ["id", "account_id", "lineage_id", "name", "mode", "digest", "hint"]
+        await connection.copy_records_to_table("keys", records=rows, columns=columns)
+        return texts
+    finally:
+        await connection.close()
+
+
+def _row(number: int, text: str) -> tuple[Any, ...]:
+    key_id = f"key_{number}"
+    digest = access.digest(PEPPER.encode(), text)
+    return key_id, f"acct_{number // KEYS_PER_ACCOUNT}", key_id, "bench", "live", digest, access.hint_of(text)
+
+
+def _measure(url: str, keys_file: Path, cpus: Sequence[int], *, shared: bool) -> list[dict[str, Any]]:
+    """As many processes as cores, at the same time, on the same windows."""
+    fd = windows.create()
+    argv = [
+        sys.executable,
+        str(TOOL),
+        url,
+        str(fd),
+        str(keys_file),
+        str(REQUESTS),
+        PEPPER,
+        "shared" if shared else "own",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(["taskset", "-c", str(cpu), *argv], pass_fds=(fd,), env=environment, stdout=subprocess.PIPE)
+        for cpu in cpus
+    ]
+    end = time.monotonic() + 120
+    try:
+        return [json.loads(process.communicate(timeout=end - time.monotonic())[0]) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+        os.close(fd)

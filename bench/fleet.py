@@ -1,0 +1,148 @@
+"""The candidates of a run: started when a case needs them, kept while the next one does, stopped at the end."""
+
+import http.client
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from bench import baselines, machine, service
+from bench.baselines import BASELINES, KEY, PATH
+from bench.cases import Case
+from bench.loaders import MARKER, Stub, Target
+from bench.processes import StartFailed
+
+
+class Member(NamedTuple):
+    """A candidate in one guise. Baselines have no profile: they are the same in every case."""
+
+    name: str
+    stub: str
+    profile: str = ""
+    workers: int = 1
+
+
+class Fleet:
+    def __init__(
+        self,
+        *,
+        layout: machine.Layout,
+        stubs: Mapping[str, Stub],
+        peers: Mapping[str, Target],
+        settings: Mapping[str, service.Value],
+        workdir: Path,
+    ) -> None:
+        self.layout, self.stubs, self.peers, self.settings, self.workdir = layout, stubs, peers, settings, workdir
+        self._running: dict[Member, tuple[baselines.Running | service.Service, Target]] = {}
+        self._broken: dict[tuple[str, str], str] = {}  # by name and profile: not tried again in every case
+        self._serial = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"Fleet({list(self._running)})"
+
+    def member(self, name: str, case: Case, *, workers: int = 1) -> Member:
+        return Member(name, case.stub, case.profile if name == "penstock" else "", workers)
+
+    def target(self, member: Member, cpus: tuple[int, ...]) -> Target:
+        """Where a member answers, started if it was not; raises StartFailed with the reason."""
+        if member.name == "direct":
+            return Target("127.0.0.1", self.stubs[member.stub].port, PATH, KEY)
+        if member.name in self.peers:
+            return self.peers[member.name]
+        if member in self._running:
+            return self._running[member][1]
+        if reason := self._broken.get((member.name, member.profile)):
+            raise StartFailed(reason)
+        workdir = self.workdir / f"{next(self._serial)}-{member.name}"
+        return (
+            self._start_service(member, cpus, workdir)
+            if member.name == "penstock"
+            else self._start(member, cpus, workdir)
+        )
+
+    def keep_only(self, members: set[Member]) -> None:
+        """Stops the rest: even an idle gateway takes a little of the service's core."""
+        for member in [each for each in self._running if each not in members]:
+            self._running.pop(member)[0].stop()
+
+    def stop(self) -> None:
+        self.keep_only(set())
+
+    def _start(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
+        running = baselines.Running(BASELINES[member.name])
+        port = self.stubs[member.stub].port
+        try:
+            target = running.start(port, cpus=cpus, workdir=workdir, workers=member.workers)
+        except StartFailed as error:
+            running.stop()
+            self._broken[member.name, member.profile] = str(error)
+            raise
+        except BaseException:
+            running.stop()  # an interrupt while it starts must not leave it behind
+            raise
+        self._running[member] = (running, target)
+        return target
+
+    def _start_service(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
+        settings = service.settings_for(service.PROFILES[member.profile], self.settings)
+        if reason := service.missing():
+            raise StartFailed(reason)
+        running = service.Service(workdir)
+        upstream_url, others = self.stubs[member.stub].url, self.layout.load
+        try:
+            base_url, key = running.start(
+                upstream_url, workers=member.workers, settings=settings, cpu=cpus, others=others
+            )
+        except StartFailed as error:
+            running.stop()
+            self._broken[member.name, member.profile] = reason = f"{error}{running.keep_log()}"
+            raise StartFailed(reason) from error
+        except BaseException:
+            running.stop()  # an interrupt while it starts must not leave it behind
+            raise
+        target = parse_target(f"{base_url}/rpc/ethereum/mainnet", key)
+        self._running[member] = (running, target)
+        return target
+
+
+def parse_target(url: str, key: str) -> Target:
+    """A loopback http URL as a target. The bench sends load to this machine and nowhere else."""
+    parts = urlsplit(url)
+    host = {"localhost": "127.0.0.1"}.get(parts.hostname or "", parts.hostname or "")
+    if parts.scheme != "http" or not host.startswith("127."):
+        raise ValueError(f"{url}: only http:// on 127.0.0.1 is loaded")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(host, parts.port or 80, path, key)
+
+
+def probe(target: Target, case: Case, number: int) -> str:
+    """Asks once, apart from the load, and checks the reply in full. Returns what X-Cache said."""
+    digits = f"9{number:0{len(MARKER) - 1}d}"
+    head, _, body = case.template(target).decode().replace(MARKER, digits).partition("\r\n\r\n")
+    headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
+    connection = http.client.HTTPConnection(target.host, target.port, timeout=10)
+    try:
+        connection.request("POST", target.path, body, headers)
+        response = connection.getresponse()
+        content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise StartFailed(f"does not answer a single call: {error!r}") from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise StartFailed(f"answers {response.status}: {content[:200].decode(errors='replace')}")
+    _check_ids(json.loads(body), content)
+    return response.headers.get("X-Cache", "")
+
+
+def _check_ids(asked: Any, content: bytes) -> None:
+    try:
+        replies = json.loads(content)
+        pairs = zip(asked, replies, strict=True) if isinstance(asked, list) else [(asked, replies)]
+        wrong = [reply for call, reply in pairs if reply.get("id") != call["id"] or "result" not in reply]
+    except (ValueError, AttributeError) as error:
+        raise StartFailed(f"answers something else: {content[:200].decode(errors='replace')}") from error
+    if wrong:
+        raise StartFailed(f"answers wrongly: {str(wrong[0])[:200]}")

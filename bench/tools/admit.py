@@ -1,0 +1,59 @@
+"""The cost of admission: loads every key of a database, then admits requests of random keys, and prints what it took.
+
+Each process of a pair shares the windows, as two workers of a host do; the figure is CPU time, so waiting is not in it.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+
+from proxy import settings as settings_room
+from proxy.core import access
+from proxy.services.admission import Admission, Failures
+from proxy.services.keyring import Keyring, utc_day
+from proxy.services.quotas import Quotas
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Pool
+from proxy.store.quotas import QuotaStore
+from proxy.store.windows import OwnWindows, Windows
+
+ROUNDS = 5
+
+
+async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: str, shared: bool) -> None:
+    plans = settings_room.load_tables().plans
+    pool = Pool(url, size=2, acquire_timeout_s=5.0)
+    await pool.open()
+    windows = (Windows if shared else OwnWindows)(windows_fd)
+    store = KeyStore(pool, pepper=pepper, plans=tuple(plans))
+    keyring = Keyring(store, pool, windows, plans=plans, pepper=pepper, reload_s=5.0)
+    began = time.perf_counter()
+    await keyring.load()
+    loaded_s = time.perf_counter() - began
+    quotas = Quotas(QuotaStore(pool), chunk=1000, flush_s=1.0, day=utc_day, accounts=keyring.accounts.values)
+    admission = Admission(keyring, windows, quotas, Failures(60))
+    with open(keys_file) as file:
+        texts = file.read().split()
+    costs = [_admit(admission, random.choices(texts, k=count)) for _ in range(ROUNDS)]
+    print(json.dumps({"keys": len(keyring), "loaded_s": loaded_s, "us": min(costs), "all_us": costs}))
+    await pool.close()
+
+
+def _admit(admission: Admission, texts: list[str]) -> float:
+    """Microseconds of CPU for one request: who, may, charge, headers."""
+    scope = access.SCOPE_BIT["rpc:read"]
+    began = time.process_time()
+    for text in texts:
+        now = time.monotonic()
+        key = admission.who(text, "127.0.0.1", now)
+        admission.may(key, scope)
+        admission.charge(key, 1, 2, now)
+        admission.headers(key, now)
+    return (time.process_time() - began) / len(texts) * 1e6
+
+
+if __name__ == "__main__":
+    url, windows_fd, keys_file, count, pepper, shared = sys.argv[1:]
+    asyncio.run(main(url, int(windows_fd), keys_file, int(count), pepper, shared == "shared"))
