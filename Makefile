@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 PY := .venv/bin/python
 DEVNET := config/devnet
 CHAIN := $(DEVNET)/node_modules/.installed-$(shell uname -m)
+CLIENTS := tests/clients
+LIBRARIES := $(CLIENTS)/node_modules/.installed-$(shell uname -m)
 
 .PHONY: help run test lint unit bench lock clean
 
@@ -28,7 +30,7 @@ lint: .venv/.test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-unit: .venv/.test $(CHAIN)
+unit: .venv/.test $(CHAIN) $(LIBRARIES)
 	$(PY) -m pytest $(ARGS)
 
 bench: .venv/.test $(CHAIN)
@@ -57,6 +59,13 @@ $(CHAIN): $(DEVNET)/package.json $(DEVNET)/package-lock.json
 	@cd $(DEVNET) && node_modules/node-linux-*/bin/node -e 'require("@nomicfoundation/edr")'  # npm forgives a missing native part
 	@touch $@
 
+$(LIBRARIES): $(CLIENTS)/package.json $(CLIENTS)/package-lock.json
+	@command -v npm >/dev/null || { echo "the tests need Node 20 or newer with npm: not found on PATH"; exit 1; }
+	@echo "installing npm packages (client libraries) ..."
+	@cd $(CLIENTS) && npm ci --ignore-scripts --legacy-peer-deps --prefer-offline --no-audit --no-fund --no-update-notifier \
+		--loglevel=error
+	@touch $@
+
 lock: .venv/.test
 	$(PY) -m pip install -q uv
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
@@ -65,4 +74,4 @@ lock: .venv/.test
 		--extra test setup.cfg -o requirements/test.txt
 
 clean:
-	rm -rf .venv .penstock $(DEVNET)/node_modules .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .penstock $(DEVNET)/node_modules $(CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache

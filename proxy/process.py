@@ -1,4 +1,4 @@
-"""Long-lived work inside one process: named loops that are started again when they fail.
+"""Long-lived work inside one process: named loops that are started again when they fail, and work that a stop may cut short.
 
 The only place that may create a bare task.
 """
@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
 
 log = logging.getLogger("penstock.process")
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -25,7 +30,9 @@ class Tasks:
         return f"<Tasks {', '.join(sorted(name for name, task in self._tasks.items() if not task.done()))}>"
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        self._tasks[name] = asyncio.get_running_loop().create_task(self._run(name, loop), name=name)
+        task = asyncio.get_running_loop().create_task(self._run(name, loop), name=name)
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._tasks.pop(name) if self._tasks.get(name) is task else None)
 
     async def _run(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         pause_s = FIRST_PAUSE_S
@@ -40,7 +47,32 @@ class Tasks:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def close(self) -> None:
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; None when the stop comes first: then the work was cancelled, and has ended."""
+    loop = asyncio.get_running_loop()
+    doing, stopping = loop.create_task(work), loop.create_task(stop.wait())
+    try:
+        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        if not doing.done():
+            doing.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
+    return None if doing.cancelled() else doing.result()
+
+
+def tell(process: asyncio.subprocess.Process, number: int) -> None:
+    """Signal a child, if it still runs.
+
+    Not by the object's own method: that collects a child which has just ended, and asyncio, whose part it is, complains.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)

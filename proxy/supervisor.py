@@ -2,7 +2,8 @@
 
 The supervisor owns what must outlive a worker: the listening sockets, one per worker on the same port (SO_REUSEPORT), and
 the shared windows. A worker that dies leaves its queue of connections in the kernel for its successor; a worker that is
-replaced hands over without a gap, because both listen on the same socket for a moment.
+replaced hands over without a gap, because both listen on the same socket for a moment. When all stop, nobody new is let
+into the queues, what stands in them is taken, and only then do they close: no connection is lost between the two.
 
 A worker is tied to its supervisor by its standard input: settings come in on it, and its end means that the supervisor is
 gone, so that no kill leaves an orphan. On its standard output it says one word, when it is ready.
@@ -11,21 +12,22 @@ gone, so that no kill leaves an orphan. On its standard output it says one word,
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import orjson
 
 from proxy.errors import StartError
-from proxy.process import Tasks
+from proxy.process import Tasks, tell
 from proxy.settings import Settings
 from proxy.store import windows
 from proxy.telemetry import Scrape
@@ -41,6 +43,10 @@ STOP_GRACE_S = 5.0
 HEALTHY_S = 5.0
 LONGEST_PAUSE_S = 5.0
 READY = b"ready\n"
+# How long a connection whose handshake has begun may take to stand in the queue, and how long a queue may take to empty.
+HANDSHAKE_S, QUEUE_S = 0.2, 2.0
+# What the supervisor itself holds: a reload leaves it as it is.
+FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metrics.port")
 
 
 class WorkerFailed(Exception):
@@ -48,10 +54,12 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """One running worker process."""
+    """One running worker process, and the settings that it was started with."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, settings: Settings) -> None:
         self._process = process
+        self._told = False
+        self.settings = settings
         self.pid = process.pid
         self.began = time.monotonic()
 
@@ -60,36 +68,43 @@ class Worker:
         return f"<Worker {self.pid} {state}>"
 
     async def ready(self) -> None:
+        """Hand it its settings and wait for its word; a worker that does not give it is ended."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
+        said = b""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 said = await self._process.stdout.readline()
         except TimeoutError:
-            said = b""
+            pass
+        finally:
+            if said != READY:
+                tell(self._process, signal.SIGKILL)
+                await self._process.wait()
         if said != READY:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
             raise WorkerFailed(f"worker {self.pid} ended before it was ready")
 
     async def ended(self) -> int:
         return await self._process.wait()
 
-    async def stop(self, within_s: float) -> None:
-        """SIGTERM drains; what is left after the deadline is killed."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+    async def stop(self) -> None:
+        """SIGTERM, once, drains; what is left after the deadline is killed."""
+        if not self._told:
+            self._told = True
+            tell(self._process, signal.SIGTERM)
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(self.settings.server.drain_s + STOP_GRACE_S):
                 await self._process.wait()
         except TimeoutError:
             log.warning("worker killed after its drain deadline", extra={"worker": self.pid})
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            tell(self._process, signal.SIGKILL)
             await self._process.wait()
 
 
 class Supervisor:
+    """`start`, then any number of `reload`, then `stop`, which is right at any time, also in the middle of a start."""
+
     def __init__(self, settings: Settings, *, log_to: Path | None = None) -> None:
         self.settings = settings
         self.count = settings.server.workers or os.cpu_count() or 1
@@ -98,10 +113,11 @@ class Supervisor:
         self._listeners: list[socket.socket] = []
         self._windows_fd = -1
         self._workers: dict[int, Worker] = {}
+        # Replaced and still draining.
+        self._retiring: set[Worker] = set()
         self._reload: list[asyncio.Event] = []
-        self._stopping = False
-        self._metrics_dir = tempfile.TemporaryDirectory(prefix="penstock-metrics-")
-        self._scrape = Scrape(self._metrics_dir.name)
+        self._metrics_dir: tempfile.TemporaryDirectory[str] | None = None
+        self._scrape: Scrape | None = None
         self.port = 0
         self.metrics_port = 0
 
@@ -117,37 +133,55 @@ class Supervisor:
         self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
         self.port = self._listeners[0].getsockname()[1]
         self._windows_fd = windows.create()
-        self.metrics_port = self._serve_metrics()
+        self._metrics_dir = tempfile.TemporaryDirectory(prefix="penstock-metrics-")
+        self.metrics_port = self._serve_metrics(self._metrics_dir.name)
         self._reload = [asyncio.Event() for _ in range(self.count)]
-        results = await asyncio.gather(*(self._spawn(place) for place in range(self.count)), return_exceptions=True)
-        for place, result in enumerate(results):
-            if isinstance(result, Worker):
-                self._workers[place] = result
-        if failed := [str(result) for result in results if isinstance(result, BaseException)]:
+        written = self._log_size()
+        results = await asyncio.gather(*(self._fill(place) for place in range(self.count)), return_exceptions=True)
+        if failed := [result for result in results if isinstance(result, BaseException)]:
             await self.stop()
-            raise StartError(failed)
+            raise StartError([f"{failed[0]}{self._log_since(written)}"])
         for place in range(self.count):
             self._tasks.start(f"worker-{place}", lambda place=place: self._keep(place))  # type: ignore[misc]
 
     def reload(self, settings: Settings) -> None:
-        """Replace every worker by one with the new settings, one after the other's drain begins; no request is lost."""
+        """Replace every worker by one with the new settings, and drain the old one; no request is lost."""
+        if fixed := [name for name in FIXED if _leaf(settings, name) != _leaf(self.settings, name)]:
+            log.warning("some of the new settings need a restart", extra={"settings": fixed})
         self.settings = settings
         for event in self._reload:
             event.set()
 
     async def stop(self) -> None:
-        self._stopping = True
         await self._tasks.close()
-        within_s = self.settings.server.drain_s + STOP_GRACE_S
-        await asyncio.gather(*(worker.stop(within_s) for worker in self._workers.values()))
+        await self._close_listeners()
+        await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._retiring)))
         self._workers.clear()
-        for listener in self._listeners:
-            listener.close()
+        self._retiring.clear()
         if self._windows_fd >= 0:
             os.close(self._windows_fd)
             self._windows_fd = -1
-        self._scrape.close()
-        self._metrics_dir.cleanup()
+        if self._scrape is not None:
+            self._scrape.close()
+            self._scrape = None
+        if self._metrics_dir is not None:
+            self._metrics_dir.cleanup()
+
+    async def _close_listeners(self) -> None:
+        """Workers are still accepting: let them empty the queues, into which nobody new comes."""
+        for listener in self._listeners:
+            refuse_new(listener)
+        if self._workers:
+            end = time.monotonic() + QUEUE_S
+            await asyncio.sleep(HANDSHAKE_S)
+            while any(map(waiting, self._listeners)) and time.monotonic() < end:  # noqa: ASYNC110 - the kernel tells nobody
+                await asyncio.sleep(0.01)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    async def _fill(self, place: int) -> None:
+        self._workers[place] = await self._spawn(place)
 
     async def _spawn(self, place: int) -> Worker:
         listener = self._listeners[place]
@@ -156,6 +190,7 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "proxy", "worker"),
                 *("--listen-fd", str(listener.fileno()), "--windows-fd", str(self._windows_fd)),
+                *(("--alone",) if self.count == 1 else ()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_to,
@@ -166,13 +201,12 @@ class Supervisor:
         finally:
             if log_to:
                 log_to.close()
-        worker = Worker(process)
-        assert process.stdin is not None
-        process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
+        worker = Worker(process, self.settings)
         await worker.ready()
         return worker
 
     def _environment(self) -> Mapping[str, str]:
+        assert self._metrics_dir is not None
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir.name, "PYTHONPATH": path}
@@ -180,20 +214,22 @@ class Supervisor:
     async def _keep(self, place: int) -> None:
         """Keep one place filled: replace its worker when it dies or when the settings change."""
         pause_s = 0.0
-        while not self._stopping:
+        while True:
             worker = self._workers.get(place)
             if worker is None:
                 await asyncio.sleep(pause_s)
                 pause_s = min(max(0.1, pause_s * 2), LONGEST_PAUSE_S)
-                with suppress(WorkerFailed):
-                    self._workers[place] = await self._spawn(place)
+                try:
+                    await self._fill(place)
+                except WorkerFailed as exc:
+                    log.error("worker did not start", extra={"reason": str(exc), "again_in_s": pause_s})
                 continue
             if await self._until_ended_or_reload(worker, place):
                 await self._replace(place, worker)
                 continue
             lived_s = time.monotonic() - worker.began
             log.error("worker died", extra={"worker": worker.pid, "lived_s": round(lived_s, 1)})
-            self._scrape.worker_ended(worker.pid)
+            self._has_ended(worker)
             del self._workers[place]
             if lived_s > HEALTHY_S:
                 pause_s = 0.0
@@ -212,19 +248,55 @@ class Supervisor:
 
     async def _replace(self, place: int, old: Worker) -> None:
         try:
-            self._workers[place] = await self._spawn(place)
+            await self._fill(place)
         except WorkerFailed as exc:
-            log.error("reload failed: the old worker goes on", extra={"reason": str(exc)})
+            log.error("reload failed: the old worker and its settings stay", extra={"reason": str(exc)})
+            self.settings = old.settings
             return
-        await old.stop(self.settings.server.drain_s + STOP_GRACE_S)
-        self._scrape.worker_ended(old.pid)
+        self._retiring.add(old)
+        self._tasks.start(f"retiring-{old.pid}", lambda: self._retire(old))
 
-    def _serve_metrics(self) -> int:
+    async def _retire(self, old: Worker) -> None:
+        await old.stop()
+        self._retiring.discard(old)
+        self._has_ended(old)
+
+    def _has_ended(self, worker: Worker) -> None:
+        if self._scrape is not None:
+            self._scrape.worker_ended(worker.pid)
+
+    def _serve_metrics(self, directory: str) -> int:
         wanted = self.settings.metrics
+        scrape = Scrape(directory)
         try:
-            return self._scrape.serve(wanted.host, wanted.port)
+            port = scrape.serve(wanted.host, wanted.port)
         except OSError as exc:
-            raise StartError([f"metrics.port: {wanted.port} cannot be used ({exc.strerror}): choose another"]) from None
+            reason = exc.strerror or str(exc)
+            raise StartError(
+                [f"metrics.port: {wanted.host}:{wanted.port} cannot be used ({reason}): choose another"]
+            ) from None
+        self._scrape = scrape
+        return port
+
+    def _log_size(self) -> int:
+        return self._log_to.stat().st_size if self._log_to is not None and self._log_to.exists() else 0
+
+    def _log_since(self, size: int) -> str:
+        """What workers wrote since; where they write to our own standard error, whoever reads this has read that."""
+        if self._log_to is None:
+            return ""
+        with self._log_to.open("rb") as written:
+            written.seek(size)
+            lines = written.read().decode("utf-8", "replace").splitlines()
+        return f"; the end of {self._log_to}:\n" + "\n".join(lines[-15:])
+
+
+def _leaf(settings: Settings, name: str) -> object:
+    section, _, key = name.partition(".")
+    return settings.tree[section][key]
+
+
+# The listening sockets
 
 
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:
@@ -247,8 +319,38 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
 
 def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind((host, port))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((host, port))
+    except BaseException:
+        listener.close()
+        raise
     return listener
+
+
+_SO_ATTACH_FILTER = 26
+# A classic BPF program over the TCP header: drop what has the SYN flag (byte 13, bit 1), pass everything else.
+_NO_SYN = b"".join(
+    struct.pack("HBBI", *step)
+    for step in ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+)
+
+
+def refuse_new(listener: socket.socket) -> None:
+    """No new connection from now on; those in the queue, or half-way there, are not touched.
+
+    Closing a listening socket resets whoever waits in its queue, though they may have sent their request already. There is
+    no call to stop listening and keep the queue: a filter that drops every SYN does it.
+    """
+    program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
+    listener.setsockopt(
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
+    )
+
+
+def waiting(listener: socket.socket) -> int:
+    """Connections in the queue that no worker has accepted: `tcpi_unacked` means that for a listening socket."""
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)
+    return int(struct.unpack_from("I", info, 24)[0])

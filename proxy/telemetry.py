@@ -7,17 +7,25 @@ through a bounded queue: a full disk or a stopped reader drops lines, never bloc
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import logging.handlers
 import queue
 import re
 import sys
 import time
+from bisect import bisect_left
+from collections import Counter as Counter_
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 import orjson
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, multiprocess, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, multiprocess, start_http_server
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -29,19 +37,162 @@ connections_open = Gauge("penstock_connections_open", "Open client connections",
 connections_refused_total = Counter("penstock_connections_refused_total", "Connections refused at the door", ["reason"])
 keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")
 database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
+log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines that nobody read in time")
+
+
+class Tally:
+    """Counts of one method on one network in this process: a fixed place for each, nothing allocated per call."""
+
+    __slots__ = ("buckets", "errors", "faults", "hits", "joins", "labels", "results", "seconds", "units")
+
+    def __init__(self, network: str, method: str) -> None:
+        self.labels = (network, method)
+        self.results = 0
+        self.errors = 0
+        self.faults = 0
+        self.hits = 0
+        self.joins = 0
+        self.units = 0
+        self.seconds = 0.0
+        self.buckets = [0] * (len(LATENCY_S) + 1)
+
+    def __repr__(self) -> str:
+        return f"<Tally {'/'.join(self.labels)}: {self.results} results, {self.errors} errors, {self.faults} faults>"
+
+    def count(self, outcome: str, cache: str, units: int, seconds: float) -> None:
+        if outcome == "results":
+            self.results += 1
+        elif outcome == "errors":
+            self.errors += 1
+        else:
+            self.faults += 1
+        if cache == "hit":
+            self.hits += 1
+        elif cache == "join":
+            self.joins += 1
+        self.units += units
+        self.seconds += seconds
+        self.buckets[bisect_left(LATENCY_S, seconds)] += 1
+
+
+class Tallies:
+    """All tallies of a process, written to a file that the supervisor adds up when it is scraped."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, str], Tally] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tallies {len(self._all)}>"
+
+    def of(self, network: str, method: str) -> Tally:
+        return self._all.setdefault((network, method), Tally(network, method))
+
+    def write(self, path: Path, upstreams: Sequence[tuple[str, str, int, int]] = ()) -> None:
+        """Whole or not at all: a scrape never sees half a file."""
+        rows = [
+            [*t.labels, t.results, t.errors, t.faults, t.hits, t.joins, t.units, t.seconds, t.buckets]
+            for t in self._all.values()
+            if any(t.buckets)
+        ]
+        part = path.with_suffix(".part")
+        part.write_bytes(orjson.dumps({"calls": rows, "upstreams": upstreams}))
+        part.replace(path)
+
+
+class CallCollector(Collector):
+    """The calls of all workers, those that died included: their files stay."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def collect(self) -> Iterator[Metric]:
+        calls = CounterMetricFamily("penstock_calls", "JSON-RPC calls", labels=["network", "method", "outcome"])
+        cache = CounterMetricFamily("penstock_cache", "Calls answered without an upstream", labels=["network", "how"])
+        units = CounterMetricFamily("penstock_call_units", "Compute units of calls", labels=["network", "method"])
+        seconds = HistogramMetricFamily("penstock_call_seconds", "Time to answer a call", labels=["network", "method"])
+        upstreams = CounterMetricFamily("penstock_upstream_calls", "Calls to upstreams", labels=["upstream", "outcome"])
+        for (network, method), sums in self._calls().items():
+            for outcome, count in zip(("result", "error", "fault"), sums[:3], strict=True):
+                calls.add_metric([network, method, outcome], count)
+            cache.add_metric([network, "hit"], sums[3])
+            cache.add_metric([network, "join"], sums[4])
+            units.add_metric([network, method], sums[5])
+            seconds.add_metric([network, method], _cumulative(sums[7]), sums[6])
+        for (label, outcome), count in self._upstreams().items():
+            upstreams.add_metric([label, outcome], count)
+        yield from (calls, _merged(cache), units, seconds, upstreams)
+
+    def _files(self) -> Iterator[Any]:
+        for path in self._directory.glob("calls-*.json"):
+            try:
+                yield orjson.loads(path.read_bytes())
+            except (OSError, orjson.JSONDecodeError):
+                continue
+
+    def _calls(self) -> dict[tuple[str, str], list[Any]]:
+        found: dict[tuple[str, str], list[Any]] = {}
+        for data in self._files():
+            for network, method, *numbers, buckets in data["calls"]:
+                sums = found.setdefault((network, method), [0] * len(numbers) + [[0] * len(buckets)])
+                for place, number in enumerate(numbers):
+                    sums[place] += number
+                sums[-1] = [have + more for have, more in zip(sums[-1], buckets, strict=True)]
+        return found
+
+    def _upstreams(self) -> Counter_[tuple[str, str]]:
+        found: Counter_[tuple[str, str]] = Counter_()
+        for data in self._files():
+            for _network, label, good, bad in data["upstreams"]:
+                found[label, "answered"] += good
+                found[label, "failed"] += bad
+        return found
+
+
+def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
+    total = 0
+    out = []
+    for edge, count in zip((*map(str, LATENCY_S), "+Inf"), buckets, strict=True):
+        total += count
+        out.append((edge, float(total)))
+    return out
+
+
+def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
+    """Add up samples of the same labels: a network has many methods."""
+    sums: dict[tuple[str, ...], float] = {}
+    for sample in family.samples:
+        sums[tuple(sample.labels.values())] = sums.get(tuple(sample.labels.values()), 0.0) + sample.value
+    merged = CounterMetricFamily(family.name, family.documentation, labels=list(family._labelnames))
+    for labels, value in sums.items():
+        merged.add_metric(list(labels), value)
+    return merged
+
 
 # A key may stand in a path, a query or a message; only its prefix is ever written.
-_SECRET = re.compile(r"(svc_(?:live|test)_|whsec_)[0-9A-Za-z+/=_-]+|(://)[^/@\s]+@")
+_KEY = re.compile(r"(svc_(?:live|test)_|whsec_)[0-9A-Za-z+/=_-]+")
+# Of an address only scheme and host are written: credentials stand before the host, and behind it upstreams have their
+# keys. An address ends where the JSON string around it does, so that what is left is still JSON.
+_ADDRESS = re.compile(r'(?<=://)(?:[^\s"\\]|\\["\\])+')
+_AFTER_HOST = re.compile(r"[/?#]")
 # Lines that wait to be written. Past that they are dropped and counted.
 QUEUE = 10_000
+# How often access lines go out.
+ACCESS_FLUSH_S = 0.2
 # Attributes of a LogRecord that are the machinery's, not the event's.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def redact(text: str) -> str:
-    return _SECRET.sub(
-        lambda found: f"{found.group(1) or found.group(2)}[redacted]{'@' if found.group(2) else ''}", text
-    )
+    """A line of JSON without what is secret in it."""
+    return _KEY.sub(r"\1[redacted]", _ADDRESS.sub(_redacted_address, text))
+
+
+def _redacted_address(found: re.Match[str]) -> str:
+    authority, *rest = _AFTER_HOST.split(found[0], maxsplit=1)
+    credentials, _, host = authority.rpartition("@")
+    if any("@" in part for part in rest):
+        return "[redacted]"  # a password with a slash in it, perhaps
+    return f"{'[redacted]@' if credentials else ''}{host}{'/[redacted]' if any(rest) else ''}"
 
 
 class JsonLines(logging.Formatter):
@@ -57,7 +208,18 @@ class JsonLines(logging.Formatter):
         line.update((name, value) for name, value in vars(record).items() if name not in _OWN)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return redact(orjson.dumps(line, default=str).decode())
+        return redact(_encoded(line))
+
+
+def _encoded(line: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(line, default=str).decode()
+    except TypeError:  # a lone surrogate, an integer beyond 64 bits: nothing that is said to us may silence the log
+        return orjson.dumps({name: _plain(value) for name, value in line.items()}).decode()
+
+
+def _plain(value: Any) -> str:
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 class _Dropping(logging.handlers.QueueHandler):
@@ -67,7 +229,7 @@ class _Dropping(logging.handlers.QueueHandler):
         try:
             self.queue.put_nowait(record)
         except queue.Full:
-            pass
+            log_lines_dropped_total.inc()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record
@@ -88,6 +250,38 @@ def start_logging(level: str, stream: TextIO = sys.stderr) -> logging.handlers.Q
     return listener
 
 
+class AccessLines:
+    """Lines that are written ready-made, a few times a second and by a thread: what logging costs is too much per call."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._lines: list[bytes] = []
+
+    def __repr__(self) -> str:
+        return f"<AccessLines {len(self._lines)} to write>"
+
+    def add(self, line: bytes) -> None:
+        """Past the bound lines are dropped: a full disk must not fill the memory."""
+        if len(self._lines) < QUEUE:
+            self._lines.append(line)
+        else:
+            log_lines_dropped_total.inc()
+
+    async def run(self) -> None:
+        """A supervised loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(ACCESS_FLUSH_S)
+            if self._lines:
+                await loop.run_in_executor(None, self.flush)
+
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        with suppress(OSError):
+            self._stream.buffer.write(b"".join(lines))
+            self._stream.buffer.flush()
+
+
 class Scrape:
     """What the supervisor answers to Prometheus: the files of all workers added up, and its own counts."""
 
@@ -95,6 +289,7 @@ class Scrape:
         self._directory = directory
         self._registry = CollectorRegistry()
         MultiProcessCollector(self._registry, path=directory)  # type: ignore[no-untyped-call]
+        self._registry.register(CallCollector(Path(directory)))
         # Not a worker's: it is kept in this process alone.
         self._restarts = Counter("penstock_worker_restarts", "Workers replaced", registry=self._registry)
 

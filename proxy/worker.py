@@ -15,20 +15,24 @@ from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.app import App
 from proxy.errors import Unavailable
+from proxy.process import unless_stopped
 from proxy.settings import Settings, Tables
-from proxy.store.windows import Windows
+from proxy.store.windows import OwnWindows, Windows
 from proxy.supervisor import READY
 
 STDIN = 0
 
 
-def main(*, listen_fd: int, windows_fd: int) -> int:
-    settings = settings_room.from_tree(orjson.loads(_first_line()))
+def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
+    line = _first_line()
+    if not line.endswith(b"\n"):  # The supervisor was gone before it could say what to do.
+        return 0
+    settings = settings_room.from_tree(orjson.loads(line))
     tables = settings_room.load_tables()
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, tables, listen_fd, windows_fd))
+            runner.run(_serve(settings, tables, listen_fd, (OwnWindows if alone else Windows)(windows_fd)))
     finally:
         listener.stop()
     return 0
@@ -37,20 +41,22 @@ def main(*, listen_fd: int, windows_fd: int) -> int:
 def _first_line() -> bytes:
     """The settings. Byte by byte, because what follows on this pipe is its end, which the loop waits for."""
     line = bytearray()
-    while (byte := os.read(STDIN, 1)) not in (b"", b"\n"):
+    while not line.endswith(b"\n") and (byte := os.read(STDIN, 1)):
         line += byte
     return bytes(line)
 
 
-async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows_fd: int) -> None:
+async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Windows) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     os.set_blocking(STDIN, False)
     loop.add_reader(STDIN, _stop_at_end, stop)
-    app = App(settings, tables, Windows(windows_fd))
-    await _start(app, socket.socket(fileno=listen_fd))
+    app = App(settings, tables, windows)
+    if not await unless_stopped(stop, _start(app, socket.socket(fileno=listen_fd))):
+        await app.pool.close()
+        return
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     await stop.wait()
@@ -58,14 +64,14 @@ async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows_fd:
     await app.stop()
 
 
-async def _start(app: App, listener: socket.socket) -> None:
+async def _start(app: App, listener: socket.socket) -> bool:
     """A database that is just coming up is waited for: the supervisor has the deadline."""
     while True:
         try:
-            return await app.start(listener)
+            await app.start(listener)
+            return True
         except Unavailable:
             await app.pool.close()
-            await app.client.close()
             await asyncio.sleep(0.5)
 
 

@@ -7,12 +7,53 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests import service as service_room
+from tests.flows.upstream import Upstream, echo
 from tests.service import Service
+
+# Tests send bad keys by the hundred, all from one address.
+PATIENT = {"PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": "1000000"}
 
 
 @pytest.fixture(scope="session")
-async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """The whole service with two workers, shared by every test that leaves it as it was."""
-    running = await service_room.start(tmp_path_factory.mktemp("penstock"), "--workers", "2")
+async def upstream_server() -> AsyncIterator[Upstream]:
+    server = Upstream()
+    await server.open()
+    yield server
+    await server.close()
+
+
+@pytest.fixture(scope="session")
+async def faulty_server() -> AsyncIterator[Upstream]:
+    server = Upstream()
+    await server.open()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+def upstream(upstream_server: Upstream) -> Upstream:
+    """The upstream of ethereum/sepolia, as it is before anyone tells it otherwise."""
+    upstream_server.act = echo
+    return upstream_server
+
+
+@pytest.fixture
+def faulty(faulty_server: Upstream) -> Upstream:
+    """The upstream of ethereum/hoodi, which is there to fail."""
+    faulty_server.act = echo
+    return faulty_server
+
+
+@pytest.fixture(scope="session")
+async def service(
+    tmp_path_factory: pytest.TempPathFactory, upstream_server: Upstream, faulty_server: Upstream
+) -> AsyncIterator[Service]:
+    """The whole service with four workers, shared by every test that leaves it as it was."""
+    running = await service_room.start(
+        tmp_path_factory.mktemp("penstock"),
+        *("--workers", "4", "--upstream", f"ethereum/sepolia={upstream_server.url}"),
+        *("--upstream", f"ethereum/hoodi={faulty_server.url}"),
+        env=PATIENT,
+    )
     yield running
     await service_room.stop(running)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
+from proxy.__main__ import main
+
+# Standard output is the process's, not the thread's.
+_one_at_a_time = threading.Lock()
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 90.0
+# "Within a second" is what is promised of a change; the rest is slack for a busy machine.
+SOON_S = 1.5
 
 
 @dataclass
@@ -27,10 +38,16 @@ class Service:
     data: Path
     ready: dict[str, Any]
     session: aiohttp.ClientSession = field(repr=False)
+    # A connection to each worker by its process, kept to ask them one by one: see tests/flows/talk.
+    talks: dict[int, Any] = field(default_factory=dict, repr=False)
 
     @property
     def base(self) -> str:
         return str(self.ready["base_url"])
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.base).port or 0
 
     @property
     def keys(self) -> dict[str, str]:
@@ -54,18 +71,50 @@ class Service:
             await response.read()
             return response
 
+    async def get(self, url: str, **headers: str) -> aiohttp.ClientResponse:
+        """A path from the root of the service, or a whole address."""
+        whole = url if url.startswith("http") else self.base.removesuffix("/v1") + url
+        async with self.session.get(whole, headers=headers) as response:
+            await response.read()
+            return response
+
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command beside the running service."""
         return command(*words, "--data", str(self.data))
 
+    async def ask(self, *words: str) -> Any:
+        """A command with --json, run without stopping the loop; what it printed."""
+        done = await asyncio.to_thread(self.cli, *words, "--json")
+        assert done.returncode == 0, done.stderr
+        return orjson.loads(done.stdout)
+
+    async def new_account(self, plan: str = "free", *words: str) -> dict[str, Any]:
+        named = ("--name", "Flow", "--email", "flow@example.com", "--plan", plan)
+        return await asyncio.to_thread(self._made, "accounts", "create", *named, *words)
+
+    async def new_key(self, account: str, *words: str) -> dict[str, Any]:
+        """The key's row, with the key itself under `key`, known to every worker."""
+        from tests.flows.talk import is_known_everywhere
+
+        made = await asyncio.to_thread(self._made, "keys", "create", "--account", account, *words)
+        await is_known_everywhere(self, made["key"])
+        return made
+
+    def _made(self, *words: str) -> dict[str, Any]:
+        """The command in this process: a tenth of the time, for tests that are about something else."""
+        with _one_at_a_time, redirect_stdout(io.StringIO()) as said:
+            assert main([*words, "--json", "--data", str(self.data)]) == 0
+        made: dict[str, Any] = orjson.loads(said.getvalue())
+        return made
+
     def worker_pids(self) -> list[int]:
-        return sorted(pid for pid, line in _children(self.process.pid) if "worker" in line)
+        return sorted(pid for pid, line in children(self.process.pid) if "worker" in line)
 
     def child_pid(self, name: str) -> int:
-        return next(pid for pid, line in _children(self.process.pid) if name in line)
+        return next(pid for pid, line in children(self.process.pid) if name in line)
 
 
-def command(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def command(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "proxy", *words],
         cwd=ROOT,
@@ -77,17 +126,42 @@ def command(*words: str, env: dict[str, str] | None = None) -> subprocess.Comple
     )
 
 
-def _children(pid: int) -> list[tuple[int, str]]:
-    found = []
+# Processes, as the kernel knows them
+
+
+def _processes() -> Iterable[tuple[int, int, str]]:
+    """Process, parent, command line; without those that ended and are only waited for."""
     for directory in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int(directory.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
-            line = directory.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (OSError, ValueError):
+            state, parent = directory.joinpath("stat").read_text().rsplit(")", 1)[1].split()[:2]
+            line = directory.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
             continue
-        if parent == pid:
-            found.append((int(directory.name), line))
+        if state != "Z":
+            yield int(directory.name), int(parent), line
+
+
+def children(pid: int) -> list[tuple[int, str]]:
+    return [(child, line) for child, parent, line in _processes() if parent == pid]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """All below a process, whatever session they are in."""
+    below: dict[int, list[tuple[int, str]]] = {}
+    for child, parent, line in _processes():
+        below.setdefault(parent, []).append((child, line))
+    found: dict[int, str] = {}
+    todo = [pid]
+    while todo:
+        for child, line in below.get(todo.pop(), ()):
+            found[child] = line
+            todo.append(child)
     return found
+
+
+def naming(text: str) -> dict[int, str]:
+    """Processes whose command line has this text in it: a data directory of ours, say."""
+    return {pid: line for pid, _, line in _processes() if text in line}
 
 
 def is_running(pid: int) -> bool:
@@ -95,6 +169,24 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def owner_of(server_port: int, client_port: int, pids: Iterable[int]) -> int | None:
+    """Which of the processes holds the server's end of a connection; none while it waits in the kernel's queue."""
+    inode = ""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        parts = line.split()
+        ends = [int(end.rsplit(":", 1)[1], 16) for end in parts[1:3]]
+        if ends == [server_port, client_port]:
+            inode = parts[9]
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                if os.readlink(link) == f"socket:[{inode}]":
+                    return pid
+            except OSError:
+                continue
+    return None
 
 
 async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02) -> Any:
@@ -111,29 +203,28 @@ async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02
         await asyncio.sleep(every_s)
 
 
-async def start(data: Path, *words: str, env: dict[str, str] | None = None) -> Service:
-    """Start the service on any free port and wait until it is ready."""
+# Starting and stopping
+
+
+def launch(data: Path, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start the service on any free port, and do not wait for it."""
     data.mkdir(parents=True, exist_ok=True)
-    ready_file = data / "ready.json"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "proxy",
-            "dev",
-            "--port",
-            "0",
-            "--data",
-            str(data),
-            "--ready-file",
-            str(ready_file),
-            *words,
-        ],
+    port = () if "--port" in words else ("--port", "0")
+    ready = ("--ready-file", str(data / "ready.json"))
+    return subprocess.Popen(
+        [sys.executable, "-m", "proxy", "dev", *port, "--data", str(data), *ready, *words],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+
+async def start(data: Path, *words: str, env: Mapping[str, str] | None = None) -> Service:
+    """Start the service and wait until it is ready."""
+    ready_file = data / "ready.json"
+    ready_file.unlink(missing_ok=True)  # A killed run leaves its own.
+    process = launch(data, *words, env=env)
     try:
         await until(lambda: ready_file.exists() or process.poll() is not None, within_s=START_S)
         if process.poll() is not None:
@@ -141,6 +232,7 @@ async def start(data: Path, *words: str, env: dict[str, str] | None = None) -> S
             raise AssertionError(f"the service did not start:\n{process.stdout.read().decode()}")
     except BaseException:
         process.kill()
+        process.communicate()
         raise
     ready = orjson.loads(ready_file.read_bytes())
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -150,11 +242,19 @@ async def start(data: Path, *words: str, env: dict[str, str] | None = None) -> S
 async def stop(service: Service, number: signal.Signals = signal.SIGINT) -> int:
     """Ctrl-C, and the exit code; everything that it printed is read, so that it cannot block."""
     await service.session.close()
+    for talk in service.talks.values():
+        await talk.close()
     if service.process.poll() is None:
         service.process.send_signal(number)
+    return (await finished(service.process, within_s=40.0))[0]
+
+
+async def finished(process: subprocess.Popen[bytes], *, within_s: float = 20.0) -> tuple[int, str]:
+    """The exit code, and all that was printed; a process that does not end is killed, which fails the test."""
     try:
-        await asyncio.to_thread(service.process.communicate, timeout=40)
+        printed, _ = await asyncio.to_thread(process.communicate, timeout=within_s)
     except subprocess.TimeoutExpired:
-        service.process.kill()
-        await asyncio.to_thread(service.process.communicate)
-    return int(service.process.returncode)
+        process.kill()
+        printed, _ = await asyncio.to_thread(process.communicate)
+        raise AssertionError(f"it did not end within {within_s} s:\n{printed.decode()}") from None
+    return process.returncode, printed.decode()

@@ -76,11 +76,10 @@ class Registry:
     def __init__(self, chains: Iterable[Chain]) -> None:
         self.chains = {chain.name: chain for chain in chains}
         self._chain_of = dict(self._chain_names())
-        self._network_of = {
-            (name, network): Network(chain, network, facts)
-            for name, chain in self._chain_of.items()
-            for network, facts in chain.networks.items()
-        }
+        self._networks = [
+            Network(chain, name, facts) for chain in self.chains.values() for name, facts in chain.networks.items()
+        ]
+        self._network_of = dict(self._network_paths())
         self._by_word = dict(self._network_words())
 
     def _chain_names(self) -> Iterator[tuple[str, Chain]]:
@@ -89,13 +88,21 @@ class Registry:
             for alias in chain.aliases:
                 yield alias, chain
 
+    def _network_paths(self) -> Iterator[tuple[tuple[str, str], Network]]:
+        for network in self._networks:
+            for name in (network.chain.name, *network.chain.aliases):
+                yield (name, network.name), network
+            if network.facts.chain_id is not None:
+                yield (str(network.facts.chain_id), network.name), network
+
     def _network_words(self) -> Iterator[tuple[str, Network]]:
-        for (name, network), found in self._network_of.items():
-            yield f"{name}-{network}", found
+        for network in self._networks:
+            for name in (network.chain.name, *network.chain.aliases):
+                yield f"{name}-{network.name}", network
         # Two networks may share an id (the dev chain's do): the live one has it.
-        for found in sorted(self._network_of.values(), key=lambda network: network.is_live):
-            if found.facts.chain_id is not None:
-                yield str(found.facts.chain_id), found
+        for network in sorted(self._networks, key=lambda network: network.is_live):
+            if network.facts.chain_id is not None:
+                yield str(network.facts.chain_id), network
 
     def find(self, chain: str, network: str) -> Network | None:
         """The network of a path such as /rpc/{chain}/{network}."""
@@ -113,18 +120,19 @@ class Registry:
         return None
 
     def networks(self) -> Iterator[Network]:
-        for chain in self.chains.values():
-            for name in chain.networks:
-                yield self._network_of[chain.name, name]
+        yield from self._networks
 
     def faults(self) -> Iterator[str]:
         """What no schema of a single file can see."""
         seen: dict[str, str] = {}
         for chain in self.chains.values():
-            for word in (chain.name, *chain.aliases):
-                if word in seen:
-                    yield f"{chain.name}.toml: the name {word!r} is taken by {seen[word]}.toml"
-                seen[word] = chain.name
+            # Its networks may share an id among themselves, and with no other chain's.
+            ids = {str(facts.chain_id) for facts in chain.networks.values() if facts.chain_id is not None}
+            names = (chain.name, *chain.aliases)
+            free = [name for name in names if name not in seen]
+            words = (*names, *sorted(ids), *(f"{name}-{network}" for name in free for network in chain.networks))
+            yield from (f"{chain.name}.toml: the name {w!r} is taken by {seen[w]}.toml" for w in words if w in seen)
+            seen.update(dict.fromkeys(words, chain.name))
             defaults = [name for name, facts in chain.networks.items() if facts.default]
             if len(defaults) > 1:
                 yield f"{chain.name}.toml: more than one default test network: {', '.join(defaults)}"

@@ -7,6 +7,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from proxy import settings
+
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("dev", help="run everything on this machine: database, chain and service")
@@ -24,10 +26,10 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from proxy.dev.display import Display
-    from proxy.dev.run import Dev, Options, default_data
+    from proxy.dev.run import Dev, Options
 
     options = Options(
-        data=args.data or default_data(),
+        data=args.data or settings.data_directory(),
         port=args.port,
         workers=args.workers,
         fresh=args.fresh,

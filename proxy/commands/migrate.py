@@ -21,13 +21,10 @@ def register(commands: Any) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     found = place.load(args)
-    try:
-        connection = await asyncpg.connect(found.database.url, timeout=10)
-    except (OSError, asyncpg.PostgresError, TimeoutError) as exc:
-        raise StartError([f"database.url: cannot connect: {type(exc).__name__}"]) from None
-    try:
-        applied = await migrate.migrate(connection)
-    finally:
-        await connection.close()
+    async with place.database(found.database.url) as connection:
+        try:
+            applied = await migrate.migrate(connection)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+            raise StartError([f"a migration failed and was undone: {exc}"]) from None
     print("\n".join(f"applied {name}" for name in applied) or "nothing to do")
     return 0

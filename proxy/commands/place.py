@@ -8,28 +8,30 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import orjson
 
 from proxy import settings
 from proxy.errors import StartError
 from proxy.settings import Settings
+from proxy.store import migrate
 from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
+from proxy.store.pool import Connection, Pool
 
-DATA = Path(".penstock")
 RUNNING = "running.json"
+CONNECT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults and the environment")
-    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="the development service's directory")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the development service's directory")
 
 
 def load(args: argparse.Namespace) -> Settings:
     """The effective settings; without a file or DATABASE_URL, those of the development service that runs here."""
     environ = settings.environment()
     if args.config is None and "DATABASE_URL" not in environ and "PENSTOCK_DATABASE__URL" not in environ:
-        return settings.load(environ=environ, overrides=_running(args.data))
+        return settings.load(environ=environ, overrides=_running(args.data or settings.data_directory()))
     return settings.load(args.config, environ=environ)
 
 
@@ -43,8 +45,31 @@ def _running(data: Path) -> dict[str, Any]:
 
 
 @asynccontextmanager
+async def database(url: str) -> AsyncIterator[Connection]:
+    """One connection. Of what is wrong with the address only the kind is said: it holds a password."""
+    try:
+        connection = await asyncpg.connect(url, timeout=CONNECT_S)
+    except (asyncpg.InterfaceError, ValueError):
+        raise StartError(["database.url: is not an address that can be used"]) from None
+    except (OSError, asyncpg.PostgresError) as exc:
+        raise StartError([f"database.url: cannot connect ({type(exc).__name__}): is it running, and may we?"]) from None
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def check_schema(url: str) -> None:
+    """Refuse a schema that is behind: `migrate` is a step of its own, taken before."""
+    async with database(url) as connection:
+        if missing := await migrate.pending(connection):
+            raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
+
+
+@asynccontextmanager
 async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
     found = load(args)
+    await check_schema(found.database.url)
     pool = Pool(found.database.url, size=2, acquire_timeout_s=5.0, application="penstock-cli")
     await pool.open()
     try:

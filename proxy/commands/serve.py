@@ -7,15 +7,15 @@ import asyncio
 import logging
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
-from proxy import telemetry
+from proxy.commands import place
 from proxy.commands.check import loaded
 from proxy.errors import StartError
-from proxy.store import migrate
-from proxy.supervisor import Supervisor
+from proxy.process import unless_stopped
+
+if TYPE_CHECKING:
+    from proxy.supervisor import Supervisor
 
 log = logging.getLogger("penstock.serve")
 
@@ -27,6 +27,10 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Here, so that the other commands do not wait for what they do not need.
+    from proxy import telemetry
+    from proxy.supervisor import Supervisor
+
     settings, _ = loaded(args.config)
     listener = telemetry.start_logging(settings.log.level)
     try:
@@ -41,15 +45,21 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await _check_schema(supervisor.settings.database.url)
-    await supervisor.start()
     loop.add_signal_handler(signal.SIGHUP, _reload, config, supervisor)
+    try:
+        await unless_stopped(stop, _start(supervisor))
+        await stop.wait()
+        log.info("draining")
+    finally:
+        await supervisor.stop()
+
+
+async def _start(supervisor: Supervisor) -> None:
+    await place.check_schema(supervisor.settings.database.url)
+    await supervisor.start()
     log.info(
         "serving", extra={"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}
     )
-    await stop.wait()
-    log.info("draining")
-    await supervisor.stop()
 
 
 def _reload(config: Path | None, supervisor: Supervisor) -> None:
@@ -60,16 +70,3 @@ def _reload(config: Path | None, supervisor: Supervisor) -> None:
         return
     log.info("reloading")
     supervisor.reload(settings)
-
-
-async def _check_schema(url: str) -> None:
-    """Refuse to serve on a schema that is behind: `migrate` is a step of its own, taken before."""
-    try:
-        connection = await asyncpg.connect(url, timeout=10)
-    except (OSError, asyncpg.PostgresError, TimeoutError) as exc:
-        raise StartError([f"database.url: cannot connect: {type(exc).__name__}"]) from None
-    try:
-        if missing := await migrate.pending(connection):
-            raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
-    finally:
-        await connection.close()

@@ -10,10 +10,11 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("worker")
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--windows-fd", type=int, required=True)
+    parser.add_argument("--alone", action="store_true", help="no other worker shares the windows")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from proxy import worker
 
-    return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd)
+    return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd, alone=args.alone)

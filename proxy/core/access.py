@@ -84,13 +84,16 @@ class Limits:
 class Account:
     """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/quotas)."""
 
-    __slots__ = ("day_limit", "exhausted", "id", "left", "plan")
+    __slots__ = ("day_limit", "exhausted", "id", "left", "plan", "remaining")
 
     def __init__(self, *, id: str, plan: str, day_limit: int, exhausted: bool = False) -> None:  # noqa: A002
         self.id = id
         self.plan = plan
         self.day_limit = day_limit
+        # Leased and not used; below zero: used on credit.
         self.left = 0
+        # Of the day, beyond what is leased, as far as this worker knows: others may have taken of it since.
+        self.remaining = day_limit
         self.exhausted = exhausted
 
     def __repr__(self) -> str:
@@ -112,8 +115,10 @@ class Key:
         "digest",
         "disabled",
         "id",
+        "limit_line",
         "lineage",
         "live",
+        "locked",
         "request_s",
         "requests_per_second",
         "scopes",
@@ -145,9 +150,12 @@ class Key:
         self.account = account
         self.requests_per_second = limits.requests_per_second
         self.units_per_second = limits.units_per_second
+        self.limit_line = b"\r\nX-RateLimit-Limit: %d\r\nX-RateLimit-Remaining: " % limits.requests_per_second
         self.request_s = 1.0 / limits.requests_per_second
         self.unit_s = 1.0 / limits.units_per_second
         self.disabled = disabled
+        # The one question of the fast path: anything but an active key?
+        self.locked = disabled
         self.dies_at = dies_at
         self.alive = True
 

@@ -8,7 +8,7 @@ the upstream is written anew from those parts.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -24,14 +24,16 @@ TIMEOUT = -32015
 MAX_BATCH = 100
 # An id is echoed: longer ones serve nobody.
 MAX_ID_BYTES = 256
-MAX_METHOD = 64
+MAX_METHOD = 128
 NULL = b"null"
+NO_PARAMS = b"[]"
+
+# A call: its method, its params and its id as they were sent. An empty id is a notification's.
+Call: TypeAlias = tuple[str, bytes, bytes]
 
 
-class Call(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One call as it was sent. `params` and `id` are empty where absent; a call without an id is a notification."""
-
-    jsonrpc: str
+class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    jsonrpc: Literal["2.0"]
     method: str
     params: msgspec.Raw = msgspec.Raw()
     id: msgspec.Raw = msgspec.Raw()
@@ -47,38 +49,58 @@ class Malformed(Exception):
         self.id = id
 
 
-_call = msgspec.json.Decoder(Call).decode
+_envelope = msgspec.json.Decoder(Envelope).decode
+_envelopes = msgspec.json.Decoder(list[Envelope]).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_anything = msgspec.json.Decoder(Any).decode
+_BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_OPENERS = b"[{"
+_ID_STARTS = frozenset(b'"-0123456789')
+# For the hot path, which takes the steps of `parse` and `read_reply` itself.
+read_envelope = _envelope
+NOT_JSON = _BAD
+ID_STARTS = _ID_STARTS
 
 
 def is_batch(body: bytes) -> bool:
-    return body.lstrip(b" \t\r\n")[:1] == b"["
+    return body[:1] == b"[" or body.lstrip(b" \t\r\n")[:1] == b"["
 
 
-def parse(body: bytes) -> Call:
-    """A single call, or Malformed."""
+def parse(body: bytes, envelope: Envelope | None = None) -> Call:
+    """A single call, or Malformed. The envelope saves reading it again."""
     try:
-        call = _call(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+        if not body.isascii():
+            body.decode()  # Members that are kept as bytes are not read by the decoder: nonsense must not pass in them.
+        return _checked(envelope or _envelope(body))
+    except _BAD as exc:
         raise _malformed(body, exc) from None
-    if fault := _fault(call):
-        raise Malformed(INVALID_REQUEST, fault, id_of(call) if _is_id(bytes(call.id)) else NULL)
-    return call
 
 
 def parse_batch(body: bytes) -> list[Call | Malformed]:
     """Each item a call or what is wrong with it, in order; Malformed for a body that is no batch at all."""
     try:
-        raws = _items(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
-        raise _malformed(body, exc) from None
-    if not raws:
+        if not body.isascii():
+            body.decode()
+        items: list[Call | Malformed] = list(map(_checked, _envelopes(body)))
+    except (*_BAD, Malformed):
+        items = _each_item(body)
+    if not items:
         raise Malformed(INVALID_REQUEST, "the batch is empty")
-    if len(raws) > MAX_BATCH:
-        raise Malformed(INVALID_REQUEST, f"the batch has {len(raws)} items: at most {MAX_BATCH} are allowed")
-    return [_item(bytes(raw)) for raw in raws]
+    if len(items) > MAX_BATCH:
+        raise Malformed(INVALID_REQUEST, f"the batch has {len(items)} items: at most {MAX_BATCH} are allowed")
+    return items
+
+
+def _each_item(body: bytes) -> list[Call | Malformed]:
+    """The slow way: one bad item must not spoil the others."""
+    try:
+        if not body.isascii():
+            body.decode()
+        raws = _items(body)
+    except _BAD as exc:
+        raise _malformed(body, exc) from None
+    return [_item(bytes(raw)) for raw in raws[: MAX_BATCH + 1]]
 
 
 def _item(raw: bytes) -> Call | Malformed:
@@ -88,32 +110,20 @@ def _item(raw: bytes) -> Call | Malformed:
         return exc
 
 
-def id_of(call: Call) -> bytes:
-    return bytes(call.id) or NULL
+def _checked(envelope: Envelope) -> Call:
+    method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
+    good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
+    if good_id and params[0] in _OPENERS and method.isascii() and 0 < len(method) <= MAX_METHOD:
+        return method, params, id_
+    raise Malformed(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
 
 
-def is_notification(call: Call) -> bool:
-    return not call.id
-
-
-def _fault(call: Call) -> str | None:
-    if call.jsonrpc != "2.0":
-        return 'member "jsonrpc" must be "2.0"'
-    if not call.method.isascii() or not 0 < len(call.method) <= MAX_METHOD:
+def _fault(envelope: Envelope, *, good_id: bool) -> str:
+    if not envelope.method.isascii() or not 0 < len(envelope.method) <= MAX_METHOD:
         return 'member "method" must be the name of a method'
-    params = bytes(call.params)[:1]
-    if params not in (b"", b"[", b"{"):
-        return 'member "params" must be an array or an object'
-    if call.id and not _is_id(bytes(call.id)):
+    if not good_id:
         return 'member "id" must be a string, a number or null'
-    return None
-
-
-def _is_id(raw: bytes) -> bool:
-    return len(raw) <= MAX_ID_BYTES and (raw[:1] in _ID_STARTS or raw == NULL)
-
-
-_ID_STARTS = frozenset(bytes([c]) for c in b'"-0123456789')
+    return 'member "params" must be an array or an object'
 
 
 def _malformed(body: bytes, exc: Exception) -> Malformed:
@@ -121,26 +131,37 @@ def _malformed(body: bytes, exc: Exception) -> Malformed:
     if isinstance(exc, RecursionError):
         return Malformed(PARSE_ERROR, "parse error: nested too deeply")
     try:
-        members = _loose(body)
-    except msgspec.ValidationError:
-        return Malformed(INVALID_REQUEST, f"invalid request: {exc}")
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        body.decode()
+        _any(body)
+    except _BAD:
         return Malformed(PARSE_ERROR, f"parse error: {exc}")
+    try:
+        members = _loose(body)
+    except _BAD:
+        return Malformed(INVALID_REQUEST, f"invalid request: {exc}")
+    if bytes(members.get("jsonrpc", msgspec.Raw(NULL))) != b'"2.0"':
+        exc = ValueError('member "jsonrpc" must be "2.0"')
     raw = bytes(members.get("id", msgspec.Raw(NULL)))
-    return Malformed(INVALID_REQUEST, f"invalid request: {exc}", raw if _is_id(raw) else NULL)
+    good = len(raw) <= MAX_ID_BYTES and (raw[0] in _ID_STARTS or raw == NULL)
+    return Malformed(INVALID_REQUEST, f"invalid request: {exc}", raw if good else NULL)
 
 
-def request(id: int, method: str, params: bytes | msgspec.Raw) -> bytes:  # noqa: A002
-    """The call as it goes to an upstream, under our own id."""
-    return b'{"jsonrpc":"2.0","id":%d,"method":"%b","params":%b}' % (id, method.encode("ascii"), bytes(params) or b"[]")
+# Writing
+
+HEAD = b'{"jsonrpc":"2.0","id":'
 
 
-def result_reply(id: bytes, result: bytes) -> bytes:  # noqa: A002
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (id, result)
+def request_tail(method: str) -> bytes:
+    """What stands between a call's id and its params."""
+    return b',"method":"%b","params":' % method.encode("ascii")
+
+
+def result_reply(id: bytes, result: bytes | msgspec.Raw) -> bytes:  # noqa: A002
+    return b"".join((HEAD, id, b',"result":', result, b"}"))
 
 
 def error_reply(id: bytes, error: bytes) -> bytes:  # noqa: A002
-    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (id, error)
+    return b"".join((HEAD, id or NULL, b',"error":', error, b"}"))
 
 
 def error(code: int, message: str, data: Any = None) -> bytes:
@@ -151,28 +172,59 @@ def error(code: int, message: str, data: Any = None) -> bytes:
     return msgspec.json.encode(body)
 
 
-class UpstreamReply(msgspec.Struct, gc=False):
-    """What an upstream answered. Exactly one of `result` and `error` must be there."""
+# Reading an upstream's reply
+
+
+class Reply(msgspec.Struct, gc=False):
+    """What an upstream answered: exactly one of `result` and `error` is not empty."""
 
     id: msgspec.Raw = msgspec.Raw()
     result: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
 
 
-_upstream_reply = msgspec.json.Decoder(UpstreamReply).decode
+_reply = msgspec.json.Decoder(Reply).decode
+_replies = msgspec.json.Decoder(list[Reply]).decode
+read_any_reply = _reply
 
 
-def read_reply(body: bytes, id: int) -> UpstreamReply:  # noqa: A002
+def read_reply(body: bytes, id: bytes) -> Reply:  # noqa: A002
     """The upstream's reply to our call, or ValueError: such bytes are never relayed."""
     try:
-        reply = _upstream_reply(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+        if not body.isascii():
+            body.decode()
+        reply = _reply(body)
+    except _BAD as exc:
         raise ValueError("not a JSON-RPC reply") from exc
-    if bytes(reply.id) != b"%d" % id:
+    if bytes(reply.id) != id:
         raise ValueError("a reply to another call")
-    has_error = bool(reply.error) and reply.error != NULL
-    if has_error == bool(reply.result):
-        raise ValueError("neither result nor error, or both")
-    if not has_error:
-        reply.error = msgspec.Raw()
-    return reply
+    return _settled(reply)
+
+
+def read_replies(body: bytes) -> dict[bytes, Reply]:
+    """The replies to a batch of ours by id, or ValueError."""
+    try:
+        if not body.isascii():
+            body.decode()
+        replies = _replies(body)
+    except _BAD as exc:
+        raise ValueError("not a JSON-RPC batch") from exc
+    found = {bytes(reply.id): _settled(reply) for reply in replies}
+    if len(found) != len(replies):
+        raise ValueError("two replies to one call")
+    return found
+
+
+def _settled(reply: Reply) -> Reply:
+    if reply.result:
+        if not reply.error:
+            return reply
+        if bytes(reply.error) == NULL:
+            reply.error = msgspec.Raw()
+            return reply
+        if bytes(reply.result) == NULL:
+            reply.result = msgspec.Raw()
+            return reply
+    elif reply.error and bytes(reply.error) != NULL:
+        return reply
+    raise ValueError("neither result nor error, or both")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.errors import StartError
+from proxy.process import tell
 
 log = logging.getLogger("penstock.dev")
 
@@ -24,6 +25,9 @@ PR_SET_PDEATHSIG = 1
 # A log file larger than this is begun anew at the next start.
 MAX_LOG_BYTES = 10 * 1024 * 1024
 PROBE_S = 0.05
+# Before a child that died is started again: the kernel may have to clean up after it.
+RESTART_S = 0.3
+LONGEST_RESTART_S = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,8 +78,7 @@ class Child:
     def _before_exec(self) -> None:
         if self.program.before_exec is not None:
             self.program.before_exec()
-        # After any change of user: the kernel forgets the setting at one.
-        _libc.prctl(PR_SET_PDEATHSIG, int(self.program.stop_signal))
+        die_with_parent(self.program.stop_signal)
 
     async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
         with suppress(TimeoutError):
@@ -93,25 +96,34 @@ class Child:
         return ""
 
     async def keep(self) -> None:
-        """A supervised loop: whenever the child dies, start it again."""
+        """A supervised loop: whenever the child dies, start it again; after a start that failed, with more patience."""
+        pause_s = RESTART_S
         while True:
             assert self.process is not None
             code = await self.process.wait()
-            log.error("%s died (%s): starting it again", self.program.name, code)
-            await asyncio.sleep(0.2)
-            await self.start()
+            log.error("%s ended (%s): starting it again; its log is %s", self.program.name, code, self.program.log_file)
+            await asyncio.sleep(pause_s)
+            try:
+                await self.start()
+                pause_s = RESTART_S
+            except StartError:
+                pause_s = min(pause_s * 2, LONGEST_RESTART_S)
 
     async def stop(self, within_s: float = 10.0) -> None:
         process = self.process
         if process is None or process.returncode is not None:
             return
         for number in (self.program.stop_signal, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+            tell(process, number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
                     await process.wait()
                     return
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """For a child, before it becomes its program and after any change of user, at which the kernel forgets the wish."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def inherited_environment(**more: str) -> dict[str, str]:

@@ -14,17 +14,22 @@ import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import asyncpg
 
-from proxy.dev.child import Child, Program, inherited_environment
+from proxy.dev.child import Child, Program, die_with_parent, inherited_environment
 from proxy.errors import StartError
+from proxy.process import tell
 
 USER = "penstock"
 CLONE_NEWUSER = 0x10000000
+# How long a server that an earlier run left behind may take to end.
+STALE_S = 10.0
 NOBODY = 65534
 _libc = ctypes.CDLL(None, use_errno=True)
 _SETTINGS = {
@@ -71,45 +76,67 @@ class Postgres:
         )
 
     async def start(self) -> None:
+        if self._become is _become_nobody:
+            os.chown(self._socket_dir, NOBODY, NOBODY)
         if not (self._directory / "PG_VERSION").exists():
-            await asyncio.to_thread(self._init)
-        self._end_stale()
+            await self._init()
+        await self.end_stale()
         await self.child.start()
         await self._create_database()
 
-    def _init(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._directory.mkdir(parents=True, mode=0o700)
+    async def _init(self) -> None:
+        """A new cluster, made beside its place and moved there when it is whole: no kill leaves half of one."""
+        parent, prefix = self._directory.parent, f"{self._directory.name}.new-"
+        parent.mkdir(parents=True, exist_ok=True)
+        for left in (self._directory, *parent.glob(f"{prefix}*")):
+            shutil.rmtree(left, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         if self._become is _become_nobody:
-            os.chown(self._directory, NOBODY, NOBODY)
-            os.chown(self._socket_dir, NOBODY, NOBODY)
-        done = subprocess.run(
-            [
-                *(str(binaries() / "initdb"), "-D", str(self._directory), "-U", USER),
-                *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
-            ],
+            os.chown(made, NOBODY, NOBODY)
+        initdb = await asyncio.create_subprocess_exec(
+            *(str(binaries() / "initdb"), "-D", str(made), "-U", USER),
+            *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
             env=inherited_environment(LC_ALL="C"),
-            preexec_fn=self._become,
-            capture_output=True,
-            text=True,
-            check=False,
+            preexec_fn=self._before_initdb,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
         )
-        if done.returncode:
-            raise StartError([f"postgres: initdb failed in {self._directory}:\n{done.stderr.strip()}"])
+        try:
+            said, _ = await initdb.communicate()
+        except asyncio.CancelledError:
+            tell(initdb, signal.SIGKILL)
+            await initdb.wait()
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+        if initdb.returncode:
+            raise StartError([f"postgres: initdb failed in {made}:\n{said.decode('utf-8', 'replace').strip()}"])
+        made.rename(self._directory)
 
-    def _end_stale(self) -> None:
+    def _before_initdb(self) -> None:
+        if self._become is not None:
+            self._become()
+        die_with_parent(signal.SIGKILL)
+
+    async def end_stale(self) -> None:
         """A server that an earlier run left behind in our directory is ours to end."""
+        for number in (signal.SIGQUIT, signal.SIGKILL):
+            if (pid := self._stale()) is None:
+                return
+            os.kill(pid, number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STALE_S):
+                    while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110 - it is no child of ours: nobody tells us
+                        await asyncio.sleep(0.02)
+
+    def _stale(self) -> int | None:
         try:
             pid = int((self._directory / "postmaster.pid").read_text().split()[0])
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError, IndexError):
-            return
-        if str(self._directory).encode() in command:
-            os.kill(pid, signal.SIGQUIT)
-            for _ in range(100):
-                if not Path(f"/proc/{pid}").exists():
-                    return
-                signal.sigtimedwait([], 0.05)
+            return None
+        return pid if str(self._directory).encode() in command else None
 
     async def _answers(self) -> bool:
         try:

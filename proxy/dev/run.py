@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from proxy.dev.child import Child
 from proxy.dev.display import Display
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
-from proxy.process import Tasks
+from proxy.process import Tasks, unless_stopped
 from proxy.settings import Settings
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
@@ -62,59 +61,75 @@ class Dev:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack:
-            starting = asyncio.ensure_future(self._start(stack))  # noqa: TID251 - awaited two lines below
-            stopping = asyncio.ensure_future(stop.wait())  # noqa: TID251
-            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not starting.done():
-                starting.cancel()
-                await asyncio.gather(starting, return_exceptions=True)
+            ready = await unless_stopped(stop, self._start(stack))
+            if ready is None:
                 return
-            print(starting.result(), flush=True)
+            print(ready, flush=True)
             await stop.wait()
             print("\nstopping …", flush=True)
 
     async def _start(self, stack: AsyncExitStack) -> str:
-        self._prepare(stack)
+        self._lock(stack)
         socket_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         postgres = Postgres(self._data / "postgres", socket_dir, self._data / "logs" / "postgres.log")
+        await self._prepare(postgres)
         chain, chain_url = development_chain(self._data / "chain", self._data / "logs" / "chain.log")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._part(stack, "postgres", postgres.start, postgres.child))
-            group.create_task(self._part(stack, "chain", chain.start, chain))
-        stack.push_async_callback(self._tasks.close)
-        for child in (postgres.child, chain):
-            self._tasks.start(child.program.name, child.keep)
         settings = self._settings(postgres.url, chain_url)
+        await self._start_parts(stack, postgres, chain)
         with self._display.part("accounts"):
             keys = await self._seeded(settings)
         supervisor = Supervisor(settings, log_to=self._data / "logs" / "penstock.log")
+        stack.push_async_callback(supervisor.stop)
         with self._display.part("workers"):
             await supervisor.start()
-        stack.push_async_callback(supervisor.stop)
         ready = Ready.of(settings, supervisor, chain_url=chain_url, keys=keys, funded=FUNDED)
         self._announce(stack, settings, ready)
         return banner(ready, self._data)
 
-    def _prepare(self, stack: AsyncExitStack) -> None:
+    def _lock(self, stack: AsyncExitStack) -> None:
         """The data directory, for us alone."""
-        self._data.mkdir(parents=True, exist_ok=True)
-        lock = stack.enter_context((self._data / "lock").open("a+"))
+        try:
+            self._data.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((self._data / "lock").open("a+"))
+        except OSError as exc:
+            raise StartError([f"--data {self._data}: cannot be used ({exc.strerror}): choose another"]) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StartError(
                 [f"{self._data} is in use by another run: stop it, or choose another with --data"]
             ) from None
+
+    async def _prepare(self, postgres: Postgres) -> None:
+        """What a killed run left behind must not be taken for ours."""
+        ready_file = self._options.ready_file
+        if ready_file is not None:
+            if not ready_file.parent.is_dir():
+                raise StartError([f"--ready-file {ready_file}: there is no directory {ready_file.parent}"])
+            ready_file.unlink(missing_ok=True)
+        (self._data / RUNNING).unlink(missing_ok=True)
+        await postgres.end_stale()
         if self._options.fresh:
             for name in PARTS:
                 path = self._data / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         (self._data / "logs").mkdir(exist_ok=True)
 
-    async def _part(self, stack: AsyncExitStack, name: str, start: Any, child: Child) -> None:
+    async def _start_parts(self, stack: AsyncExitStack, postgres: Postgres, chain: Child) -> None:
+        """Database and chain at once, and kept running from then on."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._part(stack, postgres.start, postgres.child))
+                group.create_task(self._part(stack, chain.start, chain))
+        except* StartError as failed:
+            raise StartError([fault for exc in _leaves(failed) for fault in exc.faults]) from None
+        stack.push_async_callback(self._tasks.close)
+        for child in (postgres.child, chain):
+            self._tasks.start(child.program.name, child.keep)
+
+    async def _part(self, stack: AsyncExitStack, start: Callable[[], Awaitable[None]], child: Child) -> None:
         stack.push_async_callback(child.stop)
-        with self._display.part(name):
+        with self._display.part(child.program.name):
             await start()
 
     def _settings(self, database_url: str, chain_url: str) -> Settings:
@@ -128,9 +143,10 @@ class Dev:
             "database": {"url": database_url},
             "keys": {"pepper": seed.pepper(self._data / "pepper")},
             "metrics": {"port": 0},
-            "upstreams": [*({"network": name, "url": chain_url} for name in DEV_NETWORKS), *own],
         }
         found = settings_room.load(self._options.config, environ=settings_room.environment(), overrides=overrides)
+        chains = [{"network": name, "url": chain_url} for name in DEV_NETWORKS]
+        found = settings_room.from_tree({**found.tree, "upstreams": [*chains, *own, *found.tree.get("upstreams", ())]})
         if faults := settings_room.upstream_faults(found, settings_room.load_tables()):
             raise StartError([fault.replace("upstreams", "--upstream", 1) for fault in faults])
         return found
@@ -159,12 +175,18 @@ class Dev:
             stack.callback(self._options.ready_file.unlink, missing_ok=True)
 
 
+def _leaves(group: BaseExceptionGroup[StartError]) -> Iterator[StartError]:
+    for exc in group.exceptions:
+        if isinstance(exc, BaseExceptionGroup):
+            yield from _leaves(exc)
+        else:
+            yield exc
+
+
 def _upstream(text: str) -> dict[str, str]:
     network, _, url = text.partition("=")
     if not url or "/" not in network:
-        raise StartError([f"--upstream {text!r}: write CHAIN/NETWORK=URL, such as ethereum/mainnet=https://host/path"])
+        raise StartError(
+            [f"--upstream {network!r}: write CHAIN/NETWORK=URL, such as ethereum/mainnet=https://host/path"]
+        )
     return {"network": network, "url": url}
-
-
-def default_data() -> Path:
-    return Path(os.environ.get("PENSTOCK_DATA", ".penstock"))

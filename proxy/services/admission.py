@@ -50,12 +50,17 @@ class Failures:
 class Admission:
     def __init__(self, keyring: Keyring, windows: Windows, quotas: Quotas, failures: Failures) -> None:
         self._keyring = keyring
-        self._windows = windows
         self._quotas = quotas
         self._failures = failures
+        self.edge = windows.edge
+        self.windows = windows
 
     def __repr__(self) -> str:
-        return f"<Admission {self._keyring!r} {self._windows!r}>"
+        return f"<Admission {self._keyring!r} {self.windows!r}>"
+
+    def known(self, text: str | None, now: float) -> Key | None:
+        """The key, if it is one; no failure is counted."""
+        return self._keyring.find(text, now) if text else None
 
     def who(self, text: str | None, address: str, now: float) -> Key:
         """The key of a request."""
@@ -81,10 +86,10 @@ class Admission:
         """Take from both buckets and from the day, or say why not."""
         account = key.account
         if account.exhausted and account.day_limit:
-            return self._day_is_over()
+            return self._day_is_over() if self._quotas.is_over(account) else _lease_pending()
         request_s = requests * key.request_s
         unit_s = units * key.unit_s
-        wait = self._windows.take(key.slot, now, request_s, unit_s)
+        wait = self.windows.take(key.slot, now, request_s, unit_s)
         if wait:
             return self._refusal(key, requests, units, wait)
         if account.day_limit:
@@ -93,19 +98,25 @@ class Admission:
 
     def refund(self, key: Key, requests: int, units: int) -> None:
         """Give back what a call took that we failed ourselves."""
-        self._windows.give_back(key.slot, requests * key.request_s, units * key.unit_s)
+        self.windows.give_back(key.slot, requests * key.request_s, units * key.unit_s)
         if requests and key.account.day_limit:
             key.account.left += requests
 
     def headers(self, key: Key, now: float) -> dict[str, str]:
         """The contract's three, of the request bucket."""
-        edge = self._windows.edge(key.slot)
+        edge = self.windows.edge(key.slot)
         rate = key.requests_per_second
         return {
             "X-RateLimit-Limit": str(rate),
             "X-RateLimit-Remaining": str(limits.remaining(edge, now, rate)),
             "X-RateLimit-Reset": str(math.ceil(time.time() + limits.full_in(edge, now))),
         }
+
+    def header_bytes(self, key: Key, now: float) -> bytes:
+        """The same, as the hot path writes them."""
+        return b"".join(
+            b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in self.headers(key, now).items()
+        )
 
     def _refusal(self, key: Key, requests: int, units: int, wait: float) -> Fault:
         if not limits.fits_ever(requests * key.request_s, units * key.unit_s):
@@ -123,3 +134,8 @@ class Admission:
         return RateLimited(
             "daily quota exceeded: it starts anew at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
         )
+
+
+def _lease_pending() -> Fault:
+    """So little of the day is left that this worker has to ask before it gives more of it."""
+    return RateLimited("little of the daily quota is left and it is being counted: try again", retry_after_s=1)

@@ -25,7 +25,7 @@ from proxy.store.pool import Connection, Pool
 log = logging.getLogger("penstock.keys")
 
 # Raw keys remembered with their records: saves the digest, 4 µs.
-MEMO = 20_000
+MEMO = 131_072
 # A change is stamped a little before it can be seen: look this far back, so that none falls between two looks.
 OVERLAP = datetime.timedelta(seconds=10)
 # How long to wait before Postgres is tried again.
@@ -154,13 +154,18 @@ class Keyring:
             if old is not None and new is not None and _same(old, new):
                 continue
             if old is not None:
-                self._forget(old)
+                self.forget(old)
             if new is not None:
-                self._slots.reserve(new.slot)
-                self._by_id[new.id] = new
-                self._by_digest[new.digest] = new
+                self.add(new)
 
-    def _forget(self, key: Key) -> None:
+    def add(self, key: Key) -> None:
+        """From now on the key is known."""
+        self._slots.reserve(key.slot)
+        self._by_id[key.id] = key
+        self._by_digest[key.digest] = key
+
+    def forget(self, key: Key) -> None:
+        """It no longer holds; whoever remembers it sees that it is not alive."""
         key.alive = False
         del self._by_id[key.id], self._by_digest[key.digest]
         self._memo = {text: known for text, known in self._memo.items() if known is not key}
@@ -198,14 +203,16 @@ class Keyring:
             account = self.accounts[row["account_id"]] = Account(
                 id=row["account_id"], plan=row["plan"], day_limit=day_limit
             )
+            account.remaining = day_limit - row["used_today"]
             account.exhausted = 0 < day_limit <= row["used_today"]
         elif account.day_limit != day_limit or account.plan != row["plan"]:
             account.plan, account.day_limit = row["plan"], day_limit
+            account.remaining = day_limit - row["used_today"]
             account.exhausted = 0 < day_limit <= row["used_today"]
         return account
 
 
-_LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _COMPARED = ("scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest")
 
 

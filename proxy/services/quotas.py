@@ -1,8 +1,9 @@
 """Daily allowances, counted in memory and leased from Postgres in chunks.
 
 A request takes one from its account's lease, without waiting. When a lease runs low the account is put on the list, and
-this loop renews all that are on it with one query. Until the answer comes, or while Postgres is away, requests are served
-on credit: the next lease pays it back. What a crashed worker had leased and not used is lost to the account: one chunk.
+this loop renews all that are on it with one query. Until the answer comes, requests are served on credit, which the lease
+pays back: up to a share of what is left of the day, so that a burst on all workers does not exceed it. While Postgres is
+away credit has no end. What a crashed worker had leased and not used is lost to the account: one chunk.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from proxy.errors import Unavailable
 from proxy.store.quotas import QuotaStore
 
 log = logging.getLogger("penstock.quotas")
+
+# A worker's credit is this part of what is left of the day, and one: so many workers may spend theirs at once, and somebody
+# with little left who asks one thing after the other is rarely told to wait.
+SHARES = 64
 
 
 class Quotas:
@@ -37,6 +42,7 @@ class Quotas:
         self._day = day()
         self._short: set[Account] = set()
         self._wake = asyncio.Event()
+        self._away = False
 
     def __repr__(self) -> str:
         return f"<Quotas {self._day} {len(self._short)} accounts short>"
@@ -51,6 +57,11 @@ class Quotas:
         if account.left * 2 < self.chunk_of(account):
             self._short.add(account)
             self._wake.set()
+            account.exhausted = not self._away and _is_spent(account)
+
+    def is_over(self, account: Account) -> bool:
+        """Whether an exhausted account has used up its day, and does not just wait for its lease."""
+        return account.remaining <= 0
 
     async def run(self) -> None:
         """A supervised loop: renew leases, and begin every account's new day."""
@@ -72,11 +83,12 @@ class Quotas:
         self._day = self._today()
         for account in self._accounts():
             account.left = 0
+            account.remaining = account.day_limit
             account.exhausted = False
 
     async def _renew(self) -> None:
         # Sorted: two workers that lock the same rows must do it in the same order.
-        short = sorted((a for a in self._short if a.day_limit and not a.exhausted), key=lambda a: a.id)
+        short = sorted((a for a in self._short if a.day_limit and not self._is_done(a)), key=lambda a: a.id)
         self._short.clear()
         if not short:
             return
@@ -84,12 +96,17 @@ class Quotas:
         try:
             granted = await self._store.lease(self._day, wants)
         except Unavailable:
+            self._away = True
             self._short.update(short)
+            for account in short:
+                account.exhausted = False
             raise
-        for account, grant in zip(short, granted, strict=True):
+        self._away = False
+        for account, (_, wanted, _), grant in zip(short, wants, granted, strict=True):
             account.left += grant
-            if grant == 0 and account.left <= 0:
-                account.exhausted = True
+            account.remaining = account.remaining - grant if grant == wanted else 0
+            account.exhausted = _is_spent(account)
+            if self._is_done(account):
                 log.info("daily quota used up", extra={"account": account.id})
 
     async def close(self) -> None:
@@ -100,3 +117,12 @@ class Quotas:
                 await self._store.give_back(self._day, unused)
             except Unavailable:
                 log.warning("leases could not be given back", extra={"accounts": len(unused)})
+
+    def _is_done(self, account: Account) -> bool:
+        return account.exhausted and self.is_over(account)
+
+
+def _is_spent(account: Account) -> bool:
+    """Whether the lease and the credit beyond it are used."""
+    credit = 1 + account.remaining // SHARES if account.remaining > 0 else 0
+    return account.left <= -credit

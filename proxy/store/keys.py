@@ -13,7 +13,7 @@ import asyncpg
 from proxy.core import access
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
-from proxy.store.pool import Pool
+from proxy.store.pool import PATIENT_S, Pool
 
 Row = dict[str, Any]
 # What may be seen of a key: not its digest.
@@ -85,7 +85,8 @@ class KeyStore:
         own.check()
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
         return await self._row(
-            sql.accounts.update_account, account_id, name, email and _email(email), plan, *limits,
+            sql.accounts.update_account, account_id, None if name is None else _text(name, "name"),
+            None if email is None else _email(email), plan, *limits,
             absent=f"there is no account {account_id}",
         )  # fmt: skip
 
@@ -139,7 +140,8 @@ class KeyStore:
         await self.read_key(key_id)
         chosen = None if scopes is None else list(scopes)
         return await self._row(
-            sql.keys.update_key, key_id, name, chosen, own.requests_per_second, own.units_per_second,
+            sql.keys.update_key, key_id, None if name is None else _text(name, "name"), chosen,
+            own.requests_per_second, own.units_per_second,
             absent=f"key {key_id} is revoked: that is final",
         )  # fmt: skip
 
@@ -152,17 +154,17 @@ class KeyStore:
     # What workers hold in memory
 
     async def load(self, day: datetime.date) -> list[asyncpg.Record]:
-        async with self._pool.connection() as connection:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
             return await connection.fetch(sql.keys.load_keys, day, timeout=60.0)
 
     async def load_changed(
         self, day: datetime.date, *, keys: Sequence[str], accounts: Sequence[str], since: datetime.datetime
     ) -> list[asyncpg.Record]:
-        async with self._pool.connection() as connection:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
             return await connection.fetch(sql.keys.load_changed_keys, day, list(keys), list(accounts), since)
 
     async def clock(self) -> datetime.datetime:
-        async with self._pool.connection() as connection:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
             return await connection.fetchval(sql.keys.read_clock)  # type: ignore[no-any-return]
 
     # Shared steps

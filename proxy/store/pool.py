@@ -17,6 +17,8 @@ from proxy.errors import Unavailable
 
 # Quoted: the class takes parameters in its stubs only.
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+# How long work that no request waits for may wait for a connection: a far database takes a while to open one.
+PATIENT_S = 5.0
 # Whichever of these asyncpg or the kernel raises, the meaning is the same: no database now.
 AWAY = (
     OSError,
@@ -25,7 +27,10 @@ AWAY = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection that is lost while a statement begins
     TimeoutError,
 )
 
@@ -69,12 +74,12 @@ class Pool:
             pool.terminate()
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
+    async def connection(self, *, within_s: float | None = None) -> AsyncIterator[Connection]:
         """A connection for a few statements; `Unavailable` when none is to be had in time."""
         if self._pool is None:
             raise Unavailable("the database is not open yet; try again shortly")
         with translated():
-            async with self._pool.acquire(timeout=self._acquire_timeout_s) as connection:
+            async with self._pool.acquire(timeout=within_s or self._acquire_timeout_s) as connection:
                 yield connection  # type: ignore[misc]
 
     async def dedicated(self) -> Connection:

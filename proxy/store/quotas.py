@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 
 from proxy.store import sql
-from proxy.store.pool import Pool
+from proxy.store.pool import PATIENT_S, Pool
 
 
 class QuotaStore:
@@ -15,12 +15,12 @@ class QuotaStore:
 
     async def lease(self, day: datetime.date, wants: Sequence[tuple[str, int, int]]) -> list[int]:
         """For each (account, wanted, day limit): how much is granted."""
-        accounts, wanted, limits = zip(*wants, strict=True)
-        async with self._pool.connection() as connection:
+        accounts, wanted, limits = ([want[place] for want in wants] for place in range(3))
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.accounts.lease_quotas, accounts, wanted, limits, day)
         return [row[0] for row in rows]
 
     async def give_back(self, day: datetime.date, amounts: Sequence[tuple[str, int]]) -> None:
-        accounts, unused = zip(*amounts, strict=True)
-        async with self._pool.connection() as connection:
+        accounts, unused = ([amount[place] for amount in amounts] for place in range(2))
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.accounts.return_quotas, accounts, unused, day)

@@ -1,11 +1,13 @@
 """The buckets of all keys, shared by the worker processes of one host.
 
-Memory: an anonymous file that the supervisor makes and every worker maps. It holds a row of mutexes, then two doubles
-(edges, see core/limits) for each key's slot. It outlives a worker, so a restarted one continues where the dead one was.
+Memory: an anonymous file that the supervisor makes and every worker maps. It holds a row of mutexes, the networks' marks,
+then two doubles (edges, see core/limits) for each key's slot. It outlives a worker, so a restarted one continues where the
+dead one was.
 
 Mutexes are POSIX robust, process-shared ones: when a holder is killed, the kernel hands the lock to the next one, who
 is told so (EOWNERDEAD). What it guards is two numbers that are each written whole, so there is nothing to repair.
-The calls go through PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await.
+The calls go through PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await. A host
+with one worker has nobody to lock out and saves that microsecond.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from proxy.core import limits
 STRIPES = 256
 # Room for pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64, and a cache line to itself.
 STRIPE_BYTES = 64
-HEAD_BYTES = STRIPES * STRIPE_BYTES
+MUTEX_BYTES = STRIPES * STRIPE_BYTES
+# Two numbers for each network, by which the workers keep in step (services/rpc/networks): room for 2,048 networks.
+MARKS = 4096
+HEAD_BYTES = MUTEX_BYTES + 8 * MARKS
 SLOT_DOUBLES = 2
 SLOT_BYTES = 8 * SLOT_DOUBLES
 FIRST_SLOTS = 1 << 16
@@ -55,10 +60,12 @@ def create() -> int:
 class Windows:
     """One process's view of the shared buckets."""
 
-    __slots__ = ("_edges", "_fd", "_locks", "_memory", "slots")
+    __slots__ = ("_edges", "_fd", "_locks", "_memory", "edge_taken", "marks", "slots")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        # The request edge that the last take left behind: the headers of its reply are about it.
+        self.edge_taken = 0.0
         self.slots = 0
         self._map()
 
@@ -66,6 +73,8 @@ class Windows:
         size = os.fstat(self._fd).st_size
         self._memory = memory = mmap.mmap(self._fd, size)
         self._edges = memoryview(memory)[HEAD_BYTES:].cast("d")
+        # A view of an older, smaller map stays good: it is the same memory.
+        self.marks = memoryview(memory)[MUTEX_BYTES:HEAD_BYTES].cast("q")
         kind = ctypes.c_char * STRIPE_BYTES
         self._locks = [kind.from_buffer(memory, stripe * STRIPE_BYTES) for stripe in range(STRIPES)]
         self.slots = (size - HEAD_BYTES) // SLOT_BYTES
@@ -91,16 +100,23 @@ class Windows:
         mutex = self._locks[slot % STRIPES]
         if held := _lock(mutex):
             _adopt(mutex, held)
-        wait = limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
-        _unlock(mutex)
-        return wait
+        # A slot that nobody reserved is a bug of ours: it must fail here, not leave the stripe locked for every worker.
+        try:
+            at = slot * SLOT_DOUBLES
+            wait = limits.take(self._edges, at, now, request_s, unit_s)
+            self.edge_taken = self._edges[at]
+            return wait
+        finally:
+            _unlock(mutex)
 
     def give_back(self, slot: int, request_s: float, unit_s: float) -> None:
         mutex = self._locks[slot % STRIPES]
         if held := _lock(mutex):
             _adopt(mutex, held)
-        limits.give_back(self._edges, slot * SLOT_DOUBLES, request_s, unit_s)
-        _unlock(mutex)
+        try:
+            limits.give_back(self._edges, slot * SLOT_DOUBLES, request_s, unit_s)
+        finally:
+            _unlock(mutex)
 
     def edge(self, slot: int) -> float:
         """The request bucket's edge, for the headers. A single double is read whole: no lock."""
@@ -108,6 +124,31 @@ class Windows:
 
     def __repr__(self) -> str:
         return f"<Windows {self.slots} slots>"
+
+
+class OwnWindows(Windows):
+    """The windows of a host's only worker: nobody to lock out. `limits.take` is written out, which saves 0.2 µs a call."""
+
+    __slots__ = ()
+
+    def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
+        edges = self._edges
+        at = slot + slot
+        full = now - 1.0
+        requests = edges[at]
+        units = edges[at + 1]
+        if requests < full or requests > now + 1.0:
+            requests = full
+        if units < full or units > now + 1.0:
+            units = full
+        requests += request_s
+        units += unit_s
+        wait = (requests if requests > units else units) - now
+        if wait > limits.TOLERANCE_S:
+            return wait
+        edges[at] = self.edge_taken = requests
+        edges[at + 1] = units
+        return 0.0
 
 
 def _adopt(mutex: ctypes.Array[ctypes.c_char], held: int) -> None:

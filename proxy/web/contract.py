@@ -6,6 +6,7 @@ operation's query and body are checked by validators compiled from it once, at s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,10 @@ import orjson
 from proxy.errors import InvalidRequest
 
 METHODS = ("get", "post", "patch", "delete", "put")
-# Digits of an integer in a query: longer ones are no page number, and int() would take its time.
-MAX_DIGITS = 18
+# An integer in a query. One of more digits is no page number, and int() would take its time.
+_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+# The most of a caller's own text that a message repeats.
+MAX_ECHO = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ class Parameter:
             raise InvalidRequest(f"parameter {self.name!r}: {_plain(error, text)}")
         return value
 
+    def absent(self) -> Any:
+        if self.required:
+            raise InvalidRequest(f"parameter {self.name!r} is required")
+        return self.default
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -48,19 +56,15 @@ class Operation:
 
     def check_query(self, given: Mapping[str, str]) -> dict[str, Any]:
         """The query's values, typed, with their defaults."""
-        for name in given:
+        read: dict[str, Any] = {}
+        for name, text in given.items():
             if name not in self.query:
-                raise InvalidRequest(f"parameter {name!r} is unknown; known: {', '.join(self.query) or 'none'}")
-        return dict(self._query_values(given))
-
-    def _query_values(self, given: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self.query.items():
-            if name in given:
-                yield name, parameter.read(given[name])
-            elif parameter.required:
-                raise InvalidRequest(f"parameter {name!r} is required")
-            else:
-                yield name, parameter.default
+                known = ", ".join(self.query) or "none"
+                raise InvalidRequest(f"parameter {name[:MAX_ECHO]!r} is unknown; known: {known}")
+            if name in read:
+                raise InvalidRequest(f"parameter {name!r} is given more than once")
+            read[name] = self.query[name].read(text)
+        return {name: read[name] if name in read else parameter.absent() for name, parameter in self.query.items()}
 
     def check_body(self, raw: bytes) -> Any:
         """The body as data, or a refusal that names the member."""
@@ -68,7 +72,13 @@ class Operation:
             data = orjson.loads(raw)
         except orjson.JSONDecodeError as exc:
             raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
-        if self.body is not None and (error := next(self.body.iter_errors(data), None)) is not None:
+        if self.body is None:
+            return data
+        try:
+            error = next(self.body.iter_errors(data), None)
+        except ValueError:  # the validator's own limit, which is below the parser's
+            raise InvalidRequest("the body is nested too deeply") from None
+        if error is not None:
             raise InvalidRequest(_named(error))
         return data
 
@@ -147,7 +157,7 @@ def _resolved(document: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
 
 def _cast(text: str, kind: str) -> Any:
     """A query's text as the type that its schema names; what does not read stays text and fails the schema."""
-    if kind == "integer" and text.lstrip("-").isdecimal() and text.isascii() and len(text) <= MAX_DIGITS:
+    if kind == "integer" and _INTEGER.fullmatch(text):
         return int(text)
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
@@ -160,4 +170,4 @@ def _named(error: jsonschema_rs.ValidationError) -> str:
 
 
 def _plain(error: jsonschema_rs.ValidationError, text: str) -> str:
-    return error.message if len(text) <= 100 else "is not valid"
+    return error.message if len(text) <= MAX_ECHO else "is not valid"

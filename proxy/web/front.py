@@ -1,224 +1,412 @@
-"""The door: every client connection, its deadlines and its limits.
+"""The hot path: complete, length-framed POSTs on RPC routes with a known key. Bytes in, bytes out.
 
-A connection is aiohttp's own handler with a clock. It is *idle* until a byte comes, then *reading* until the head is
-complete, then *busy* until the reply is written. aiohttp bounds the time of none of these but idling: the door does, with
-one sweep a second over the connections whose clock runs. It also counts connections per address, answers what cannot be
-parsed with the contract's error body, and leads everybody out when the worker drains.
+Every connection starts here; `messages.py` reads it. A message that is anything else changes the connection's protocol for
+good: aiohttp's own handler gets the bytes, from the start of that message. One request of a connection is under way at a
+time, so the connection can hold all the state that its request needs, and nothing is allocated for it.
+
+Most calls take the *short way*: a plain read, an idle connection to the one upstream, a good reply. The front is then the
+upstream connection's sink itself, and both halves, `_ask` and `on_reply`, are written out in one piece: a function
+call costs 0.1 µs, half a percent of the time that nginx takes for a whole request. Whatever does not go that
+way becomes a `Flight` or goes through `Rpc`, with the same outcome.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
-import logging
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Literal
+import time
+from bisect import bisect_left
+from typing import TYPE_CHECKING
 
-from aiohttp import http_parser, web
+import msgspec
 
-from proxy import telemetry
-from proxy.errors import RateLimited, RequestTimeout, StartError, of_status
-from proxy.settings import Server
-from proxy.web.reply import fault_reply, raw_fault
+from proxy.core import jsonrpc
+from proxy.core.access import Key
+from proxy.core.caching import key_of
+from proxy.core.jsonrpc import Malformed
+from proxy.errors import Fault, InternalError, InvalidRequest
+from proxy.services.rpc.calls import Batch
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.networks import ANY_SCOPE, Plan, Route
+from proxy.telemetry import LATENCY_S
+from proxy.web.heads import Head
+from proxy.web.hot import DIGITS as _DIGITS
+from proxy.web.hot import REPLY_LENGTHS as _REPLY_LENGTHS
+from proxy.web.hot import reply_length
+from proxy.web.messages import Messages
+from proxy.wire.connection import NEVER
+from proxy.wire.connection import Connection as UpstreamConnection
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Upstream
 
-log = logging.getLogger("penstock.front")
+if TYPE_CHECKING:
+    from proxy.web.door import Door
+    from proxy.web.hot import Hot
 
-SWEEP_S = 0.5
-# A drained connection that was quiet for this long has no request on its way.
-QUIET_S = 1.0
-# Headers in one request; with max_line_size this bounds what the parser holds for a head that never ends.
-MAX_HEADERS = 100
-MAX_LINE_BYTES = 8190
-
-_LATE_HEAD = raw_fault(RequestTimeout("the request's head did not arrive in time"))
-_CROWDED = raw_fault(RateLimited("too many connections from this address", retry_after_s=1))
-
-
-def require_c_parser() -> None:
-    """aiohttp's Python parser accepts more malformed requests than its C parser: never run on it."""
-    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
-        raise StartError(
-            ["aiohttp: its C parser is missing (AIOHTTP_NO_EXTENSIONS is set, or the wheel is incomplete)"]
-        )
+# Replies larger than this are written at once: to queue them would only copy them.
+DEFER_BELOW = 8192
+# A call that has been under way for this long is looked at by the sweep.
+LOOK_AFTER_S = 0.05
+_OPENERS = b"[{"
+_LATEST = (b'"latest"]', b"[]")
+_monotonic = time.monotonic
+_envelope = jsonrpc.read_envelope
+_reply = jsonrpc.read_any_reply
+_NOT_ONE = jsonrpc.NOT_JSON
+_NO_REPLY = jsonrpc.Reply()
+_ID_STARTS = jsonrpc.ID_STARTS
+_HIT = b"X-Cache: hit\r\n"
 
 
-class Connection(web.RequestHandler):
-    """One client connection."""
+class Front(Messages):
+    """One client connection on the hot path; the waiter of its request, and on the short way its sink."""
 
-    __slots__ = ("_address", "_door", "_phase", "_since", "_stalled_since")
+    __slots__ = (
+        "_edge", "_params", "_upstream", "_wire_id", "batch", "cache", "chunked", "flight", "id", "plan", "units",
+    )  # fmt: skip
 
-    def __init__(self, door: Door, server: web.Server, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._door = door
-        self._address = ""
-        self._phase: Literal["idle", "reading", "busy"] = "idle"
-        self._since = 0.0
-        self._stalled_since = 0.0
+    def __init__(self, door: Door, hot: Hot) -> None:
+        super().__init__(door, hot)
+        # The request under way.
+        self._params = b""
+        self._wire_id = b""
+        self._edge = 0.0
+        self._upstream: Upstream | None = None
+        self.plan: Plan | None = None
+        self.flight: Flight | None = None
+        self.batch: Batch | None = None
+        self.id = b""
+        self.units = 0
+        self.cache = ""
+        self.chunked = False
 
-    def __repr__(self) -> str:
-        return f"<Connection {self._phase}>"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._address = peer[0] if isinstance(peer, tuple) else ""
-        self._since = self._door.now()
-        if not self._door.enter(self, self._address):
-            self._end_with(_CROWDED)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._door.leave(self, self._address)
-        super().connection_lost(exc)
+    # What the transport calls, and what its bytes come to
 
     def data_received(self, data: bytes) -> None:
-        if self._phase == "idle":
-            self._phase = "reading"
-            self._since = self._door.now()
-            self._door.timed.add(self)
-        super().data_received(data)
+        if not self.busy and not self._ahead and data.startswith(self._known_bytes):
+            head = self._known
+            if len(data) == head.total and head.key.alive:  # type: ignore[union-attr]
+                self.busy = True
+                self._head = head
+                body = data[head.size :]  # type: ignore[union-attr]
+                self._ask(head, body)  # type: ignore[arg-type]
+                return
+        self._unusual(data)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled_since = self._door.now()
-        self._door.timed.add(self)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._door.leave(self, self._address)
+        self._known_bytes = NEVER
+        self._source = None
+        if self.flight is not None:
+            self.flight.leave(self)
+        elif self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.health.inflight -= 1
+            upstream.leave(self)
+        elif self.batch is not None:
+            self.batch.leave()
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stalled_since = 0.0
+    # A request
 
-    def begin_request(self) -> None:
-        """The head is complete and its handler runs."""
-        self._phase = "busy"
-        self._door.timed.discard(self)
-
-    def end_request(self) -> None:
-        self._phase = "idle"
-        self._since = self._door.now()
-
-    def check(self, now: float, limits: Server) -> None:
-        """Called by the sweep while a clock runs."""
-        if self._stalled_since and now - self._stalled_since > limits.write_timeout_s:
-            if self.transport is not None:
-                self.transport.abort()
-        elif self._phase == "reading" and now - self._since > limits.head_timeout_s:
-            self._end_with(_LATE_HEAD)
-        elif self._phase != "reading" and not self._stalled_since:
-            self._door.timed.discard(self)
-
-    def close_if_quiet(self, now: float) -> None:
-        if self._phase == "idle" and now - self._since >= QUIET_S:
-            self.force_close()
-
-    def _end_with(self, reply: bytes) -> None:
-        if self.transport is not None:
-            self.transport.write(reply)
-        self.force_close()
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """What aiohttp could not parse, or a bug above all handlers: the contract's body, never a page."""
-        if status >= 500:
-            log.error("unhandled", exc_info=exc)
-            reply = fault_reply(of_status(status, "internal error"))
-        else:
-            reply = fault_reply(of_status(status, "the request is not valid HTTP"))
-        reply.force_close()
-        return reply
-
-
-class Door:
-    """All connections of one worker."""
-
-    def __init__(self, settings: Server) -> None:
-        self._settings = settings
-        self._trusted = [ipaddress.ip_network(block) for block in settings.trusted_proxies]
-        self._by_address: Counter[str] = Counter()
-        self._connections: set[Connection] = set()
-        self._server: web.Server | None = None
-        self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self.timed: set[Connection] = set()
-        self.draining = False
-
-    def __repr__(self) -> str:
-        return f"<Door {len(self._connections)} connections{', draining' if self.draining else ''}>"
-
-    def open(self, server: web.Server) -> None:
-        self._server = server
-
-    def __call__(self) -> Connection:
-        """A protocol for a new connection: what `create_server` wants."""
-        assert self._server is not None
-        return Connection(
-            self,
-            self._server,
-            loop=self._loop,
-            keepalive_timeout=self._settings.keepalive_s,
-            access_log=None,
-            max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-            auto_decompress=False,
-        )
-
-    def enter(self, connection: Connection, address: str) -> bool:
-        self._connections.add(connection)
-        self._by_address[address] += 1
-        telemetry.connections_open.set(len(self._connections))
-        if len(self._connections) > self._settings.max_connections:
-            telemetry.connections_refused_total.labels("full").inc()
-            return False
-        if self._by_address[address] > self._settings.connections_per_address and not self.trusts(address):
-            telemetry.connections_refused_total.labels("address").inc()
-            return False
-        return True
-
-    def leave(self, connection: Connection, address: str) -> None:
-        self.timed.discard(connection)
-        if connection not in self._connections:
-            return
-        self._connections.discard(connection)
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
-        telemetry.connections_open.set(len(self._connections))
-
-    def trusts(self, address: str) -> bool:
-        if not self._trusted:
-            return False
+    def _ask(self, head: Head, body: bytes) -> None:
+        """Ask on the short way, if the call may take it; nothing is taken from a key whose call then goes the long one."""
         try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(parsed in block for block in self._trusted)
+            envelope = _envelope(body)
+        except _NOT_ONE:
+            self._ask_long(head, body, None)
+            return
+        plan = head.plans.get(envelope.method)
+        params, call_id = bytes(envelope.params), bytes(envelope.id)
+        if (
+            plan is None
+            or not params
+            or params[0] not in _OPENERS
+            or not call_id
+            or call_id[0] not in _ID_STARTS
+            or len(call_id) > 64
+            or (plan.has_block and not params.endswith(_LATEST))
+            or not body.isascii()
+        ):
+            self._ask_long(head, body, envelope)
+            return
+        key, hot = head.key, self._hot
+        windows, units = hot.windows, plan.units
+        self._began = now = _monotonic()
+        if windows.take(key.slot, now, key.request_s, units * key.unit_s):
+            self._ask_long(head, body, envelope)
+            return
+        self._edge = windows.edge_taken
+        self.plan = plan
+        self.id = call_id
+        self.units = units
+        route = head.route
+        if plan.shared:
+            self._ask_memory(route, key, plan, params, now)
+            return
+        upstream: Upstream = route.only  # type: ignore[assignment]
+        sent = upstream.send_call(self, plan.request_tail, params) if upstream.health.free else None
+        if sent is None:
+            self.cache = ""
+            hot.rpc.answer(self, route, key, plan, params, now)
+            return
+        self._params = params
+        self._wire_id = sent
+        self._upstream = upstream
+        upstream.health.inflight += 1
 
-    def client_address(self, peer: str, forwarded: Sequence[str]) -> str:
-        """The right-most address that no trusted proxy has: what stands left of it anyone can write."""
-        if not self.trusts(peer):
-            return peer
-        for hop in reversed([part.strip() for line in forwarded for part in line.split(",")]):
-            if not self.trusts(hop):
-                return hop
-        return peer
+    def _ask_memory(self, route: Route, key: Key, plan: Plan, params: bytes, now: float) -> None:
+        """A call whose answer may be known, or asked for already."""
+        if route.marks.moves != route.seen_moves:
+            route.catch_up()
+        slot = key_of(plan.request_tail, params)
+        known = route.replies.get(slot) if route.keeps else None
+        if known is None or self._ahead or self.left <= 1 or self._hot.careful:
+            self._hot.rpc.answer(self, route, key, plan, params, now, slot=slot)
+            return
+        tally = plan.tally
+        tally.results += 1
+        tally.hits += 1
+        tally.units += self.units
+        tally.buckets[0] += 1
+        self._reply_shortly(known, plan, now, _HIT)
 
-    async def sweep(self) -> None:
-        """A supervised loop."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            now = self.now()
-            for connection in tuple(self.timed):
-                connection.check(now, self._settings)
+    def _ask_long(self, head: Head, body: bytes, envelope: jsonrpc.Envelope | None) -> None:
+        """The way of everything else. The envelope is given where it was read already: a large one takes its time."""
+        self._began = now = _monotonic()
+        self.plan = None
+        self.units = 0
+        self.cache = ""
+        key = head.key
+        if key.disabled or key.dies_at <= now or not key.scopes & ANY_SCOPE or (head.route.is_live and not key.live):
+            self.on_fault(self._hot.refusal(head, now))
+            return
+        try:
+            if envelope is None and jsonrpc.is_batch(body):
+                self._ask_batch(head, jsonrpc.parse_batch(body), now)
+            else:
+                call = jsonrpc.parse(body, envelope)
+                self.id = call[2]
+                self._hot.rpc.ask(self, head.route, key, call, now, fresh=head.fresh)
+        except Malformed as exc:
+            self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
-    async def drain(self, deadline_s: float) -> None:
-        """Let what is in flight finish. Replies say `Connection: close`; whoever is quiet is shown out."""
-        self.draining = True
-        end = self.now() + deadline_s
-        while self._connections and self.now() < end:
-            now = self.now()
-            for connection in tuple(self._connections):
-                connection.close_if_quiet(now)
-            await asyncio.sleep(0.05)
-        for connection in tuple(self._connections):
-            connection.force_close()
+    def _ask_batch(self, head: Head, items: list[jsonrpc.Call | Malformed], now: float) -> None:
+        asked = self._hot.rpc.ask_batch(items, head.route, head.key, now, self._on_batch, fresh=head.fresh)
+        if isinstance(asked, Fault):
+            self.on_fault(asked)
+        elif self.busy:
+            self.batch = asked
+
+    # A sink's side: the short way back
+
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+        upstream = connection.upstream
+        try:
+            reply = _reply(body)
+        except _NOT_ONE:
+            reply = _NO_REPLY
+        result = reply.result
+        if (
+            not result
+            or reply.error
+            or bytes(reply.id) != self._wire_id
+            or head.status != 200
+            or not head.plain
+            or not body.isascii()
+        ):
+            self._take_off(upstream).on_reply(connection, head, body)
+            return
+        now = _monotonic()
+        took = now - self._began
+        self._upstream = None
+        health = upstream.health
+        health.inflight -= 1
+        health.good += 1
+        # The averages need not see every call: one in eight says as much.
+        if not health.good & 7 or health.failures_in_a_row or health.pause_s:
+            health.succeeded(took)
+            health.good -= 1
+        plan: Plan = self.plan  # type: ignore[assignment]
+        units = self.units
+        tally = plan.tally
+        tally.results += 1
+        tally.units += units
+        tally.seconds += took
+        tally.buckets[bisect_left(LATENCY_S, took)] += 1
+        hot = self._hot
+        if self._ahead or self.left <= 1 or hot.careful:
+            self.cache = ""
+            self._finish(hot.result(self, result, now))
+            return
+        self._reply_shortly(result, plan, now, b"")
+
+    def _reply_shortly(self, result: bytes | msgspec.Raw, plan: Plan, now: float, cache: bytes) -> None:
+        """Write what `Hot.result` would, put together from the same parts with less ado."""
+        hot = self._hot
+        client: Head = self._head  # type: ignore[assignment]
+        key = client.key
+        edge = self._edge
+        rate = key.requests_per_second
+        held = int((now - edge) * rate)
+        resets = int(edge + hot.resets)
+        size = len(self.id) + len(result)
+        turn = hot.turn
+        if not turn.queue:
+            turn.arm()
+        request_id = client.request_id or hot.request_id()
+        reply = (
+            hot.ok_stamp,
+            request_id,
+            key.limit_line,
+            _DIGITS[held if held < rate else rate] if held < 1024 else b"%d" % (held if held < rate else rate),
+            hot.reset_lines.get(resets) or hot.reset_line(resets),
+            plan.units_line,
+            cache,
+            _REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
+            self.id,
+            b',"result":',
+            result,
+            b"}",
+        )
+        turn.queue.append((self, b"".join(reply)))
+        if hot.log is not None:
+            self.cache = "hit" if cache else ""
+            hot.note(self, 200, request_id, now)
+        self.left -= 1
+        self.busy = False
+
+    def _take_off(self, upstream: Upstream) -> Flight:
+        """The call becomes a flight: it did not go as usual."""
+        assert self._head is not None
+        assert self.plan is not None
+        self._upstream = None
+        self.flight = flight = Flight.taking_over(
+            self._head.route, self.plan, self._params, self, upstream, id_=self._wire_id, began=self._began
+        )
+        return flight
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._take_off(upstream).on_fail(upstream, reason, sent=sent)
+
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: bytes) -> bool:
+        flight = self._take_off(connection.upstream)
+        connection.replace(self, flight)
+        return flight.on_large(connection, head, beginning)
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        if connection is not None and now - self._began > LOOK_AFTER_S:
+            flight = self._take_off(connection.upstream)
+            connection.replace(self, flight)
+            flight.on_tick(connection, now)
+
+    def on_piece(self, connection: UpstreamConnection, piece: bytes) -> None:
+        raise AssertionError("a large reply is a flight's")
+
+    def on_end(self, connection: UpstreamConnection) -> None:
+        raise AssertionError("a large reply is a flight's")
+
+    # A waiter's side: what the call's end brings
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        self._count("results")
+        self._finish(self._hot.result(self, result, _monotonic()) if self.id else self._hot.empty(self))
+
+    def on_error(self, error: bytes) -> None:
+        self._count("errors")
+        self._finish(self._hot.error(self, error) if self.id else self._hot.empty(self))
+
+    def on_fault(self, fault: Fault) -> None:
+        self._give_back(fault)
+        self._finish(self._hot.fault(self, fault))
+
+    def _give_back(self, fault: Fault) -> None:
+        """A fault costs nothing: it was refused before it was charged, or it is ours."""
+        self._hot.rpc.refund(self.head.key, fault, 1, self.units)
+        self.units = 0
+        self._count("faults")
+
+    def _on_batch(self, batch: Batch) -> None:
+        self.batch = None
+        assert self._head is not None
+        self.units = self._hot.rpc.settle_batch(self._head.key, batch)
+        body = batch.body()
+        self._finish(self._hot.ok(self, len(body)) + body if body else self._hot.empty(self))
+
+    def on_stream(self, beginning: bytes, left: int | None, connection: UpstreamConnection) -> None:
+        """The beginning of a large result, under our own head. Without a length it goes out in chunks."""
+        self._hot.turn.flush()
+        self.chunked = left is None
+        start = b'%b%b,"result":' % (jsonrpc.HEAD, self.id)
+        self._source = connection
+        if self._stalled_since:
+            connection.pause()
+        self._write(self._hot.ok(self, None if left is None else left + len(start)))
+        self.on_stream_piece(start + beginning)
+
+    def on_stream_piece(self, piece: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
+
+    def on_stream_end(self) -> None:
+        # First: a write may call pause_writing, which must not pause a connection that was given back.
+        self._source = None
+        if self.chunked:
+            self._write(b"0\r\n\r\n")
+            self.chunked = False
+        self._count("results")
+        self._done()
+
+    def on_stream_broken(self) -> None:
+        """Half a reply is no reply: the client sees its connection break."""
+        self._source = None
+        self.chunked = False
+        self._give_back(InternalError("the upstream's reply broke off"))
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _write_late(self, fault: Fault) -> None:
+        self.plan = None
+        self._write(self._hot.fault(self, fault))
+
+    def _write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def _finish(self, reply: bytes) -> None:
+        if self.transport is not None:
+            if len(reply) < DEFER_BELOW:
+                self._hot.turn.write(self, reply)
+            else:
+                self._hot.turn.flush()
+                self.transport.write(reply)
+        self._done()
+
+    def _done(self) -> None:
+        self.busy = False
+        self.flight = None
+        self.left -= 1
+        if self.left <= 0 or self._hot.draining:
+            self._close_after_reply()
+        elif self._ahead or self._paused_reading:
+            self._go_on()
+
+    def _close_after_reply(self) -> None:
+        self._hot.turn.flush()
+        if self.transport is not None:
+            self.transport.close()
+
+    def _count(self, outcome: str) -> None:
+        if self.plan is not None:
+            self.plan.tally.count(outcome, self.cache, self.units, _monotonic() - self._began)
+
+    @property
+    def streams(self) -> bool:
+        """A notification has no reply, however large its result is."""
+        return bool(self.id)
+
+    @property
+    def head(self) -> Head:
+        assert self._head is not None
+        return self._head
+
+    @property
+    def began(self) -> float:
+        return self._began

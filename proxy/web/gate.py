@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import HttpVersion10, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
@@ -31,8 +31,8 @@ from proxy.errors import (
 )
 from proxy.services.admission import Admission
 from proxy.settings import Server
-from proxy.web.front import Connection, Door
-from proxy.web.reply import fault_reply
+from proxy.web.door import Door, Visitor
+from proxy.web.reply import SERVER, fault_reply
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,17 +40,21 @@ log = logging.getLogger("penstock.access")
 
 KEY = web.RequestKey("key", Key)
 UNITS = web.RequestKey("units", int)
+CACHE = web.RequestKey("cache", str)
+UPSTREAM = web.RequestKey("upstream", str)
 REQUEST_ID = web.RequestKey("request_id", str)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 
+_UNSAID = "application/octet-stream"
 _WELL_FORMED = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 # Unique over workers and restarts, at the price of a counter: a random stem for each process.
-_STEM = secrets.token_hex(5)
+STEM = f"req_{secrets.token_hex(5)}".encode()
 _serial = itertools.count(1)
 
 
 def new_request_id() -> str:
-    return f"req_{_STEM}{next(_serial):08x}"
+    """The hot path makes the same form from the same stem; an `s` keeps the two counts apart."""
+    return f"{STEM.decode()}s{next(_serial):07x}"
 
 
 class Gate:
@@ -64,7 +68,7 @@ class Gate:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         connection = request.protocol
-        if isinstance(connection, Connection):
+        if isinstance(connection, Visitor):
             connection.begin_request()
         given = request.headers.get("X-Request-Id", "")
         request[REQUEST_ID] = given if _WELL_FORMED.fullmatch(given) else new_request_id()
@@ -75,7 +79,7 @@ class Gate:
             self._record(request, reply, time.monotonic() - began)
             return reply
         finally:
-            if isinstance(connection, Connection):
+            if isinstance(connection, Visitor):
                 connection.end_request()
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -85,6 +89,7 @@ class Gate:
         except Fault as fault:
             return fault_reply(fault)
         except web.HTTPException as exc:
+            self._recognise(request)
             return fault_reply(_of_http(exc, request))
         except (asyncio.CancelledError, ConnectionError):
             raise
@@ -95,18 +100,33 @@ class Gate:
         except Exception:
             return self._bug(request)
 
+    def _recognise(self, request: web.Request) -> None:
+        """A key on a path that does not ask for one is no reason to refuse, but its headers are told."""
+        key = self._admission.known(_presented(request), time.monotonic())
+        if key is not None:
+            request[KEY] = key
+
     def _bug(self, request: web.Request) -> web.Response:
         logging.getLogger("penstock").exception("unhandled", extra={"request_id": request[REQUEST_ID]})
         return fault_reply(InternalError("internal error; the request id identifies it to the operator"))
 
     def _check_head(self, request: web.Request) -> None:
-        size = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+        if request.version < HttpVersion10:
+            raise InvalidRequest("the request line must end in HTTP/1.1")
+        size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         if size > self._settings.max_head_bytes:
-            raise of_status(431, f"the request's headers are larger than {self._settings.max_head_bytes} bytes")
+            raise of_status(431, f"the request's head is larger than {self._settings.max_head_bytes} bytes")
 
     def _sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """The headers that every reply carries."""
         reply.headers["X-Request-Id"] = request[REQUEST_ID]
+        reply.headers["Server"] = SERVER
+        if (units := request.get(UNITS)) is not None:
+            reply.headers["X-Compute-Units"] = str(units)
+        if cache := request.get(CACHE):
+            reply.headers["X-Cache"] = cache
+        if upstream := request.get(UPSTREAM):
+            reply.headers["X-Upstream"] = upstream
         key = request.get(KEY)
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
@@ -146,7 +166,7 @@ class Gate:
         """The body, within its deadline and its cap."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("a compressed body is not accepted: send it without Content-Encoding")
-        if request.content_type != "application/json":
+        if not _is_json(request):
             raise UnsupportedMedia("the header Content-Type must be application/json")
         if (request.content_length or 0) > self._settings.max_body_bytes:
             raise self._too_large()
@@ -160,6 +180,13 @@ class Gate:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._settings.max_body_bytes} bytes")
+
+
+def _is_json(request: web.Request) -> bool:
+    """RFC 9110, 8.3: a body without a type is octets that may be examined. Given headers of its user's, web3.py sends no type,
+    and its asynchronous half says octets."""
+    given = request.headers.get("Content-Type", _UNSAID)
+    return given.lower() == _UNSAID or request.content_type == "application/json"
 
 
 def _presented(request: web.Request) -> str | None:

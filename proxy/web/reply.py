@@ -12,6 +12,7 @@ from aiohttp import web
 from proxy.errors import Fault
 
 JSON = "application/json"
+SERVER = "Penstock"
 
 
 def json_reply(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

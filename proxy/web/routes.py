@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
+from proxy.errors import of_status
 from proxy.web.contract import Contract
+from proxy.web.reply import fault_reply
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BASE = "/v1"
@@ -18,4 +20,18 @@ def of_contract(contract: Contract, handlers: Mapping[str, Handler]) -> list[web
     if present != set(handlers):
         raise ValueError(f"operations and handlers differ: {sorted(present ^ set(handlers))}")
     operations = [operation for operation in contract.operations.values() if not operation.planned]
-    return [web.route(operation.method, BASE + operation.path, handlers[operation.id]) for operation in operations]
+    return [
+        web.route(operation.method, BASE + operation.path, handlers[operation.id], expect_handler=expect)
+        for operation in operations
+    ]
+
+
+async def expect(request: web.Request) -> web.StreamResponse | None:
+    """`Expect: 100-continue` is answered; any other expectation is refused in the contract's body (RFC 9110, 10.1.1)."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return fault_reply(of_status(417, "the header Expect may only say 100-continue"))
+    if request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # What was written so far is no part of the reply.
+        request.writer.output_size = 0
+    return None

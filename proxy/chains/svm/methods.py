@@ -1,29 +1,170 @@
-"""The methods of Solana and its kin. A write is never repeated: a signature that may have landed must not be sent again."""
+"""The methods of Solana and its kin, and what their params and results say about slots.
+
+A write is never repeated: a signature that may have landed must not be sent again.
+
+A commitment (`processed`, `confirmed`, `finalized`; none given means `finalized`) is a moving head like any tag, so only an
+answer pinned to one slot, read as finalized, is kept for ever: a block by its slot, a transaction by its signature. What
+was only processed may be on a fork that dies: it is kept not at all. Member names are matched with their case here.
+"""
 
 from __future__ import annotations
 
-from proxy.chains.family import Family, Method, table
+import msgspec
+
+from proxy.chains.family import BlockRef, Family, Lifetime, Method, table
+
+# An epoch, two days: about what a validator keeps of its ledger. Older slots come from an archive.
+LEDGER_KEPT_SLOTS = 432_000
+
+_TAGS = {tag: BlockRef("tag", tag=tag) for tag in ("processed", "confirmed", "finalized")}
+_HASHES = {tag: BlockRef("hash", tag=tag) for tag in _TAGS}
+NONE = BlockRef("none")
+
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_slot = msgspec.json.Decoder(int).decode
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class _Config(msgspec.Struct, gc=False):
+    commitment: str = "finalized"
+
+
+_config = msgspec.json.Decoder(_Config).decode
+
+
+def block_ref(method: Method, params: bytes) -> BlockRef:
+    """The slot, or the commitment, that the call is about; a slot and a signature carry their commitment as the tag."""
+    if method.cache == "never" or method.cache == "static":
+        return NONE
+    # Most calls name neither a slot nor a commitment: nothing is decoded for them.
+    if method.block_at is None and b"commitment" not in params and b"\\" not in params:
+        return _HASHES["finalized"] if method.cache == "hash" else _TAGS["finalized"]
+    try:
+        items = [bytes(item) for item in _items(params)]
+    except _UNREADABLE:
+        items = []
+    tag = _commitment(items)
+    if method.cache == "hash":
+        return _HASHES[tag]
+    at = method.block_at
+    number = _number(items[at]) if at is not None and at < len(items) else None
+    return _TAGS[tag] if number is None else BlockRef("number", number, tag)
+
+
+def _commitment(items: list[bytes]) -> str:
+    """The commitment of the call's config, its last object. A word that is no commitment is left for the upstream to refuse,
+    and counts as the one that is never kept."""
+    config = next((item for item in reversed(items) if item.startswith(b"{")), b"{}")
+    try:
+        tag = _config(config).commitment
+    except _UNREADABLE:
+        return "processed"
+    return tag if tag in _TAGS else "processed"
+
+
+def _number(raw: bytes) -> int | None:
+    try:
+        number = _slot(raw)
+    except _UNREADABLE:
+        return None
+    return number if number >= 0 else None
+
+
+def is_archive(ref: BlockRef, head: int) -> bool:
+    """A slot that a validator has dropped from its ledger. A signature may be of any slot: it counts as recent."""
+    return ref.kind == "number" and head - ref.number >= LEDGER_KEPT_SLOTS
+
+
+_EMPTY = frozenset((b"", b"null", b"[]", b"{}"))
+# `{"context":{…},"value":null}` with every member that the context has had so far is well below this.
+_SMALL = 512
+
+
+class _InContext(msgspec.Struct, gc=False):
+    value: msgspec.Raw = msgspec.Raw()
+
+
+_in_context = msgspec.json.Decoder(_InContext).decode
+
+
+def is_empty(method: Method, result: bytes) -> bool:
+    """Null, bare or in its context; or no items, where the method says that this is doubtful."""
+    value = result
+    if len(result) < _SMALL and result.startswith(b"{"):
+        try:
+            value = bytes(_in_context(result).value) or result
+        except _UNREADABLE:
+            return False
+    return value == b"null" or (method.empty and value in _EMPTY)
+
+
+class _AtSlot(msgspec.Struct, gc=False):
+    slot: int = -1
+
+
+_at_slot = msgspec.json.Decoder(_AtSlot).decode
+
+
+def lifetime(method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:
+    """How long the result may be kept: see `Method.cache` for what decides."""
+    if method.cache == "never" or ref.tag == "processed" or is_empty(method, result):
+        return "never"
+    if method.cache == "static":
+        return "forever"
+    if method.cache == "head" or ref.tag != "finalized":
+        return "head"
+    slot = _slot_of(result) if method.cache == "hash" else ref.number
+    if slot > head:
+        return "never"
+    return "forever" if 0 <= slot <= final else "head"
+
+
+def _slot_of(result: bytes) -> int:
+    try:
+        return _at_slot(result).slot
+    except _UNREADABLE:
+        return -1
+
+
+def _never(*names: str) -> tuple[Method, ...]:
+    """Questions about the upstream itself, and the state of a signature that the caller waits for."""
+    return tuple(Method(name, retry=True) for name in names)
+
+
+def _at_head(*names: str, empty: bool = False) -> tuple[Method, ...]:
+    return tuple(Method(name, cache="head", retry=True, tip=True, empty=empty) for name in names)
+
+
+def _at_slot_param(*names: str) -> tuple[Method, ...]:
+    """Pinned to a slot for pricing and routing, but what they answer is an estimate, a vote or a list that still grows."""
+    return tuple(Method(name, block_at=0, cache="head", retry=True, empty=True) for name in names)
+
 
 SVM = Family(
     "svm",
     table(
-        *(
-            Method(name)
-            for name in (
-                "getAccountInfo", "getBalance", "getBlock", "getBlockCommitment", "getBlockHeight",
-                "getBlockProduction", "getBlocks", "getBlocksWithLimit", "getBlockTime", "getClusterNodes",
-                "getEpochInfo", "getEpochSchedule", "getFeeForMessage", "getFirstAvailableBlock",
-                "getGenesisHash", "getHealth", "getHighestSnapshotSlot", "getIdentity", "getInflationGovernor",
-                "getInflationRate", "getInflationReward", "getLargestAccounts", "getLatestBlockhash",
-                "getLeaderSchedule", "getMaxRetransmitSlot", "getMaxShredInsertSlot",
-                "getMinimumBalanceForRentExemption", "getMultipleAccounts", "getProgramAccounts",
-                "getRecentPerformanceSamples", "getRecentPrioritizationFees", "getSignaturesForAddress",
-                "getSignatureStatuses", "getSlot", "getSlotLeader", "getSlotLeaders",
-                "getStakeMinimumDelegation", "getSupply", "getTokenAccountBalance",
-                "getTokenAccountsByDelegate", "getTokenAccountsByOwner", "getTokenLargestAccounts",
-                "getTokenSupply", "getTransaction", "getTransactionCount", "getVersion", "getVoteAccounts",
-                "isBlockhashValid", "minimumLedgerSlot", "simulateTransaction",
-            )
+        Method("getBlock", block_at=0, cache="block", retry=True, empty=True),
+        Method("getTransaction", cache="hash", retry=True, empty=True),
+        *(Method(name, cache="static", retry=True) for name in ("getGenesisHash", "getEpochSchedule")),
+        *_never(
+            "getClusterNodes", "getFirstAvailableBlock", "getHealth", "getHighestSnapshotSlot", "getIdentity",
+            "getMaxRetransmitSlot", "getMaxShredInsertSlot", "getVersion", "minimumLedgerSlot",
+        ),
+        # Polled after a send: an answer from before it landed must not be given again.
+        Method("getSignatureStatuses", retry=True, tip=True),
+        *_at_slot_param("getBlockCommitment", "getBlocks", "getBlocksWithLimit", "getBlockTime"),
+        *_at_head(
+            "getBlockHeight", "getBlockProduction", "getEpochInfo", "getFeeForMessage", "getInflationGovernor",
+            "getInflationRate", "getInflationReward", "getLargestAccounts", "getLatestBlockhash", "getLeaderSchedule",
+            "getMinimumBalanceForRentExemption", "getRecentPerformanceSamples", "getRecentPrioritizationFees",
+            "getSlot", "getSlotLeader", "getSlotLeaders", "getStakeMinimumDelegation", "getSupply",
+            "getTransactionCount", "getVoteAccounts", "isBlockhashValid", "simulateTransaction",
+        ),
+        *_at_head(
+            "getAccountInfo", "getBalance", "getMultipleAccounts", "getProgramAccounts", "getSignaturesForAddress",
+            "getTokenAccountBalance", "getTokenAccountsByDelegate", "getTokenAccountsByOwner",
+            "getTokenLargestAccounts", "getTokenSupply",
+            empty=True,
         ),
         *(Method(name, "write") for name in ("sendTransaction", "requestAirdrop")),
         *(
@@ -34,4 +175,8 @@ SVM = Family(
             )
         ),
     ),
+    block_ref,
+    lifetime,
+    is_archive,
+    is_empty,
 )  # fmt: skip

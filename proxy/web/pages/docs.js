@@ -1,7 +1,6 @@
 /*
  * The readable API reference. It draws the OpenAPI document of this service as a page and knows nothing
  * of the service but that document: no path, scope or error is written down here a second time.
- *
  * Every text of the document goes into the page as a text node, never as markup, so that a description
  * cannot run anything; the Content-Security-Policy of the page says the same once more.
  */
@@ -16,7 +15,7 @@ let doc = {};
 function el(spec, attributes, ...children) {
   const [tag, ...classes] = spec.split(".");
   const node = document.createElement(tag);
-  if (classes.length) node.className = classes.join(" ");
+  node.classList.add(...classes);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
@@ -28,12 +27,12 @@ const code = (value) => el("code", null, typeof value === "string" ? value : JSO
 const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-");
 const spaced = (values) => values.flatMap((value) => [" ", code(value)]);
 
-/* A content that is a function is built when first opened: the same few errors stand under every operation. */
+/* A function as content is called when first opened: the same few errors stand under every operation. */
 function fold(summary, content, open) {
   const isLazy = typeof content === "function";
-  const inside = el("div.inside", null, isLazy ? null : content);
+  const inside = el("div.inside", null, isLazy ? open && content() : content);
   const node = el("details.fold", { open }, el("summary", null, summary), inside);
-  if (isLazy) node.addEventListener("toggle", () => inside.append(content()), { once: true });
+  if (isLazy && !open) node.addEventListener("toggle", () => inside.append(content()), { once: true });
   return node;
 }
 
@@ -54,7 +53,6 @@ function replaced(text, pattern, make) {
 const INLINE = /`([^`]+)`|\*\*(.+?)\*\*|\[([^\]]+)\]\(((?:https?:\/\/|\/|#)[^\s)]*)\)/g;
 const RULE = /^[\s|:-]*-[\s|:-]*$/;
 const LIST = { ul: /^\s*[-*]\s+/, ol: /^\s*\d+\.\s+/ };
-
 const inline = (text) => replaced(text ?? "", INLINE, ([, literal, bold, label, target]) => {
   if (literal) return code(literal);
   return bold ? el("strong", null, inline(bold)) : el("a", { href: target }, label);
@@ -66,7 +64,7 @@ function block(text) {
     const row = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => inline(cell.trim()));
     return table(row(lines[0]), lines.slice(2).map(row));
   }
-  const lead = lines.findIndex((line) => Object.values(LIST).some((mark) => mark.test(line)));
+  const lead = lines.findIndex((line) => LIST.ul.test(line) || LIST.ol.test(line));
   if (lead > 0) return [block(lines.slice(0, lead).join("\n")), block(lines.slice(lead).join("\n"))];
   const kind = Object.keys(LIST).find((tag) => LIST[tag].test(text));
   if (!kind) return el("p", null, inline(lines.join(" ")));
@@ -90,7 +88,6 @@ async function copy(target, button) {
     // There is no clipboard API on plain HTTP, where a self-hosted page may well be.
     getSelection().selectAllChildren(target);
     document.execCommand("copy");
-    getSelection().removeAllRanges();
   }
   button.textContent = "Copied";
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
@@ -98,6 +95,7 @@ async function copy(target, button) {
 
 /* One panel for all variants ({name, text}) of an example; a choice appears where there are several. */
 function panel(label, variants) {
+  if (!variants.length) return null;
   const target = el("code");
   const show = (index) => target.replaceChildren(...coloured(variants[index].text));
   const button = el("button", { type: "button", "aria-live": "polite" }, "Copy");
@@ -123,15 +121,16 @@ function resolve(node) {
   if (!node?.$ref) return node ?? {};
   const { $ref, ...own } = node;
   const target = resolve(lookup($ref));
-  const required = Array.isArray(target.required) ? [...target.required, ...(own.required ?? [])] : target.required;
-  return { ...target, required, ...own, ...(Array.isArray(required) && { required }) };
+  const merged = { ...target, ...own };
+  if (Array.isArray(target.required)) merged.required = target.required.concat(own.required ?? []);
+  return merged;
 }
 
 function typeText(node) {
   const schema = resolve(node);
   if (!schema.type) return [...new Set((optionsOf(schema) ?? []).map(typeText))].join(" or ") || "any";
-  const isList = (type) => type === "array" && schema.items;
-  return [schema.type].flat().map((type) => (isList(type) ? `array of ${typeText(schema.items)}` : type)).join(" or ");
+  const text = (type) => (type === "array" && schema.items ? `array of ${typeText(schema.items)}` : type);
+  return [schema.type].flat().map(text).join(" or ");
 }
 
 /* The type, and the name it has in the document: a link where the list of types explains it. */
@@ -159,40 +158,33 @@ function limits(schema, own, examples) {
     range(schema.minimum, schema.maximum),
     range(own.minLength, own.maxLength, " characters"),
     range(schema.minItems, schema.maxItems, " items"),
-    schema.format,
+    schema.format && ["format ", code(schema.format)],
     own.pattern && ["matches ", code(own.pattern)],
     telling.length > 0 && !schema.enum && ["such as", spaced(telling)],
   ];
 }
 
-/* --- tables of fields --- */
-/* A brief one takes the first sentence of a named type and leaves the rest to the list of types. */
+/* --- tables of fields: a brief one takes the first sentence of a named type, the list of types has the rest --- */
 function description(node, isBrief) {
   const text = resolve(node).description ?? "";
   return markdown(isBrief && !node.description ? text.split(/(?<=\.)\s/)[0] : text);
 }
 
 function fieldRow({ name, node, required, tag, examples, needs, id, isBrief }) {
-  const notes = limits(resolve(node), node, examples ?? node.examples ?? []);
-  const together = needs && ["together with", spaced(needs)];
-  const list = [...notes, together].filter(Boolean).map((note) => el("li", null, note));
+  const notes = [...limits(resolve(node), node, examples ?? node.examples ?? []), needs && ["together with", spaced(needs)]];
+  const list = notes.filter(Boolean).map((note) => el("li", null, note));
   return el("tr", { id },
     el("th", { scope: "row" }, el("code.field", null, name), required && el("span.required", null, "required"),
       el("div.types", null, typeLine(node), tag && el("span.tag", null, tag))),
     el("td", null, description(node, isBrief), list.length > 0 && el("ul.notes", null, list)));
 }
 
-function fieldTable(label, rows) {
-  return el("table.fields", null, el("caption.unseen", null, label),
-    el("thead.unseen", null, el("tr", null, ["Field", "Meaning"].map((head) => el("th", { scope: "col" }, head)))),
-    el("tbody", null, rows));
-}
+const fieldTable = (label, rows) => el("table.fields", { "aria-label": label }, el("tbody", null, rows));
 
 function nestedRow(node, trail, isBrief) {
   const inner = shape(node, trail, isBrief);
   const core = node.items ?? node;
-  const count = Object.keys(resolve(core).properties ?? {}).length;
-  const isOpen = count > 0 && count <= OPEN_FIELDS && trail.length < 3;
+  const isOpen = Object.keys(resolve(core).properties ?? {}).length <= OPEN_FIELDS && trail.length < 3;
   const label = ["Fields of", code(refName(core) ?? "the object")];
   return inner && el("tr.nested", null, el("td", { colspan: "2" }, fold(label, inner, isOpen)));
 }
@@ -205,7 +197,7 @@ function shape(node, trail, isBrief) {
   const deeper = name ? [...trail, name] : trail;
   if (schema.items) return shape(schema.items, deeper, isBrief);
   if (!schema.properties) return optionsOf(schema)?.map((option, at) => fold([at ? "or" : "either", typeLine(option)],
-    [description(option), shape(option, deeper, isBrief)], at === 0 && trail.length === 0)) ?? null;
+    [description(option), shape(option, deeper, isBrief)], at === 0 && trail.length < 2)) ?? null;
   return fieldTable(name ?? "Fields", Object.entries(schema.properties).map(([field, inner]) => [
     fieldRow({ name: field, node: inner, required: schema.required?.includes(field), isBrief,
       needs: schema.dependentRequired?.[field] }),
@@ -213,7 +205,7 @@ function shape(node, trail, isBrief) {
 }
 
 const valueTable = (label, values) => fieldTable(label, values.map((value) => fieldRow({
-  name: value.name, required: value.required, tag: value.in, node: { ...value.schema, description: value.description },
+  ...value, tag: value.in, node: { ...value.schema, description: value.description },
   examples: [value.example ?? null, ...valuesOf(value)] })));
 
 /* --- bodies and replies --- */
@@ -234,14 +226,14 @@ function replyContent(status, reply) {
   const headers = Object.entries(reply.headers ?? {}).map(([name, node]) => ({ name, ...resolve(node) }));
   const hint = el("span.hint", null, headers.map(({ name }) => name).join(", "));
   const more = headers.length > 0 && fold(["Headers", hint], valueTable("Headers", headers));
-  return pair([media ? body(media, true) : el("p.body", null, "No body."), more], media && bodyPanel(media, `${status} reply`));
+  const text = media ? body(media, true) : el("p.body", null, "No body.");
+  return pair([text, more], media && bodyPanel(media, `${status} reply`));
 }
 
 function replyFold([status, node]) {
   const reply = resolve(node);
-  const summary = [statusBadge(status), el("span", null, inline(reply.description))];
-  const build = () => replyContent(status, reply);
-  return status < "300" && reply.content ? fold(summary, build(), true) : fold(summary, build);
+  const isOpen = status < "300" && Boolean(reply.content);
+  return fold([statusBadge(status), el("span", null, inline(reply.description))], () => replyContent(status, reply), isOpen);
 }
 
 function methodFold([name, { params, result }]) {
@@ -264,8 +256,7 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 function exampleUrl({ path, parameters }, key) {
   const values = new Map(parameters.map((parameter) => [parameter.name, exampleValue(parameter, key)]));
   const filled = path.replace(/\{(\w+)\}/g, (whole, name) => encodeURIComponent(values.get(name) ?? name));
-  // A default says nothing in an example.
-  const isTelling = ({ name, schema }) => values.get(name) !== undefined && values.get(name) !== resolve(schema).default;
+  const isTelling = ({ name, schema }) => ![undefined, resolve(schema).default].includes(values.get(name));
   const told = parameters.filter((parameter) => parameter.in === "query" && isTelling(parameter));
   const query = new URLSearchParams(told.map(({ name }) => [name, values.get(name)])).toString();
   return server() + filled + (query && `?${query}`);
@@ -281,11 +272,10 @@ function curl(entry, example) {
 
 /* --- operations --- */
 function operations() {
-  return Object.entries(doc.paths).flatMap(([path, item]) => Object.keys(item).filter((key) => METHODS.includes(key)).map((method) => {
-    const operation = item[method];
-    const parameters = [...(item.parameters ?? []), ...(operation.parameters ?? [])].map(resolve);
-    return { method, path, operation, parameters, id: operation.operationId, tag: operation.tags?.[0] };
-  }));
+  const each = (path, item) => ([method, operation]) => ({ method, path, operation, id: operation.operationId,
+    parameters: [...(item.parameters ?? []), ...(operation.parameters ?? [])].map(resolve) });
+  const calls = (item) => Object.entries(item).filter(([key]) => METHODS.includes(key));
+  return Object.entries(doc.paths).flatMap(([path, item]) => calls(item).map(each(path, item)));
 }
 
 const statusBadge = (status) => el(`span.status.s${status[0]}`, null, status);
@@ -301,7 +291,8 @@ function pathLine({ method, path }) {
 function operationArticle(entry) {
   const { operation, parameters, id } = entry;
   const [media] = Object.values(operation.requestBody?.content ?? {});
-  const calls = media ? examplesOf(media) : [undefined];
+  const calls = media ? examplesOf(media) : [];
+  const shell = (calls.length ? calls : [undefined]).map((call) => ({ name: call?.name, text: curl(entry, call) }));
   const methods = operation["x-rpc-methods"];
   const scope = operation["x-scope"] && ["Scope ", code(operation["x-scope"])];
   return el("article.op", { id, "data-spy": true },
@@ -311,12 +302,12 @@ function operationArticle(entry) {
       el("p.scope", null, needsKey(operation) ? scope : "Needs no key"),
       parameters.length > 0 && [el("h4", null, "Parameters"), valueTable("Parameters", parameters)],
       media && [el("h4", null, "Request body"), body(media, false)]],
-    [panel("curl", calls.map((call) => ({ name: call?.name, text: curl(entry, call) }))), media && bodyPanel(media, "Request body")]),
+    [panel("curl", shell), media && bodyPanel(media, "Request body")]),
     methods && [el("h4", null, "Methods"), el("div.list", null, Object.entries(methods).map(methodFold))],
     el("h4", null, "Responses"), el("div.list", null, Object.entries(operation.responses).map(replyFold)));
 }
 
-/* --- the guide: the document's own introduction, cut at its run-in headings --- */
+/* --- the guide: the introduction of the document, cut at its run-in headings --- */
 function guide() {
   const parts = [{ title: "Overview", texts: [] }];
   for (const text of blocks(doc.info.description)) {
@@ -334,15 +325,12 @@ function errorTable() {
   const all = operations().flatMap(({ operation }) => Object.entries(operation.responses));
   const found = new Map(all.filter(([status]) => status >= "400").map(([status, node]) => [status, resolve(node)]));
   const codes = (reply) => new Set(Object.values(reply.content ?? {}).flatMap(valuesOf).map((value) => value.error?.code));
-  return table(["Status", "Code", "Meaning"], [...found].sort().map(([status, reply]) =>
+  return table(["Status", "Code", "Meaning"], [...found].sort(([one], [other]) => one - other).map(([status, reply]) =>
     [statusBadge(status), spaced([...codes(reply)]), inline(reply.description)]));
 }
 
-function typeTable() {
-  const listed = Object.entries(doc.components.schemas).filter(([, schema]) => isLeaf(schema));
-  return fieldTable("Types", listed.map(([name, node]) => fieldRow({ name, node, id: `type-${name}` })));
-}
-
+const typeTable = () => fieldTable("Types", Object.entries(doc.components.schemas)
+  .filter(([, schema]) => isLeaf(schema)).map(([name, node]) => fieldRow({ name, node, id: `type-${name}` })));
 const facts = () => el("p.facts", null,
   el("span", null, "Base URL ", code(server())), el("a", { href: SOURCE }, "OpenAPI document"));
 const section = (title, content) => el("section.guide", { id: slug(title), "data-spy": true },
@@ -351,7 +339,6 @@ const section = (title, content) => el("section.guide", { id: slug(title), "data
 /* --- the page --- */
 const navGroup = (title, links) => el("section", null, el("h2", null, title),
   el("ul", null, links.map((link) => el("li", null, link))));
-
 const ring = () => el("span.ring", { title: "planned" }, el("span.unseen", null, "planned"));
 const plainLink = (title) => el("a", { href: `#${slug(title)}` }, title);
 const operationLink = ({ id, method, operation }) => el("a", { href: `#${id}` },
@@ -359,7 +346,8 @@ const operationLink = ({ id, method, operation }) => el("a", { href: `#${id}` },
 
 function draw() {
   const entries = operations();
-  const tags = doc.tags.map((tag) => ({ ...tag, entries: entries.filter((entry) => entry.tag === tag.name) }));
+  const within = ({ name }) => entries.filter(({ operation }) => operation.tags.includes(name));
+  const tags = doc.tags.map((tag) => ({ ...tag, entries: within(tag) }));
   const extras = { Overview: facts, Authentication: schemeTable, Errors: errorTable };
   const parts = guide();
   document.getElementById("content").replaceChildren(
@@ -371,7 +359,7 @@ function draw() {
   document.getElementById("links").replaceChildren(
     navGroup("Guide", [...parts.map(({ title }) => title), "Types"].map(plainLink)),
     ...tags.map((tag) => navGroup(tag.name, tag.entries.map(operationLink))),
-    el("p.legend", { hidden: !entries.some(({ operation }) => operation["x-planned"]) }, ring(), " not served yet"));
+    el("p.legend", { hidden: entries.every(({ operation }) => !operation["x-planned"]) }, ring(), "not served yet"));
   document.getElementById("version").textContent = doc.info.version;
 }
 
@@ -379,11 +367,11 @@ function draw() {
 function spy() {
   const watcher = new IntersectionObserver((seen) => {
     const top = seen.find((one) => one.isIntersecting)?.target;
-    if (!top) return;
+    const link = top && document.querySelector(`#links a[href="#${top.id}"]`);
+    if (!link) return;
     document.querySelector("#links [aria-current]")?.removeAttribute("aria-current");
-    const link = document.querySelector(`#links a[href="#${top.id}"]`);
-    link?.setAttribute("aria-current", "true");
-    link?.scrollIntoView({ block: "nearest" });
+    link.setAttribute("aria-current", "true");
+    link.scrollIntoView({ block: "nearest" });
   }, { rootMargin: "-12% 0px -84% 0px" });
   document.querySelectorAll("[data-spy]").forEach((node) => watcher.observe(node));
 }
@@ -392,25 +380,20 @@ function wireMenu() {
   const menu = document.getElementById("menu");
   const setOpen = (isOpen) => menu.setAttribute("aria-expanded", String(isOpen));
   menu.addEventListener("click", () => setOpen(menu.getAttribute("aria-expanded") === "false"));
-  document.getElementById("links").addEventListener("click", (event) => { if (event.target.closest("a")) setOpen(false); });
+  document.getElementById("links").addEventListener("click", (event) => setOpen(!event.target.closest("a")));
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") setOpen(false); });
 }
 
 async function start() {
-  try {
-    const reply = await fetch(SOURCE);
-    if (!reply.ok) throw new Error(`status ${reply.status}`);
-    doc = await reply.json();
-    draw();
-  } catch (error) {
-    const text = `The reference could not be drawn from ${SOURCE}: ${error.message}.`;
-    document.getElementById("content").replaceChildren(el("p.loading", { role: "alert" }, text));
-    return;
-  }
+  const reply = await fetch(SOURCE);
+  if (!reply.ok) throw new Error(`status ${reply.status}`);
+  doc = await reply.json();
+  draw();
   wireMenu();
   spy();
   // The browser looked for the target of a deep link before there was one.
   document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
 
-start();
+start().catch((error) => document.getElementById("content").replaceChildren(
+  el("p.loading", { role: "alert" }, `The reference could not be drawn from ${SOURCE}: ${error.message}.`)));

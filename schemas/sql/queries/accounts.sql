@@ -1,6 +1,7 @@
 -- create_account
+-- Limits of null or -1 are the plan's.
 insert into accounts (id, name, email, plan, requests_per_second, units_per_second, requests_per_day)
-values ($1, $2, $3, $4, $5, $6, $7)
+values ($1, $2, $3, $4, nullif($5::integer, -1), nullif($6::integer, -1), nullif($7::bigint, -1))
 returning *;
 
 -- list_accounts
@@ -35,6 +36,10 @@ from unnest($1::text[], $2::bigint[], $3::bigint[]) with ordinality as want (acc
 order by place;
 
 -- return_quotas
+-- The rows are locked in the order in which leases lock them, or the two would wait for each other.
+with held as materialized (
+    select account_id from quota_days where account_id = any($1::text[]) and day = $3 order by account_id collate "C" for update
+)
 update quota_days q set used = greatest(0, q.used - back.amount)
-from unnest($1::text[], $2::bigint[]) as back (account, amount)
-where q.account_id = back.account and q.day = $3;
+from held, unnest($1::text[], $2::bigint[]) as back (account, amount)
+where held.account_id = back.account and q.account_id = back.account and q.day = $3;

@@ -1,6 +1,7 @@
 -- create_key
+-- Limits of null or -1 are the account's.
 insert into keys (id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second)
-values ($1, $2, $1, $3, $4, $5, $6, $7, $8, $9)
+values ($1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::integer, -1))
 returning *;
 
 -- rotate_key

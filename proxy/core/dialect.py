@@ -1,0 +1,219 @@
+"""The dialects in which upstreams say no: one table from codes and phrases to what the error means.
+
+Vendors share no codes (-32005 is a rate limit here, too many logs there, a missing block elsewhere) and clients' texts
+change, so a rule is a set of codes, a phrase, or both, and the first rule that holds decides. Phrases come before bare codes
+and the particular before the general: "nonce too low" is found before the -32003 it comes with. What no rule knows is passed
+on as it came: a caller can read it, and we would only guess.
+
+What a kind of error means to the flow is its row in `KINDS`: whether another upstream may answer better, and whether the error
+speaks against the upstream that gave it. A pruned upstream is asked elsewhere but has done nothing wrong; one that is out of
+its own limits is asked elsewhere and left alone for a while.
+
+Phrases are matched in the message alone, lower-cased. `data` is the contract's to fill: a revert reason may say anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+Kind = Literal[
+    "revert", "invalid", "missing_data", "range_too_large", "rate_limited", "unauthorized", "unsupported", "already_known",
+    "nonce_too_low", "underpriced", "rejected", "timeout", "server", "unknown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that said it.
+    `code`: ours for it, where facts 4.2 gives one."""
+
+    retry_elsewhere: bool = False
+    blame: bool = False
+    code: int | None = None
+
+
+KINDS: dict[Kind, Meaning] = {
+    # The chain has spoken, or the caller has erred: every upstream says the same.
+    "revert": Meaning(code=3),
+    "invalid": Meaning(),
+    "already_known": Meaning(),
+    "nonce_too_low": Meaning(),
+    "underpriced": Meaning(),
+    "rejected": Meaning(),
+    # The range is split, or the caller is told one that works (`logrange`).
+    "range_too_large": Meaning(code=-32602),
+    # Another upstream may have it, or may do it.
+    "missing_data": Meaning(retry_elsewhere=True, code=-32014),
+    "unsupported": Meaning(retry_elsewhere=True, code=-32601),
+    # The upstream's own trouble.
+    "rate_limited": Meaning(retry_elsewhere=True, blame=True, code=-32005),
+    "unauthorized": Meaning(retry_elsewhere=True, blame=True, code=-32603),
+    "timeout": Meaning(retry_elsewhere=True, blame=True, code=-32015),
+    "server": Meaning(retry_elsewhere=True, blame=True),
+    # Passed on as it came.
+    "unknown": Meaning(),
+}
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """What an upstream's error means. `kind` decides; code and message are what was sent."""
+
+    kind: Kind
+    code: int
+    message: str
+    retry_elsewhere: bool
+    blame: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Holds where the code is one of `codes` (any, when empty) and the pattern is found in the message (any, when empty)."""
+
+    kind: Kind
+    codes: frozenset[int]
+    pattern: re.Pattern[str] | None
+
+
+def _phrases(kind: Kind, *phrases: str, codes: Iterable[int] = ()) -> Rule:
+    """Phrases are lower case; `*` stands for anything between."""
+    found = "|".join(re.escape(phrase).replace(r"\*", ".*") for phrase in phrases)
+    return Rule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None)
+
+
+def _codes(kind: Kind, *codes: int) -> Rule:
+    return _phrases(kind, codes=codes)
+
+
+RULES: tuple[Rule, ...] = (
+    # EIP-1474's revert, by code and by text, before all others: a contract writes its own words into the message.
+    _codes("revert", 3),
+    _phrases("revert", "execution reverted", "vm execution error", "vm exception", "transaction reverted",
+             "transaction: revert", "always failing transaction", "transaction simulation failed"),
+    # What is said of a transaction that was sent.
+    _phrases("already_known", "already known", "known transaction", "alreadyknown", "already imported",
+             "already in mempool", "already in the mempool", "already exists in mempool", "transaction already exists",
+             "already have transaction"),
+    _phrases("nonce_too_low", "nonce too low", "nonce is too low", "nonce has already been used", "oldnonce"),
+    _phrases("underpriced", "underpriced", "fee too low", "feetoolow", "gas price too low", "max fee per gas less than",
+             "fee cap less than", "tip cap less than"),
+    _phrases("rejected", "insufficient funds", "insufficient balance", "intrinsic gas", "exceeds block gas limit",
+             "nonce too high", "txpool is full", "transaction pool is full", "invalid sender", "invalid signature",
+             "invalid chain id", "signature verification failure"),
+    # Ranges before rates: "eth_getLogs is limited to" and "query exceeds limit" throttle nobody.
+    _phrases("range_too_large", "block range should work", "try with this block range", "retry with the range",
+             "range is too wide", "range is too large", "range too large", "range too wide", "exceeds the range",
+             "exceed maximum block range", "max block range", "maximum block range", "block range limit", "max range",
+             "range limit exceeded", "block range exceed", "blocks distance", "logs over more", "returned more than",
+             "exceeds max results", "too many logs", "too many results", "response size exceeded", "response size should not",
+             "response is too big", "response too large", "query exceeds limit", "limit the query to", "getlogs is limited",
+             "limited to a * range", "limited to * block", "up to a * block range", "too large, max is",
+             "specify less number of address", "reduce your block range", "reducing your block range",
+             "query timeout exceeded. consider"),
+    _codes("range_too_large", -32614),
+    _phrases("range_too_large", "too big", "too large", codes=(-32005, -32008, -32012, -32600, -32602)),
+    _phrases("rate_limited", "too many requests", "rate limit", "rate-limit", "ratelimit", "request limit",
+             "requests limited", "requests per second", "calls per second", "compute units per second", "capacity limit",
+             "capacity exceeded", "exceeded the quota", "reached the quota", "quota exceeded", "request count exceeded",
+             "has exceeded", "free tier", "upgrade your tier", "current plan's limit", "too much load", "throttled"),
+    _phrases("rate_limited", "limit exceeded", "limit reached",
+             codes=(-32000, -32005, -32007, -32009, -32011, -32012, -32016)),
+    # Behind or unwell: another one may answer. Solana says so with codes that mean other things elsewhere.
+    _phrases("server", "node is behind", "node is unhealthy", "still syncing", "is syncing"),
+    _phrases("invalid", "was skipped", "transaction version"),
+    # Before missing data: "the method trace_block is not available" misses no block.
+    _phrases("unsupported", "unsupported method", "not whitelisted", "not included in your", "not implemented",
+             "method * not found", "method not found", "method * not available", "method not available",
+             "method * not supported", "method not supported", "method * not allowed", "method * disabled",
+             "method * does not exist", "does not exist/is not available", "module * disabled", "not a supported"),
+    _codes("unsupported", -32601),
+    _phrases("missing_data", "missing trie node", "header not found", "header for hash not found", "block not found",
+             "unknown block", "could not find block", "cannot find block", "no such block", "missing block",
+             "block not available", "block * not available", "state * not available", "state not found", "historical state",
+             "state already discarded", "no state available", "pruned", "pruning", "archive", "not yet available",
+             "transaction not found", "receipt not found", "transaction indexing is in progress", "history has been",
+             "after last accepted block", "unfinalized data", "block out of range", "beyond current head",
+             "height is not available", "height must be less than", "missing in long-term storage",
+             "minimum context slot", "data not found"),
+    _codes("missing_data", -32014, -32001, 4444),
+    _phrases("timeout", "timeout", "timed out", "deadline exceeded", "took too long"),
+    _phrases("unauthorized", "unauthorized", "unauthenticated", "must be authenticated", "authentication", "forbidden",
+             "access denied", "not allowed to access", "api key", "invalid project id", "key is inactive"),
+    _codes("unsupported", -32004),
+    _phrases("invalid", "invalid argument", "invalid param", "missing value for required argument", "too many arguments",
+             "cannot unmarshal", "invalid request", "parse error", "non-array args", "hex string", "invalid address",
+             "out of gas", "gas required exceeds", "invalid opcode", "stack underflow", "invalid jump", "rlp:",
+             "transaction type not supported", "typed transaction too short"),
+    # Codes alone, where the text said nothing.
+    _codes("invalid", -32602, -32600, -32700, -32006),
+    _codes("rejected", -32003),
+    _codes("rate_limited", 429, -32005, -32097, -33000, -33300, -33400),
+    _codes("timeout", -32015, 408, 504),
+    _phrases("server", "internal error", "server error", "unavailable", "bad gateway", "no server available", "overloaded",
+             "connection refused", "connection reset", "unexpected eof", "try again", "method handler crashed"),
+    _codes("server", -32603, -32002, -32098, -32099, 500, 502, 503),
+)  # fmt: skip
+
+
+class _Error(msgspec.Struct, gc=False):
+    code: int | float | str | None = None
+    message: str | None = None
+
+
+_error = msgspec.json.Decoder(_Error).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+# Of a longer text the rest adds nothing but time.
+_READ_CHARACTERS = 1000
+# An upstream's words about its own key are not for the caller.
+_REFUSED = b'{"code":-32603,"message":"the upstream refused the call"}'
+
+
+def classify(error: bytes) -> Verdict:
+    """What an upstream's error object means."""
+    try:
+        told = _error(error)
+    except _UNREADABLE:
+        # Not an error object of JSON-RPC at all: an upstream that says this is not well.
+        return _verdict("server", 0, "")
+    code, message = _code(told.code), told.message or ""
+    text = message[:_READ_CHARACTERS].lower()
+    for rule in RULES:
+        if (not rule.codes or code in rule.codes) and (rule.pattern is None or rule.pattern.search(text)):
+            return _verdict(rule.kind, code, message)
+    return _verdict("unknown", code, message)
+
+
+def _verdict(kind: Kind, code: int, message: str) -> Verdict:
+    meaning = KINDS[kind]
+    return Verdict(kind, code, message, meaning.retry_elsewhere, meaning.blame)
+
+
+def _code(code: int | float | str | None) -> int:
+    """Some upstreams send the code as text."""
+    try:
+        return int(code or 0)
+    except (ValueError, OverflowError):
+        return 0
+
+
+def normalise(error: bytes) -> bytes:
+    """The error under our code for its class, with its message and data; unchanged where the code is right already.
+
+    For EVM. Other families' native errors are passed on as they are: nobody calls this for them.
+    """
+    verdict = classify(error)
+    if verdict.kind == "unauthorized":
+        return _REFUSED
+    ours = KINDS[verdict.kind].code
+    if ours is None or ours == verdict.code:
+        return error
+    members = _members(error)
+    parts = [b'"code":%d' % ours, b'"message":%b' % msgspec.json.encode(verdict.message)]
+    if "data" in members:
+        parts.append(b'"data":%b' % bytes(members["data"]))
+    return b"{%b}" % b",".join(parts)

@@ -1,0 +1,86 @@
+"""How far a network is: from the reports of several upstreams, of which one may lag or lie.
+
+*Agreed.* The highest block that enough upstreams have reported: with three or more, the second highest report, so that one
+that claims the future cannot drag the network there; with two, the higher, if it does not leap further than blocks can be
+made; of an only one, whatever it says. Who is far behind, or has not been heard for a while, has no vote. What several have
+agreed on never goes back, but for one case: all that are heard are far below it, and the chain was reset.
+*Tip.* The highest block that a caller was told: a single upstream may be a little ahead of the others, and who was told of its
+block must not be told an older one after that. Only a little, since it may lie: lag is measured by what is agreed.
+*Final.* The block below which answers never change: the finality depth under what is agreed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from proxy.core.routing import Health
+
+# How much faster than its block time a network may seem to go before a report is not believed.
+LEAP = 5.0
+# A report older than this has no vote: at the least two questions went unanswered.
+STALE_S = 20.0
+
+
+class Heads:
+    """The head of one network. `behind_blocks` is how many blocks an upstream may be behind and still serve reads."""
+
+    __slots__ = ("_agreed_at", "agreed", "behind_blocks", "block_time_s", "finality_blocks", "heard_at", "tip")
+
+    def __init__(self, *, block_time_s: float, finality_blocks: int, behind_blocks: int) -> None:
+        self.block_time_s = block_time_s
+        self.finality_blocks = finality_blocks
+        self.behind_blocks = behind_blocks
+        self.agreed = 0
+        self.tip = 0
+        # When an upstream last said where it is.
+        self.heard_at = 0.0
+        self._agreed_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Heads tip {self.tip}, agreed {self.agreed}, final {self.final}>"
+
+    @property
+    def final(self) -> int:
+        """The highest final block; -1 while unknown."""
+        return self.agreed - self.finality_blocks if self.agreed else -1
+
+    def observe(self, members: tuple[Health, ...], now: float) -> Literal["still", "moved", "reset"]:
+        """Take the members' heads into account: what became of the tip."""
+        heard = sorted((m.head for m in members if m.head and now - m.head_at <= STALE_S), reverse=True)
+        if not heard:
+            return "still"
+        self.heard_at = max(member.head_at for member in members)
+        alone = len(members) == 1
+        voters = [head for head in heard if head >= self.agreed - self.behind_blocks]
+        agreed = self._agreed_by(voters, now) if voters and not alone else _second_of_many(heard)
+        if agreed > self.agreed or not voters or alone:
+            self.agreed, self._agreed_at = agreed, now
+        for member in members:
+            member.lagging = bool(member.head) and self._is_off(member.head, now)
+        before = self.tip
+        self.tip = self.agreed if not voters or alone else max(self.tip, self.agreed)
+        return "reset" if not voters else "still" if self.tip == before else "moved"
+
+    def is_plausible(self, number: int, now: float) -> bool:
+        """Whether a block of this number can be there by now."""
+        return not self.agreed or number <= self._furthest(now)
+
+    def raise_to(self, number: int) -> None:
+        """A block that was told to a caller: nobody is told an older head after that."""
+        self.tip = max(self.tip, number)
+
+    def _agreed_by(self, voters: list[int], now: float) -> int:
+        if len(voters) > 2 or self.is_plausible(voters[0], now):
+            return _second_of_many(voters)
+        return voters[1] if len(voters) > 1 else self.agreed
+
+    def _furthest(self, now: float) -> float:
+        return self.agreed + self.behind_blocks + LEAP * (now - self._agreed_at) / self.block_time_s
+
+    def _is_off(self, head: int, now: float) -> bool:
+        """Too far behind; or so far ahead that it cannot be true."""
+        return head < self.agreed - self.behind_blocks or head > self._furthest(now)
+
+
+def _second_of_many(heads: list[int]) -> int:
+    return heads[1] if len(heads) > 2 else heads[0]

@@ -1,0 +1,184 @@
+"""Ranges of `eth_getLogs`: read, split, rebuilt and joined, and what an upstream's refusal says about the range it allows.
+
+A range is closed: [first, last]. It is split into [a, mid] and [mid + 1, b], so no block is asked for twice and none is left
+out, and the logs of the parts, joined in order, are the logs of the whole. The rest of the filter (addresses, topics) goes
+through byte for byte and so do the logs: results are joined as bytes, an element is never decoded.
+
+Only a filter that names its range plainly is split: numbers, `earliest`, or `latest` (the head as the caller of this module
+knows it). `safe`, `finalized`, `pending` and a filter by block hash are no ranges of numbers and go upstream as they came; so
+does a filter in which a member's name differs from the right one in case only, which some upstreams would take for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from proxy.core import jsonrpc
+
+# 32 bytes in hex: longer numbers are no numbers of blocks.
+_MAX_DIGITS = 64
+_HEX = frozenset((b'"0x', b'"0X'))
+
+_filter = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+_text = msgspec.json.Decoder(str).decode
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_NAMES = frozenset(("fromblock", "toblock", "blockhash"))
+
+
+def quantity(raw: bytes) -> int | None:
+    """The number of a JSON string such as `"0x1b4"`, leading zeros allowed; None for anything else."""
+    digits = raw[3:-1]
+    # isalnum keeps out what int() would take: signs, spaces, underscores.
+    if raw[:3] not in _HEX or not digits.isalnum() or len(digits) > _MAX_DIGITS:
+        return None
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return None
+
+
+class LogRange(msgspec.Struct, frozen=True, gc=False):
+    """A query for logs: its first and last block, and the other members of its filter as they were sent."""
+
+    first: int
+    last: int
+    rest: bytes = b""
+
+    @property
+    def blocks(self) -> int:
+        return self.last - self.first + 1
+
+    def params(self) -> bytes:
+        """The params of a call for this range."""
+        comma = b"," if self.rest else b""
+        return b'[{"fromBlock":"0x%x","toBlock":"0x%x"%b%b}]' % (self.first, self.last, comma, self.rest)
+
+    def part(self, first: int, last: int) -> LogRange:
+        return LogRange(first, last, self.rest)
+
+    def halves(self) -> tuple[LogRange, LogRange] | None:
+        """Two ranges that together are this one; None for a single block."""
+        if self.first >= self.last:
+            return None
+        middle = (self.first + self.last) // 2
+        return self.part(self.first, middle), self.part(middle + 1, self.last)
+
+    def chunks(self, size: int) -> Iterator[LogRange]:
+        """Ranges of at most `size` blocks, in order. Lazy: a caller may name four billion blocks."""
+        size = max(size, 1)
+        for first in range(self.first, self.last + 1, size):
+            yield self.part(first, min(first + size - 1, self.last))
+
+
+def parse(params: bytes, head: int) -> LogRange | None:
+    """The range of a query, or None where it is none that can be split."""
+    try:
+        filters = _filter(params)
+    except _UNREADABLE:
+        return None
+    if len(filters) != 1:
+        return None
+    members = filters[0]
+    named = [name for name in members if name.casefold() in _NAMES]
+    if "blockHash" in named or any(name not in ("fromBlock", "toBlock") for name in named):
+        return None
+    first = _bound(members.pop("fromBlock", None), head)
+    last = _bound(members.pop("toBlock", None), head)
+    if first is None or last is None or first > last:
+        return None
+    rest = b",".join(b"%b:%b" % (msgspec.json.encode(name), bytes(value)) for name, value in members.items())
+    return LogRange(first, last, rest)
+
+
+def _bound(raw: msgspec.Raw | None, head: int) -> int | None:
+    """The number of one end: absent, null and `latest` are the head."""
+    value = b"null" if raw is None else bytes(raw)
+    if value == b"null":
+        return head
+    if (number := quantity(value)) is not None:
+        return number
+    try:
+        return {"latest": head, "earliest": 0}.get(_text(value))
+    except _UNREADABLE:
+        return None
+
+
+def merge(results: Iterable[bytes]) -> bytes:
+    """The arrays of the parts as one array. ValueError where one is no array: an answer is whole or it is none."""
+    inner = []
+    for result in results:
+        stripped = result.strip(b" \t\r\n")
+        if len(stripped) < 2 or stripped[:1] != b"[" or stripped[-1:] != b"]":
+            raise ValueError("the logs of a part are no array")
+        if logs := stripped[1:-1].strip(b" \t\r\n"):
+            inner.append(logs)
+    return b"[%b]" % b",".join(inner)
+
+
+# "this block range should work: [0x1, 0x7d0]", "Try with this block range [0x1, 0x7d0].", "retry with the range 5-10"
+_SUGGESTED_HEX = re.compile(r"\[\s*(0x[0-9a-f]{1,16})\s*,\s*(0x[0-9a-f]{1,16})\s*\]", re.IGNORECASE)
+_SUGGESTED_DECIMAL = re.compile(r"range\s+(\d{1,18})\s*-\s*(\d{1,18})", re.IGNORECASE)
+# "max 500", "limited to a 10,000 range", "up to a 2K block range", "maximum is set to 2000", "range limit of 1000"
+_COUNT = r"(\d{1,3}(?:,\d{3})+|\d{1,9})\s?(k?)\b"
+_ALLOWED = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"up to an? {_COUNT}(?: block)? range",
+        rf"limited to(?: an?)? {_COUNT}",
+        rf"(?:max|maximum)(?: allowed| block)*(?: range)?(?: is| allowed| of| set to| limit| exceeded)*[:,]? {_COUNT}",
+        rf"(?:range|distance)(?: limit)?(?: of| is| to|:| exceeds| should be less than)* {_COUNT}",
+        rf"(?:more than|greater than|exceeds?|limit(?: is| of)?) {_COUNT} blocks?",
+        rf"{_COUNT} blocks? (?:range|limit|distance)",
+    )
+)
+# How an upstream counts results, not blocks: nothing about the range follows from it.
+_RESULTS = re.compile(rf"{_COUNT}\s*(?:results|logs|entries|bytes|mb)", re.IGNORECASE)
+# Of a longer text the rest adds nothing but time.
+_READ_CHARACTERS = 1000
+
+
+def suggested(message: str) -> tuple[int, int] | None:
+    """The range that the upstream says would work."""
+    text = message[:_READ_CHARACTERS]
+    if found := _SUGGESTED_HEX.search(text):
+        first, last = int(found[1], 16), int(found[2], 16)
+    elif found := _SUGGESTED_DECIMAL.search(text):
+        first, last = int(found[1]), int(found[2])
+    else:
+        return None
+    return (first, last) if first <= last else None
+
+
+def allowed_blocks(message: str) -> int | None:
+    """How many blocks the upstream says it allows in one range."""
+    if pair := suggested(message):
+        return pair[1] - pair[0] + 1
+    text = _RESULTS.sub("", message[:_READ_CHARACTERS])
+    for pattern in _ALLOWED:
+        if found := pattern.search(text):
+            return int(found[1].replace(",", "")) * (1000 if found[2] else 1) or None
+    return None
+
+
+def narrowed(asked: LogRange, message: str) -> LogRange | None:
+    """The first part of a refused range that, by the upstream's own words, would be answered; else its first half.
+
+    None for a single block: nothing smaller can be asked. What the upstream suggests is believed only inside the range.
+    """
+    if (halves := asked.halves()) is None:
+        return None
+    blocks = allowed_blocks(message)
+    if blocks is None or blocks >= asked.blocks:
+        return halves[0]
+    return asked.part(asked.first, asked.first + blocks - 1)
+
+
+def refusal(first: int, last: int) -> bytes:
+    """The error of a range that is too large, with one that would work: in the data, and in Alchemy's phrase, which indexers
+    (ponder, rindexer) look for."""
+    hexes = f"0x{first:x}", f"0x{last:x}"
+    message = f"the block range is too large: this block range should work: [{hexes[0]}, {hexes[1]}]"
+    return jsonrpc.error(jsonrpc.INVALID_PARAMS, message, {"suggested_from": hexes[0], "suggested_to": hexes[1]})

@@ -1,0 +1,322 @@
+"""Which upstream a call goes to: health learnt from traffic, a breaker, and power of two choices.
+
+Everything here is arithmetic on what is passed in; time is an argument. A `Health` belongs to one upstream and changes
+with every call; a `Group` is the upstreams of one network and chooses among them.
+
+*Choice.* Two candidates are drawn by weight. The first is taken unless the second is plainly better by score, the wait to
+expect: so upstreams that are equally fast share by weight, a slow or loaded one is passed by, and one that looks best to
+everybody is not run over. *Breaker.* Closed while calls succeed; open after a run of failures or when most fail; then one
+trial call at a time, and each failed trial doubles the pause. A call that another upstream answered first, although it was
+asked later, counts as failed: so one that has fallen silent is left alone long before its calls time out. *Lag.* An upstream
+behind the network's head by more than the allowance takes no reads until it has caught up. *Tiers.* A higher tier is used
+only when no upstream of a lower one can be.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+# Upper edges of the latency histogram, in seconds; one more bucket holds the rest.
+EDGES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# How fast the averages follow: the last twenty calls or so.
+FOLLOW = 0.05
+# A run of failures that opens the breaker; and the share of failures, once there were enough calls to tell.
+FAILURES_IN_A_ROW = 5
+FAILING_SHARE = 0.5
+ENOUGH_CALLS = 10
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+# What an upstream may ask for in Retry-After: longer is taken for a mistake.
+LONGEST_REST_S = 300.0
+# How much worse the first of two drawn may be and still be taken: within that, upstreams are equally fast.
+EQUALLY_FAST = 1.5
+# Hedge when a reply is later than all but this share of the recent ones, but never before the floor.
+HEDGE_QUANTILE = 0.95
+HEDGE_FLOOR_S = 0.05
+HEDGE_CEILING_S = 2.0
+# Samples below which a quantile says nothing.
+ENOUGH_SAMPLES = 20
+# The histogram forgets half of itself when it holds this many: it speaks of the recent past.
+FORGET_AT = 2048
+
+
+class Health:
+    """What is known of one upstream."""
+
+    __slots__ = (
+        "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good", "head",
+        "head_at", "histogram", "index", "inflight", "label", "lagging", "latency_s", "pause_s", "paused_until",
+        "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier", "trial_until", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        index: int = 0,
+        weight: float = 1.0,
+        tier: int = 0,
+        archive: bool = True,
+        allow: Iterable[str] = (),
+        deny: Iterable[str] = (),
+        requests_per_second: float = 0.0,
+    ) -> None:
+        self.label = label
+        self.index = index
+        self.weight = weight
+        self.tier = tier
+        self.archive = archive
+        self.allow = frozenset(allow)
+        self.deny = frozenset(deny)
+        self.serves_all = not self.allow and not self.deny
+        # The upstream's own limit: seconds of refill that a call costs, and the moment its bucket would have been empty.
+        self.rate_s = 1.0 / requests_per_second if requests_per_second else 0.0
+        self.rate_edge = 0.0
+        self.inflight = 0
+        self.latency_s = 0.01
+        self.failing_share = 0.0
+        self.failures_in_a_row = 0
+        self.calls = 0
+        self.good = 0
+        self.bad = 0
+        self.pause_s = 0.0
+        self.paused_until = 0.0
+        self.rests_until = 0.0
+        self.trial_until = 0.0
+        # Whether it did not even say where its head is when it was last asked.
+        self.silent = False
+        # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
+        self.free = not self.rate_s
+        self.head = 0
+        self.head_at = 0.0
+        self.lagging = False
+        self.cordoned = False
+        self.histogram = [0] * (len(EDGES_S) + 1)
+        self.samples = 0
+
+    def __repr__(self) -> str:
+        figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
+        return f"<Health {self.label} {figures}>"
+
+    # What happened
+
+    def succeeded(self, took_s: float) -> None:
+        self.good += 1
+        self.calls += 1
+        self.failures_in_a_row = 0
+        self.pause_s = 0.0
+        self.trial_until = 0.0
+        self.failing_share -= FOLLOW * self.failing_share
+        self.latency_s += FOLLOW * (took_s - self.latency_s)
+        self.histogram[bisect_left(EDGES_S, took_s)] += 1
+        self.samples += 1
+        if self.samples >= FORGET_AT:
+            self._forget_half()
+
+    def failed(self, now: float) -> None:
+        self.bad += 1
+        self.calls += 1
+        self.failures_in_a_row += 1
+        self.failing_share += FOLLOW * (1.0 - self.failing_share)
+        failing = self.calls >= ENOUGH_CALLS and self.failing_share > FAILING_SHARE
+        if self.failures_in_a_row >= FAILURES_IN_A_ROW or failing or self.pause_s:
+            self.open(now)
+
+    def late(self, after_s: float, now: float) -> None:
+        """Another upstream answered the call, although it was asked later."""
+        if after_s > self.latency_s:
+            self.latency_s += FOLLOW * (after_s - self.latency_s)
+        self.failed(now)
+
+    def open(self, now: float) -> None:
+        """Open the breaker: no calls for a while, twice as long as last time."""
+        if self.pause_s and now < self.paused_until:
+            return  # A call that was under way when it opened: it says nothing new.
+        self.pause_s = min(self.pause_s * 2 or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.paused_until = max(self.rests_until, now + self.pause_s)
+        self.trial_until = 0.0
+        self.free = False
+
+    def rest(self, now: float, for_s: float) -> None:
+        """The upstream asked for a pause (429 with Retry-After): that is not a failure."""
+        self.rests_until = max(self.rests_until, now + min(for_s, LONGEST_REST_S))
+        self.paused_until = max(self.paused_until, self.rests_until)
+        self.free = False
+
+    def refresh(self, now: float) -> None:
+        """A pause ends by itself: somebody has to look at the clock."""
+        self.free = now >= self.paused_until and not (self.pause_s or self.rate_s or self.cordoned)
+
+    def saw_head(self, number: int, now: float) -> None:
+        self.head = number
+        self.head_at = now
+
+    def fell_silent(self, now: float) -> None:
+        """It did not say where its head is. Its traffic decides; one that is being tried has failed."""
+        self.silent = True
+        if self.pause_s:
+            self.open(now)
+
+    def spoke(self, took_s: float, now: float) -> None:
+        """It said where its head is. One that was silent is back: the next call may try it. One that is quick again is not
+        thought slow for ever, although it gets no calls that would show it."""
+        if self.silent and self.pause_s:
+            self.paused_until = min(self.paused_until, max(now, self.rests_until))
+        self.silent = False
+        self.latency_s = min(self.latency_s, max(took_s, self.latency_s / 2))
+
+    def _forget_half(self) -> None:
+        self.histogram = [count // 2 for count in self.histogram]
+        self.samples = sum(self.histogram)
+
+    # What follows from it
+
+    def takes_calls(self, now: float) -> bool:
+        """Whether the breaker lets a call through; half open, one trial at a time."""
+        if self.cordoned or now < self.paused_until:
+            return False
+        if self.rate_s and self._rate_edge(now) > now:
+            return False
+        return not self.pause_s or now >= self.trial_until
+
+    def begin(self, now: float) -> None:
+        self.inflight += 1
+        if self.rate_s:
+            self.rate_edge = self._rate_edge(now)
+        if self.pause_s:
+            self.trial_until = now + max(self.pause_s, 1.0)
+
+    def _rate_edge(self, now: float) -> float:
+        """The edge after one more call. The bucket holds a second's calls, one at the least."""
+        return max(self.rate_edge, now - max(1.0, self.rate_s)) + self.rate_s
+
+    def may_serve(self, method: str) -> bool:
+        return method not in self.deny and (not self.allow or method in self.allow)
+
+    def score(self) -> float:
+        """Lower is better: the wait to expect, by load for its weight, and failures."""
+        return (self.latency_s + 0.0005) * (1.0 + self.inflight / self.weight) * (1.0 + 4.0 * self.failing_share)
+
+    def quantile_s(self, share: float) -> float | None:
+        """The upper edge of the bucket that holds this quantile of recent replies; None while too few were seen."""
+        if self.samples < ENOUGH_SAMPLES:
+            return None
+        wanted = share * self.samples
+        for place, count in enumerate(self.histogram):
+            wanted -= count
+            if wanted <= 0:
+                return EDGES_S[place] if place < len(EDGES_S) else EDGES_S[-1]
+        return EDGES_S[-1]
+
+
+class Group:
+    """The upstreams of one network."""
+
+    __slots__ = ("_draw", "_even", "members")
+
+    def __init__(self, members: Sequence[Health]) -> None:
+        self.members = tuple(members)
+        self._draw = 1
+        self._even = len({member.weight for member in members}) < 2
+
+    def __repr__(self) -> str:
+        return f"<Group {', '.join(member.label for member in self.members)}>"
+
+    def choose(
+        self,
+        now: float,
+        method: str,
+        *,
+        tried: int = 0,
+        head: int = 0,
+        archive: bool = False,
+        allow_lagging: bool = False,
+    ) -> Health | None:
+        """The upstream for this call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
+        fit = [
+            member
+            for member in self.members
+            # The two flags save the calls that mostly say the same: 2 µs of 5 with three members.
+            if not tried >> member.index & 1
+            and (member.free or member.takes_calls(now))
+            and (member.serves_all or member.may_serve(method))
+            and (allow_lagging or not member.lagging)
+            and (not archive or member.archive)
+            and (not head or not member.head or member.head >= head)
+        ]
+        if not fit:
+            return self._second_best(now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging)
+        if len(fit) == 1:
+            return fit[0]
+        tier = min(member.tier for member in fit)
+        return self._better_of_two([member for member in fit if member.tier == tier])
+
+    def _second_best(
+        self, now: float, method: str, *, tried: int, head: int, archive: bool, allow_lagging: bool
+    ) -> Health | None:
+        """Give up the wishes one after the other: a head that is behind, a lag, and last an archive that is none by its
+        settings."""
+        if head:
+            return self.choose(now, method, tried=tried, archive=archive, allow_lagging=allow_lagging)
+        if not allow_lagging:
+            return self.choose(now, method, tried=tried, archive=archive, allow_lagging=True)
+        if archive:
+            return self.choose(now, method, tried=tried)
+        return None
+
+    def _better_of_two(self, fit: list[Health]) -> Health:
+        if len(fit) == 1:
+            return fit[0]
+        # A linear congruential step: cheap, and no need for more chance than this.
+        self._draw = draw = (self._draw * 1103515245 + 12345) & 0x7FFFFFFF
+        if self._even:
+            at = (draw >> 8) % len(fit)
+            first, second = fit[at], fit[at - 1 - (draw >> 20) % (len(fit) - 1)]
+        else:
+            first = _drawn(fit, draw)
+            second = _drawn([member for member in fit if member is not first], draw * 40503 & 0x7FFFFFFF)
+        return second if second.score() * EQUALLY_FAST < first.score() else first
+
+    def hedge_after_s(self, asked: Health) -> float:
+        """When another one is asked as well. An upstream too new to tell is measured by the others."""
+        quantile = asked.quantile_s(HEDGE_QUANTILE)
+        if quantile is None:
+            known = [q for member in self.members if (q := member.quantile_s(HEDGE_QUANTILE)) is not None]
+            quantile = min(known, default=HEDGE_CEILING_S)
+        return min(max(quantile, HEDGE_FLOOR_S), HEDGE_CEILING_S)
+
+
+def _drawn(fit: list[Health], draw: int) -> Health:
+    """One of them, by weight."""
+    at = draw / 0x80000000 * sum([member.weight for member in fit])
+    for member in fit:
+        at -= member.weight
+        if at < 0.0:
+            return member
+    return fit[-1]
+
+
+class Budget:
+    """Extra load that retries and hedges may cause: a share of the calls, saved up. What is saved must cover all calls that are
+    under way on an upstream when it goes down; a little is there from the start."""
+
+    __slots__ = ("_most", "_saved", "_share")
+
+    def __init__(self, share: float = 0.2, most: float = 500.0) -> None:
+        self._share = share
+        self._most = most
+        self._saved = most / 5
+
+    def __repr__(self) -> str:
+        return f"<Budget {self._saved:.1f} of {self._most:.0f}>"
+
+    def earn(self) -> None:
+        saved = self._saved + self._share
+        self._saved = saved if saved < self._most else self._most
+
+    def spend(self) -> bool:
+        if self._saved < 1.0:
+            return False
+        self._saved -= 1.0
+        return True

@@ -1,0 +1,400 @@
+"""JSON-RPC calls: each one checked, priced, and answered from memory, from a call under way, or by an upstream.
+
+The same few steps serve HTTP, batches and sockets; whoever asks is a `Waiter` and is told the outcome, at once or later.
+A single call that is refused is an HTTP error; inside a batch every item is checked on its own and a refused one has its
+own JSON-RPC error while the others run. A call that we fail costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from proxy.core import access, jsonrpc, logrange
+from proxy.core.access import Key
+from proxy.core.caching import key_of
+from proxy.core.jsonrpc import Call, Malformed
+from proxy.core.pricing import Prices
+from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.services.admission import Admission
+from proxy.services.rpc.broadcasts import Broadcast
+from proxy.services.rpc.filters import Filters
+from proxy.services.rpc.flights import Flight, Waiter, Whole
+from proxy.services.rpc.networks import Plan, Route
+
+# What a call costs that is answered with an error of its own making.
+UNITS_OF_AN_ERROR = 1
+
+
+class Asker(Waiter, Protocol):
+    """A waiter as this room sees it: it keeps what its reply will need."""
+
+    plan: Plan | None
+    flight: Flight | None
+    units: int
+    cache: str
+
+
+class Rpc:
+    def __init__(self, admission: Admission, prices: Prices, filters: Filters) -> None:
+        self._admission = admission
+        self._archive_minimum = prices.archive_minimum
+        self._filters = filters
+
+    def ask(self, asker: Asker, route: Route, key: Key, call: Call, now: float, *, fresh: bool = False) -> None:
+        """One call of one HTTP request: admit it, then answer it."""
+        plan = self.check(asker, route, key, call)
+        if not isinstance(plan, Plan):
+            self._decline(asker, key, plan, now)
+            return
+        units = plan.units if plan.is_plain else self._price(plan, route, call)
+        refusal = self._admission.charge(key, 1, units, now)
+        if refusal is not None:
+            asker.on_fault(refusal)
+            return
+        asker.units = units
+        self.answer(asker, route, key, plan, call[1], now, fresh=fresh)
+
+    def _decline(self, asker: Asker, key: Key, why: bytes | Fault, now: float) -> None:
+        """A refusal is free; an error is an answer, and charged before it is given: the asker is told one thing only."""
+        refusal = why if isinstance(why, Fault) else self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
+        if refusal is not None:
+            asker.on_fault(refusal)
+            return
+        assert isinstance(why, bytes)
+        asker.units = UNITS_OF_AN_ERROR
+        asker.on_error(why)
+
+    def check(self, asker: Asker, route: Route, key: Key, call: Call) -> Plan | bytes | Fault:
+        """The call's plan; or why there is none: an error of the call's, or a fault."""
+        plan = asker.plan = route.plans.get(call[0], route.unknown)
+        if plan is route.unknown:
+            return _no_method(call[0])
+        if not key.scopes & plan.scope:
+            return Forbidden(f"this API key lacks the scope {access.scope_names(plan.scope)[0]}")
+        if plan.method.kind == "subscription":
+            return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
+        return plan
+
+    def _price(self, plan: Plan, route: Route, call: Call) -> int:
+        """A read of old state costs at least the archive price."""
+        family = plan.family
+        if plan.units < self._archive_minimum and route.heads.tip:
+            ref = family.block_ref(plan.method, call[1])
+            if family.is_archive(ref, route.heads.tip):
+                return self._archive_minimum
+        return plan.units
+
+    def answer(
+        self,
+        asker: Asker,
+        route: Route,
+        key: Key,
+        plan: Plan,
+        params: bytes,
+        now: float,
+        *,
+        fresh: bool = False,
+        slot: bytes | None = None,
+    ) -> None:
+        """From memory, by joining the same call under way, or by an upstream. The slot saves making it again."""
+        flight = self._flight(asker, route, key, plan, params, now, fresh=fresh, slot=slot)
+        if flight is not None and (route.shelf is None or fresh or route.shelf.take([flight], now)):
+            route.launch(flight, now)
+
+    def _flight(
+        self,
+        asker: Asker,
+        route: Route,
+        key: Key,
+        plan: Plan,
+        params: bytes,
+        now: float,
+        *,
+        fresh: bool,
+        slot: bytes | None = None,
+    ) -> Flight | None:
+        """A flight that has to be launched; None where the asker needs none."""
+        if route.marks.moves != route.seen_moves:
+            route.catch_up()
+        if plan.keeps and (route.keeps or route.coalesces):
+            slot = slot or key_of(plan.request_tail, params)
+            if not fresh and self._from_memory(asker, route, slot):
+                return None
+            asker.cache = "miss"
+        elif plan.method.kind == "filter":
+            self._filters.ask(asker, route, key, plan, params, now)
+            return None
+        elif route.broadcast > 1 and plan.may_broadcast:
+            Broadcast(asker).send(route, plan, params, now)
+            return None
+        flight = Flight(route, plan, params, asker, now)
+        asker.flight = flight
+        if slot is not None:
+            flight.slot = slot
+            if route.coalesces:
+                route.flights[slot] = flight
+        if not plan.is_plain:
+            self._aim(flight, route, plan, params)
+        elif plan.is_head_number:
+            flight.tells_head = True
+            flight.least_head = route.heads.tip
+        return flight
+
+    def _from_memory(self, asker: Asker, route: Route, slot: bytes) -> bool:
+        result = route.replies.get(slot) if route.keeps else None
+        if result is not None:
+            asker.cache = "hit"
+            asker.on_result(result)
+            return True
+        flight = route.flights.get(slot)
+        if flight is None:
+            return False
+        asker.cache = "join"
+        asker.flight = flight
+        flight.waiters.append(asker)
+        return True
+
+    def _aim(self, flight: Flight, route: Route, plan: Plan, params: bytes) -> None:
+        """What the call's block asks of its upstream."""
+        ref, tip = plan.family.block_ref(plan.method, params), route.heads.tip
+        if ref.moves:
+            flight.least_head = tip
+            flight.tells_head = plan.may_show_head and ref.tag == "latest"
+        elif tip:
+            flight.archive = plan.family.is_archive(ref, tip)
+            # Whoever does not have the last block yet would leave it out without a word.
+            flight.least_head = min(tip, _last_block(params, tip) if plan.by_range else ref.number)
+
+    # Batches
+
+    def ask_batch(
+        self,
+        items: Sequence[Call | Malformed],
+        route: Route,
+        key: Key,
+        now: float,
+        done: Callable[[Batch], None],
+        *,
+        fresh: bool = False,
+    ) -> Batch | Fault:
+        """Admit a whole batch, then answer its items; `done` is called when the last one is in."""
+        batch = Batch(items, done, now)
+        planned: list[tuple[Item, Plan, Call, int]] = []
+        units = 0
+        for item, what in zip(batch.items, items, strict=True):
+            if isinstance(what, Malformed):
+                item.plan = route.unknown
+                units += item.decline(jsonrpc.error(what.code, what.message))
+                continue
+            plan = self.check(item, route, key, what)
+            if not isinstance(plan, Plan):
+                units += item.decline(plan)
+                continue
+            price = plan.units if plan.is_plain else self._price(plan, route, what)
+            units += price
+            planned.append((item, plan, what, price))
+        refusal = self._admission.charge(key, len(items), units, now)
+        if refusal is not None:
+            return refusal
+        batch.units = units
+        batch.expect(len(planned))
+        flights: list[Flight] = []
+        for item, plan, call, price in planned:
+            item.units = price
+            flight = self._flight(item, route, key, plan, call[1], now, fresh=fresh)
+            if flight is not None:
+                flights.append(flight)
+        if flights:
+            shelf = None if fresh else route.shelf
+            route.launch_many(flights if shelf is None else shelf.take(flights, now), now)
+        return batch
+
+    # Money back
+
+    def settle_batch(self, key: Key, batch: Batch) -> int:
+        """What a batch costs in the end: items that we failed are free."""
+        units = batch.units
+        for item in batch.failed():
+            assert item.fault is not None
+            self.refund(key, item.fault, 1, item.units)
+            units -= item.units
+        return units
+
+    def refund(self, key: Key, fault: Fault, requests: int, units: int) -> None:
+        """What we failed ourselves costs nothing."""
+        if isinstance(fault, InternalError):
+            self._admission.refund(key, requests, units)
+
+
+class Item(Whole):
+    """One place in a batch: its reply, when it is there."""
+
+    __slots__ = ("batch", "cache", "fault", "flight", "id", "plan", "reply", "settled", "units")
+
+    def __init__(self, batch: Batch, id_: bytes | None) -> None:
+        self.batch = batch
+        self.id = id_
+        self.plan: Plan | None = None
+        self.flight: Flight | None = None
+        self.units = 0
+        self.cache = ""
+        self.reply = b""
+        self.fault: Fault | None = None
+        self.settled = False
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        if self.id:
+            self.reply = jsonrpc.result_reply(self.id, result)
+        self._settle("results")
+
+    def on_error(self, error: bytes) -> None:
+        if self.id:
+            self.reply = jsonrpc.error_reply(self.id, error)
+        self._settle("errors" if self.fault is None else "faults")
+
+    def on_fault(self, fault: Fault) -> None:
+        self.fault = fault
+        self.on_error(rpc_error_of(fault))
+
+    def decline(self, why: bytes | Fault) -> int:
+        """It is not asked at all. What that costs: a refusal is free."""
+        if isinstance(why, Fault):
+            self.on_fault(why)
+        else:
+            self.units = UNITS_OF_AN_ERROR
+            self.on_error(why)
+        return self.units
+
+    def _settle(self, outcome: str) -> None:
+        if self.settled:
+            return
+        self.settled = True
+        if self.plan is not None:
+            units = self.units if self.fault is None else 0
+            self.plan.tally.count(outcome, self.cache, units, time.monotonic() - self.batch.began)
+        self.batch.settled()
+
+
+class Batch:
+    """The items of one request, answered in order."""
+
+    __slots__ = ("_done", "_open", "began", "items", "units")
+
+    def __init__(self, calls: Sequence[Call | Malformed], done: Callable[[Batch], None], now: float) -> None:
+        self.items = [Item(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
+        self.units = 0
+        self.began = now
+        self._open = -1
+        self._done = done
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self.items)}, {max(self._open, 0)} open>"
+
+    def expect(self, count: int) -> None:
+        """How many items are still to come; those refused before are settled already."""
+        self._open = count
+        if count == 0:
+            self._done(self)
+
+    def settled(self) -> None:
+        if self._open > 0:
+            self._open -= 1
+            if self._open == 0:
+                self._done(self)
+
+    def body(self) -> bytes:
+        """Empty where all items were notifications."""
+        replies = [item.reply for item in self.items if item.reply]
+        return b"[" + b",".join(replies) + b"]" if replies else b""
+
+    def failed(self) -> list[Item]:
+        return [item for item in self.items if isinstance(item.fault, InternalError)]
+
+    def leave(self) -> None:
+        for item in self.items:
+            if item.flight is not None and not item.settled:
+                item.flight.leave(item)
+
+
+class Pending(Whole):
+    """A waiter that a coroutine awaits: for handlers, sockets and our own questions."""
+
+    __slots__ = ("cache", "flight", "future", "plan", "units")
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.plan: Plan | None = None
+        self.flight: Flight | None = None
+        self.units = 0
+        self.cache = ""
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        if not self.future.done():
+            self.future.set_result(bytes(result))
+
+    def on_error(self, error: bytes) -> None:
+        if not self.future.done():
+            self.future.set_exception(RpcError(error))
+
+    def on_fault(self, fault: Fault) -> None:
+        if not self.future.done():
+            self.future.set_exception(fault)
+
+    def count(self, outcome: str, seconds: float) -> None:
+        if self.plan is not None:
+            self.plan.tally.count(outcome, self.cache, self.units, seconds)
+
+    async def result(self) -> bytes:
+        """The result; RpcError for the upstream's error; a Fault for ours."""
+        try:
+            return await self.future
+        except asyncio.CancelledError:
+            if self.flight is not None:
+                self.flight.leave(self)
+            raise
+
+
+class RpcError(Exception):
+    """An upstream's error object, as it came."""
+
+    def __init__(self, error: bytes) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def rpc_error_of(fault: Fault) -> bytes:
+    """Our fault as a JSON-RPC error, for batches and sockets."""
+    match fault:
+        case RateLimited():
+            code = jsonrpc.LIMIT_EXCEEDED
+        case Forbidden():
+            code = jsonrpc.UNAUTHORIZED
+        case InvalidRequest():
+            code = jsonrpc.INVALID_REQUEST
+        case _:
+            code = jsonrpc.INTERNAL_ERROR
+    return jsonrpc.error(code, fault.message)
+
+
+def _no_method(name: str) -> bytes:
+    return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} does not exist or is not available")
+
+
+def _last_block(params: bytes, tip: int) -> int:
+    asked = logrange.parse(params, tip)
+    return tip if asked is None else asked.last
+
+
+def ask_upstream(route: Route, method: str, params: bytes) -> Pending:
+    """A question of our own to a network: not admitted, not charged."""
+    pending = Pending()
+    now = time.monotonic()
+    flight = Flight(route, route.plans[method], params, pending, now)
+    pending.flight = flight
+    route.launch(flight, now)
+    return pending

@@ -1,0 +1,102 @@
+"""Several calls in one request to an upstream: a JSON-RPC batch of ours.
+
+A convoy carries flights; when its reply comes, each flight gets its own part and goes on by itself, as if it had been sent
+alone. Where the reply is not what a batch should be, the flights are sent again one by one, elsewhere if they can. An
+upstream that refuses the batch as such is sent smaller ones from then on, and in the end none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from proxy.core import dialect, jsonrpc
+from proxy.wire.connection import OUT_OF_STEP, Connection
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Upstream
+
+if TYPE_CHECKING:
+    from proxy.services.rpc.flights import Flight
+
+
+class Convoy:
+    __slots__ = ("_began", "_flights")
+
+    def __init__(self, flights: Sequence[Flight]) -> None:
+        self._flights = flights
+        self._began = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Convoy of {len(self._flights)}>"
+
+    def send(self, upstream: Upstream, now: float) -> None:
+        self._began = now
+        parts: list[bytes] = []
+        for flight in self._flights:
+            flight.carried_by(upstream, now)
+            parts += (b",", jsonrpc.HEAD, flight.id, flight.plan.request_tail, flight.params, b"}")
+        parts[0] = b"["
+        parts.append(b"]")
+        upstream.submit(self, b"".join(parts))
+
+    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+        upstream = connection.upstream
+        now = time.monotonic()
+        if head.status == 429:
+            for flight in self._still_carried(upstream):
+                flight.was_limited(upstream, now, head.retry_after_s)
+            return
+        if _is_refused(head, body):
+            upstream.batch = max(1, len(self._flights) // 2)
+            for flight in self._still_carried(upstream):
+                flight.arrived(upstream)
+                flight.send(upstream, now)
+            return
+        try:
+            if head.status != 200 or not head.plain:
+                raise ValueError("no good reply")
+            replies = jsonrpc.read_replies(body)
+        except ValueError:
+            connection.fail(OUT_OF_STEP)
+            self.on_fail(upstream, "an upstream answered a batch with something else", sent=True)
+            return
+        took = now - self._began
+        for flight in self._still_carried(upstream):
+            reply = replies.get(flight.id)
+            if reply is None:
+                flight.on_fail(upstream, "an upstream left a call unanswered", sent=True)
+            else:
+                flight.arrived(upstream)
+                flight.receive(reply, upstream, now, took)
+
+    def _still_carried(self, upstream: Upstream) -> list[Flight]:
+        """Those that have not landed elsewhere meanwhile."""
+        return [flight for flight in self._flights if not flight.done and flight.is_carried_by(upstream)]
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        for flight in self._still_carried(upstream):
+            flight.on_fail(upstream, reason, sent=sent)
+
+    def on_tick(self, connection: Connection | None, now: float) -> None:
+        for flight in self._flights:
+            flight.on_tick(connection, now)
+        if connection is not None and all(flight.done for flight in self._flights):
+            connection.leave(self)
+
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+        return False
+
+    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+    def on_end(self, connection: Connection) -> None: ...
+
+
+def _is_refused(head: ReplyHead, body: bytes) -> bool:
+    """One error for all calls: the upstream takes no batches, or none of this size. What is its own trouble is no refusal."""
+    if head.status >= 500 or not head.plain or body[:1] != b"{":
+        return False
+    try:
+        error = jsonrpc.read_any_reply(body).error
+    except jsonrpc.NOT_JSON:
+        return False
+    return bool(error) and not dialect.classify(bytes(error)).blame

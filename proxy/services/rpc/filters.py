@@ -1,0 +1,90 @@
+"""Filters (`eth_newFilter` and its kin) live in the upstream that made them; whoever polls one must be led back there.
+
+The id that a caller gets says where: the upstream's place, a tag that only we can make for this key, and the upstream's own
+id. So any worker finds the way, also after a restart, and nobody polls another key's filter.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.core import jsonrpc
+from proxy.core.access import Key
+from proxy.errors import Fault
+from proxy.services.rpc.flights import Flight, Waiter, Whole
+
+if TYPE_CHECKING:
+    from proxy.services.rpc.networks import Plan, Route
+
+_MAKES = frozenset({"eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"})
+# In hex digits: 64 bits, which nobody guesses within a rate limit.
+_TAG = 16
+NOT_FOUND = jsonrpc.error(-32000, "filter not found")
+
+
+class Filters:
+    def __init__(self, pepper: str) -> None:
+        self._pepper = pepper.encode()
+
+    def ask(self, asker: Any, route: Route, key: Key, plan: Plan, params: bytes, now: float) -> None:
+        if plan.method.name in _MAKES:
+            flight = Flight(route, plan, params, _Naming(self, asker, route, key), now)
+            asker.flight = flight
+            route.launch(flight, now)
+            return
+        found = self._read(params, route, key)
+        if found is None:
+            asker.on_error(NOT_FOUND)
+            return
+        index, own_id = found
+        flight = Flight(route, plan, b'["0x%b"]' % own_id.encode(), asker, now)
+        asker.flight = flight
+        flight.tried = -1  # Every bit: nobody else knows the filter, also where this one cannot be reached.
+        flight.send(route.upstreams[index], now)
+
+    def name(self, result: bytes, route: Route, key: Key, index: int) -> bytes:
+        """The upstream's id with the way back in front of it."""
+        own_id = msgspec.json.decode(result, type=str).removeprefix("0x")
+        return b'"0x%02x%b%b"' % (index, self._tag(route, key, index, own_id).encode(), own_id.encode())
+
+    def _read(self, params: bytes, route: Route, key: Key) -> tuple[int, str] | None:
+        try:
+            (text,) = msgspec.json.decode(params, type=list[str])
+            index, tag, own_id = int(text[2:4], 16), text[4 : 4 + _TAG], text[4 + _TAG :]
+        except (msgspec.DecodeError, ValueError):
+            return None
+        if index >= len(route.upstreams) or not own_id.isalnum() or not own_id.isascii():
+            return None
+        return (index, own_id) if hmac.compare_digest(tag, self._tag(route, key, index, own_id)) else None
+
+    def _tag(self, route: Route, key: Key, index: int, own_id: str) -> str:
+        text = f"{route.network.id} {key.lineage} {index} {own_id}".encode()
+        return hmac.digest(self._pepper, text, "sha256").hex()[:_TAG]
+
+
+class _Naming(Whole):
+    """Between the upstream and the asker: writes the way back into the new filter's id."""
+
+    def __init__(self, filters: Filters, asker: Waiter, route: Route, key: Key) -> None:
+        self._filters = filters
+        self._asker = asker
+        self._route = route
+        self._key = key
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        flight: Flight = self._asker.flight  # type: ignore[attr-defined]
+        try:
+            named = self._filters.name(bytes(result), self._route, self._key, flight.answered_by)
+        except msgspec.DecodeError:
+            self._asker.on_result(result)
+            return
+        self._asker.on_result(named)
+
+    def on_error(self, error: bytes) -> None:
+        self._asker.on_error(error)
+
+    def on_fault(self, fault: Fault) -> None:
+        self._asker.on_fault(fault)

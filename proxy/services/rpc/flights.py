@@ -1,0 +1,450 @@
+"""A call on its way to an upstream, and what becomes of it.
+
+A `Flight` is one question to a network. It is sent to one upstream, perhaps to a second when the first is late (a hedge) or
+fails (a retry), and lands once: with a result, an error of the upstream's, or a fault of ours. Whoever waits for it is told,
+be it one client or all that asked the same at the same time.
+
+The rules: a read may be asked again elsewhere, within the budget; a write only if it certainly never left us. An answer
+that is empty, from an upstream behind the network's head, is asked elsewhere before it is believed; it is kept as the
+*spare*, in case nobody has a better one. What cannot be read as the reply to our call is never passed on. Nothing here
+waits: callbacks change state and send what has to be sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from proxy.core import dialect, jsonrpc
+from proxy.core.routing import HEDGE_FLOOR_S
+from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.wire.connection import OUT_OF_STEP, STALE, Connection
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Upstream
+
+if TYPE_CHECKING:
+    from proxy.services.rpc.networks import Plan, Route
+
+# Upstreams asked for one read, counting the first.
+MOST_TRIES = 3
+# Beyond those of the short way (wire/upstream), so that the two never meet.
+next_id = itertools.count(1000).__next__
+_monotonic = time.monotonic
+
+
+class Waiter(Protocol):
+    """Whoever asked. `streams`: whether it can take a large result in pieces."""
+
+    @property
+    def streams(self) -> bool: ...
+    def on_result(self, result: bytes | msgspec.Raw) -> None: ...
+    def on_error(self, error: bytes) -> None: ...
+    def on_fault(self, fault: Fault) -> None: ...
+    def on_stream(self, beginning: bytes, left: int | None, connection: Connection) -> None: ...
+    def on_stream_piece(self, piece: bytes) -> None: ...
+    def on_stream_end(self) -> None: ...
+    def on_stream_broken(self) -> None: ...
+
+
+class Flight:
+    __slots__ = (
+        "_asked_at", "_first", "_first_at", "_second", "_second_at", "_spare", "_spare_error", "_streaming", "_tries",
+        "answered_by", "archive", "began", "done", "id", "is_piece", "least_head", "moves", "params", "plan", "route",
+        "slot", "tells_head", "tried", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, route: Route, plan: Plan, params: bytes, waiter: Waiter, now: float) -> None:
+        self.route = route
+        self.plan = plan
+        self.params = params
+        self.waiters = [waiter]
+        self.id = b"%d" % next_id()
+        self.slot: bytes | None = None
+        # How often the head had moved when the question was asked: an answer from before a move is old.
+        self.moves = route.replies.moves
+        self.least_head = 0
+        self.tells_head = False
+        # A piece of a larger question: it is not cut again on its way.
+        self.is_piece = False
+        self.archive = False
+        self.done = False
+        # The place of the upstream whose reply came last.
+        self.answered_by = -1
+        self.began = now
+        self._first: Upstream | None = None
+        self._first_at = 0.0
+        self._second: Upstream | None = None
+        self._second_at = 0.0
+        self._streaming = False
+        # When the attempt that ended last was begun.
+        self._asked_at = 0.0
+        # An answer that will do if nobody gives a better one.
+        self._spare: bytes | msgspec.Raw | None = None
+        self._spare_error = b""
+        # The upstreams that were asked, as a bit set of their places.
+        self.tried = 0
+        self._tries = 0
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else "streaming" if self._streaming else f"{self._tries} sent"
+        return f"<Flight {self.plan.method.name} {state}, {len(self.waiters)} waiting>"
+
+    @property
+    def answered_label(self) -> str:
+        """The name of the upstream whose reply came last; empty while none has."""
+        return self.route.upstreams[self.answered_by].label if self.answered_by >= 0 else ""
+
+    # Sending
+
+    def start(self, now: float) -> None:
+        """Send it to the best upstream there is."""
+        upstream = self.route.choose(self, now, self.tried)
+        if upstream is None:
+            self.land_fault(Unavailable(f"no upstream of {self.route.network.id} takes calls at the moment"))
+            return
+        self.send(upstream, now)
+
+    def send(self, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
+        if self._first is None:
+            self._first, self._first_at = upstream, now
+        else:
+            self._second, self._second_at = upstream, now
+        health = upstream.health
+        self.tried |= 1 << health.index
+        self._tries += 1
+        health.begin(now)
+        plan = self.plan
+        body = b"".join((jsonrpc.HEAD, self.id, plan.request_tail, self.params, b"}"))
+        upstream.submit(self, body, once=not plan.may_repeat, fresh=fresh)
+
+    @classmethod
+    def taking_over(
+        cls, route: Route, plan: Plan, params: bytes, waiter: Waiter, upstream: Upstream, *, id_: bytes, began: float
+    ) -> Flight:
+        """A call that somebody sent on the short way and that did not go as usual."""
+        flight = cls(route, plan, params, waiter, began)
+        flight.id = id_
+        flight._first, flight._first_at = upstream, began
+        flight.tried = 1 << upstream.health.index
+        flight._tries = 1
+        return flight
+
+    def on_tick(self, connection: Connection | None, now: float) -> None:
+        """Called by the sweep: the deadline, and the hedge."""
+        if self.done:
+            return
+        if self._streaming:
+            if connection is not None and connection.is_stuck(now, self.route.call_timeout_s):
+                connection.fail("the reply stopped")
+        elif now - self.began > self.route.call_timeout_s:
+            for upstream in self._under_way():
+                upstream.health.failed(now)
+            self._fail(UpstreamTimeout(self._words(f"no upstream answered within {self.route.call_timeout_s:g} s")))
+        elif self._is_late(now):
+            self._hedge(now)
+
+    def _is_late(self, now: float) -> bool:
+        """Whether the upstream that was asked last takes longer than it mostly does."""
+        first, second = self._first, self._second
+        if first is None or (second is not None and self._second_at > self._first_at):
+            newest, age = second, now - self._second_at
+        else:
+            newest, age = first, now - self._first_at
+        if newest is None or age < HEDGE_FLOOR_S or not self.plan.may_repeat:
+            return False
+        return age > self.route.group.hedge_after_s(newest.health)
+
+    def _hedge(self, now: float) -> None:
+        """Ask one more. Two are waited for at the most: where both are late, the one that was asked first is given up."""
+        upstream = self._another(now)
+        if upstream is None:
+            return
+        if self._first is not None and self._second is not None:
+            oldest = self._first if self._first_at < self._second_at else self._second
+            began = self._ended(oldest)
+            oldest.leave(self)
+            oldest.health.late(now - began, now)
+        self.send(upstream, now)
+
+    # Being carried by a convoy, which sends and receives for us
+
+    def carried_by(self, upstream: Upstream, now: float) -> None:
+        self._first, self._first_at = upstream, now
+        self.tried |= 1 << upstream.health.index
+        self._tries += 1
+        upstream.health.begin(now)
+
+    def is_carried_by(self, upstream: Upstream) -> bool:
+        return upstream is self._first or upstream is self._second
+
+    def arrived(self, upstream: Upstream) -> None:
+        self._ended(upstream)
+
+    def was_limited(self, upstream: Upstream, now: float, retry_after_s: int) -> None:
+        self._ended(upstream)
+        self._limited(upstream, now, retry_after_s)
+
+    def _another(self, now: float) -> Upstream | None:
+        """One more upstream to ask, if one is left and the budget allows."""
+        if not self.plan.may_repeat or self._tries >= MOST_TRIES:
+            return None
+        upstream = self.route.choose(self, now, self.tried)
+        return upstream if upstream is not None and self.route.budget.spend() else None
+
+    def _send_another(self, now: float) -> bool:
+        upstream = self._another(now)
+        if upstream is not None:
+            self.send(upstream, now)
+        return upstream is not None
+
+    def _under_way(self) -> list[Upstream]:
+        return [upstream for upstream in (self._first, self._second) if upstream is not None]
+
+    def _ended(self, upstream: Upstream) -> float:
+        """One attempt is over; when it began."""
+        upstream.health.inflight -= 1
+        if upstream is self._first:
+            self._first = None
+            self._asked_at = self._first_at
+        else:
+            self._second = None
+            self._asked_at = self._second_at
+        return self._asked_at
+
+    # What the connection tells
+
+    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+        upstream = connection.upstream
+        now = _monotonic()
+        began = self._ended(upstream)
+        if head.status == 429:
+            self._limited(upstream, now, head.retry_after_s)
+            return
+        try:
+            if not head.plain:
+                raise ValueError("compressed")
+            reply = jsonrpc.read_reply(body, self.id)
+        except ValueError:
+            connection.fail(OUT_OF_STEP)
+            upstream.health.failed(now)
+            self._after_failure(now, "an upstream sent no valid reply", sent=True)
+            return
+        self.receive(reply, upstream, now, now - began)
+
+    def receive(self, reply: jsonrpc.Reply, upstream: Upstream, now: float, took_s: float) -> None:
+        """A reply to our call, read and found valid."""
+        self.answered_by = upstream.health.index
+        if not reply.result:
+            self._on_error(bytes(reply.error), upstream, now, took_s)
+            return
+        upstream.health.succeeded(took_s)
+        if self.plan.method.empty and self._is_doubtful(reply.result, upstream, now):
+            return
+        if self.tells_head and not self._agrees_with_head(reply, upstream, now):
+            return
+        self.land(reply.result)
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        now = _monotonic()
+        self._ended(upstream)
+        if reason == STALE and self.plan.may_repeat and not self._is_under_way() and self._tries < MOST_TRIES:
+            self.send(upstream, now, fresh=True)
+            return
+        upstream.health.failed(now)
+        if self._streaming:
+            self._streaming = False
+            self.done = True
+            self.route.landed(self)
+            self.waiters[0].on_stream_broken()
+            return
+        self._after_failure(now, f"an upstream failed: {reason}", sent=sent)
+
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+        """Pass a large result on as it comes, if one waits who can take it and the beginning is a reply to our call."""
+        start = b'%b%b,"result":' % (jsonrpc.HEAD, self.id)
+        if len(self.waiters) != 1 or not self.waiters[0].streams or head.status != 200 or not head.plain:
+            return False
+        if not beginning.startswith(start):
+            return False
+        self._streaming = True
+        self.answered_by = connection.upstream.health.index
+        self.route.landed(self)  # Nobody joins a reply that has begun.
+        for other in self._under_way():
+            if other is not connection.upstream:
+                self._ended(other)
+                other.leave(self)
+        left = head.length - len(start) if head.length >= 0 else None
+        self.waiters[0].on_stream(beginning[len(start) :], left, connection)
+        return True
+
+    def on_piece(self, connection: Connection, piece: bytes) -> None:
+        self.waiters[0].on_stream_piece(piece)
+
+    def on_end(self, connection: Connection) -> None:
+        began = self._ended(connection.upstream)
+        connection.upstream.health.succeeded(_monotonic() - began)
+        self._streaming = False
+        self.done = True
+        self.route.landed(self)
+        self.waiters[0].on_stream_end()
+
+    # Deciding
+
+    def _limited(self, upstream: Upstream, now: float, retry_after_s: int) -> None:
+        """429: the upstream wants to be left alone. That is not a failure of its."""
+        upstream.health.rest(now, retry_after_s or 1.0)
+        self._after_failure(now, "an upstream is rate limited", sent=True)
+
+    def _on_error(self, error: bytes, upstream: Upstream, now: float, took_s: float) -> None:
+        verdict = dialect.classify(error)
+        if verdict.kind == "rate_limited":
+            upstream.health.rest(now, 1.0)
+        elif verdict.blame:
+            upstream.health.failed(now)
+        else:
+            upstream.health.succeeded(took_s)
+        if verdict.kind == "already_known" and (known := self.plan.already_known(self.params)):
+            self.land(known)
+            return
+        told = dialect.normalise(error) if self.plan.normalises else error
+        if verdict.retry_elsewhere:
+            if not verdict.blame:
+                self._spare_error = told
+            if self._is_under_way() or self._send_another(now):
+                return
+        elif verdict.kind == "range_too_large" and not self.is_piece and self.route.split(self, error):
+            return
+        if self._spare is not None:
+            self.land(self._spare)
+        else:
+            self.land_error(told)
+
+    def _is_doubtful(self, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
+        """An empty answer from an upstream that may not have the block yet: somebody else is asked first."""
+        if not self.plan.family.is_empty(self.plan.method, bytes(result)):
+            return False
+        if upstream.health.head >= self.route.heads.tip:
+            return False
+        self._spare = result
+        return self._is_under_way() or self._send_another(now)
+
+    def _agrees_with_head(self, reply: jsonrpc.Reply, upstream: Upstream, now: float) -> bool:
+        """An answer that tells the head: what we have told before never goes back, and the future is not believed."""
+        verdict = self.route.compare_head(bytes(reply.result), upstream.health, now)
+        if verdict == "future":
+            upstream.health.failed(now)
+            self._after_failure(now, "an upstream claims a block that cannot be", sent=True)
+            return False
+        if verdict == "behind" and self.plan.is_head_number:
+            reply.result = msgspec.Raw(self.route.head_number())
+        elif verdict == "behind":
+            if not self._is_under_way() and not self._send_another(now):
+                self.land_fault(Unavailable(self._words("no upstream has the newest block at the moment")))
+            return False
+        return True
+
+    def _is_under_way(self) -> bool:
+        return self._first is not None or self._second is not None
+
+    def _after_failure(self, now: float, reason: str, *, sent: bool) -> None:
+        if self._is_under_way():
+            return
+        if (self.plan.may_repeat or not sent) and self._tries < MOST_TRIES:
+            upstream = self.route.choose(self, now, self.tried)
+            if upstream is None and sent:
+                # Nobody else is there: the same one again, on another connection. One that was idle may be closed by the
+                # upstream in the very moment in which it is used.
+                upstream = self.route.choose(self, now, 0)
+            # What never left us costs no upstream anything: it needs no budget.
+            if upstream is not None and (not sent or self.route.budget.spend()):
+                self.send(upstream, now)
+                return
+        self._fail(InternalError(self._words(reason)))
+
+    def _fail(self, fault: Fault) -> None:
+        """Nobody is left to ask: what one upstream said is better than nothing."""
+        if self._spare is not None:
+            self.land(self._spare)
+        elif self._spare_error:
+            self.land_error(self._spare_error)
+        else:
+            self.land_fault(fault)
+
+    def _words(self, reason: str) -> str:
+        return f"the call failed on {self.route.network.id}: {reason}"
+
+    # Landing
+
+    def land(self, result: bytes | msgspec.Raw) -> None:
+        self._close()
+        self.route.keep(self, result)
+        for waiter in self.waiters:
+            waiter.on_result(result)
+
+    def land_error(self, error: bytes) -> None:
+        self._close()
+        for waiter in self.waiters:
+            waiter.on_error(error)
+
+    def land_fault(self, fault: Fault) -> None:
+        self._close()
+        for waiter in self.waiters:
+            waiter.on_fault(fault)
+
+    def _close(self) -> None:
+        """Nothing more is expected: whoever is still asked is left alone."""
+        self.done = True
+        self.route.landed(self)
+        if self._first is not None or self._second is not None:
+            self._drop_attempts()
+
+    def _drop_attempts(self) -> None:
+        """Whoever was asked before the one that answered, and has not answered yet, is late."""
+        now, asked_at = _monotonic(), self._asked_at
+        for upstream in self._under_way():
+            began = self._ended(upstream)
+            upstream.leave(self)
+            if began < asked_at:
+                upstream.health.late(now - began, now)
+
+    def leave(self, waiter: Waiter) -> None:
+        """The waiter is gone. A read that nobody waits for is given up; a write goes on to its end."""
+        if self.done or waiter not in self.waiters:
+            return
+        if not self._streaming and (len(self.waiters) > 1 or not self.plan.may_repeat):
+            self.waiters[self.waiters.index(waiter)] = NOBODY
+            return
+        self._close()
+
+
+class Whole:
+    """A waiter that takes its result whole: the half of a `Waiter` that is never called."""
+
+    __slots__ = ()
+    streams: bool = False
+
+    def on_stream(self, beginning: bytes, left: int | None, connection: Connection) -> None:
+        raise AssertionError("this waiter takes its result whole")
+
+    def on_stream_piece(self, piece: bytes) -> None:
+        raise AssertionError("this waiter takes its result whole")
+
+    def on_stream_end(self) -> None:
+        raise AssertionError("this waiter takes its result whole")
+
+    def on_stream_broken(self) -> None:
+        raise AssertionError("this waiter takes its result whole")
+
+
+class _Nobody(Whole):
+    """Takes the place of a waiter that left."""
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None: ...
+    def on_error(self, error: bytes) -> None: ...
+    def on_fault(self, fault: Fault) -> None: ...
+
+
+NOBODY = _Nobody()

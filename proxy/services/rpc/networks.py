@@ -1,0 +1,358 @@
+"""Each network: its upstreams, how far it is, what is remembered of it, and what its methods cost.
+
+A `Plan` is all that is known of one method on one network before it is called; a `Route` is all that is known of the
+network. Both are built once, so that a call finds its price, its scope and its upstream by one look-up each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from typing import Literal
+
+import msgspec
+
+from proxy.chains import families
+from proxy.chains.family import Family, Method
+from proxy.chains.registry import Network
+from proxy.core import access
+from proxy.core.access import Key
+from proxy.core.caching import Replies
+from proxy.core.heads import STALE_S, Heads
+from proxy.core.jsonrpc import request_tail
+from proxy.core.pricing import Prices
+from proxy.core.routing import Budget, Group, Health
+from proxy.services.rpc.convoys import Convoy
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.shelf import Shelf
+from proxy.telemetry import Tally
+from proxy.wire.upstream import Upstream
+
+_SCOPES = {
+    "read": access.SCOPE_BIT["rpc:read"],
+    "filter": access.SCOPE_BIT["rpc:read"],
+    "subscription": access.SCOPE_BIT["rpc:read"],
+    "write": access.SCOPE_BIT["rpc:write"],
+}
+_NONE: Mapping[str, Plan] = {}
+# A key with neither has no business here, whatever the method.
+ANY_SCOPE = _SCOPES["read"] | _SCOPES["write"]
+_NUMBER = re.compile(rb'"number":\s*"0x([0-9a-f]{1,16})"')
+
+
+class Plan:
+    """One method on one network."""
+
+    __slots__ = (
+        "by_range", "family", "has_block", "is_head_number", "is_plain", "keeps", "may_repeat", "may_show_head", "method",
+        "normalises", "request_tail", "scope", "shared", "short", "tally", "units", "units_line",
+    )  # fmt: skip
+
+    def __init__(self, method: Method, family: Family, units: int, tally: Tally) -> None:
+        self.method = method
+        self.family = family
+        self.units = units
+        self.tally = tally
+        self.scope = _SCOPES[method.kind]
+        self.request_tail = request_tail(method.name)
+        self.may_repeat = method.kind == "read"
+        # Whether replies may be kept or shared at all.
+        self.keeps = method.kind == "read" and method.cache != "never"
+        self.units_line = b"X-Compute-Units: %d\r\n" % units
+        self.has_block = method.block_at is not None
+        # Whether replies are kept or shared on this route; and whether a call may take the short way. The route says so.
+        self.shared = False
+        self.short = False
+        # Whether nothing about the params changes price, routing or rights: the fast way is open.
+        self.is_plain = method.kind == "read" and method.block_at is None
+        self.by_range = method.name in families.BY_RANGE
+        # Errors of this family have codes of ours; others are passed on as they are.
+        self.normalises = family.name == "evm"
+        self.is_head_number = method.name in families.HEAD_NUMBERS
+        self.may_show_head = self.is_head_number or method.name in families.HEAD_BLOCKS
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.method.name} {self.units} units>"
+
+    @property
+    def may_broadcast(self) -> bool:
+        """Whether sending it to several is sending it once: its hash names it."""
+        return self.method.name in families.HASH_OF_SENT
+
+    def already_known(self, params: bytes) -> bytes | None:
+        """The result of a send that the upstream has seen before."""
+        tell = families.HASH_OF_SENT.get(self.method.name)
+        return tell(params) if tell else None
+
+
+class Marks:
+    """Two numbers of one network in the memory that a host's workers share: the tip, and how often something moved.
+
+    A client's next request may meet another worker. So whoever learns of a new head, or has sent a write, counts one up;
+    whoever finds another count than it has seen drops what is recent before it answers. Two that count at once may count
+    once: it is another number than before all the same.
+    """
+
+    __slots__ = ("_at", "_memory")
+
+    def __init__(self, memory: MutableSequence[int] | memoryview[int], place: int) -> None:
+        self._memory = memory
+        self._at = 2 * place
+
+    @property
+    def tip(self) -> int:
+        return self._memory[self._at]
+
+    @property
+    def moves(self) -> int:
+        return self._memory[self._at + 1]
+
+    def tell(self, tip: int) -> int:
+        self._memory[self._at] = tip
+        self._memory[self._at + 1] = moves = self._memory[self._at + 1] + 1
+        return moves
+
+
+class Route:
+    """One network, as calls see it."""
+
+    __slots__ = (
+        "_head_block", "_short", "broadcast", "budget", "call_timeout_s", "coalesces", "flights", "group", "heads",
+        "is_live", "keeps", "marks", "network", "on_split", "only", "plans", "replies", "seen_moves", "shelf",
+        "unknown", "upstreams",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        network: Network,
+        upstreams: Sequence[Upstream],
+        plans: dict[str, Plan],
+        replies: Replies,
+        marks: Marks,
+        *,
+        unknown: Plan,
+        broadcast: int,
+        call_timeout_s: float,
+        lag_s: float,
+        keeps: bool,
+        coalesces: bool,
+    ) -> None:
+        facts = network.facts
+        self.network = network
+        self.upstreams = tuple(upstreams)
+        self.group = Group([upstream.health for upstream in upstreams])
+        self.plans = plans
+        # Stands for every method that is not there.
+        self.unknown = unknown
+        self.replies = replies
+        # What the workers of a host tell each other: see `Marks`.
+        self.marks = marks
+        self.seen_moves = 0
+        self.heads = Heads(
+            block_time_s=facts.block_time_s,
+            finality_blocks=facts.finality_blocks,
+            behind_blocks=max(2, round(lag_s / facts.block_time_s)),
+        )
+        self._head_block = (-1, "", "")
+        self.budget = Budget()
+        # How many upstreams a signed transaction is sent to.
+        self.broadcast = min(broadcast, len(self.upstreams))
+        self.call_timeout_s = call_timeout_s
+        self.keeps = keeps
+        self.coalesces = coalesces
+        # Flights that others may join, by what they ask.
+        self.flights: dict[bytes, Flight] = {}
+        # Where other workers' replies stand, if there is such a place.
+        self.shelf: Shelf | None = None
+        self.on_split: Callable[[Flight, bytes], bool] | None = None
+        self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
+        self.is_live = network.is_live
+        self._short: dict[int, Mapping[str, Plan]] = {}
+        for plan in plans.values():
+            plan.shared = plan.keeps and (keeps or coalesces)
+            plan.short = plan.may_repeat and not plan.by_range and (plan.shared or self.only is not None)
+
+    def __repr__(self) -> str:
+        return f"<Route {self.network.id}: {len(self.upstreams)} upstreams, {self.heads!r}>"
+
+    def short_plans(self, key: Key) -> Mapping[str, Plan]:
+        """The methods whose calls may take the short way (web/front), if this key's may at all."""
+        if key.locked or key.account.day_limit or key.dies_at < math.inf or (self.is_live and not key.live):
+            return _NONE
+        found = self._short.get(key.scopes)
+        if found is None:
+            found = {name: plan for name, plan in self.plans.items() if plan.short and key.scopes & plan.scope}
+            self._short[key.scopes] = found
+        return found
+
+    def launch(self, flight: Flight, now: float) -> None:
+        if self.only is None:
+            self.budget.earn()
+        flight.start(now)
+
+    def launch_many(self, flights: Sequence[Flight], now: float) -> None:
+        """Calls of one batch: in few requests where the upstream takes batches."""
+        together = [flight for flight in flights if flight.plan.may_repeat and not flight.archive]
+        upstream = self.choose(together[0], now, 0) if len(together) > 1 else None
+        if upstream is None or upstream.batch < 2:
+            together = []
+        else:
+            health = upstream.health
+            together = [flight for flight in together if health.may_serve(flight.plan.method.name)]
+            together = [flight for flight in together if not health.head or health.head >= flight.least_head]
+        alone = set(flights).difference(together)
+        for flight in flights:
+            if flight in alone:
+                self.launch(flight, now)
+        for start in range(0, len(together), upstream.batch if upstream else 1):
+            assert upstream is not None
+            Convoy(together[start : start + upstream.batch]).send(upstream, now)
+        for _ in together:
+            self.budget.earn()
+
+    def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
+        if (only := self.only) is not None:
+            return None if tried or not only.health.takes_calls(now) else only
+        name = flight.plan.method.name
+        found = self.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
+        return None if found is None else self.upstreams[found.index]
+
+    def landed(self, flight: Flight) -> None:
+        if flight.slot is not None and self.flights.get(flight.slot) is flight:
+            del self.flights[flight.slot]
+
+    def keep(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
+        """Remember a result for as long as it is true. A write that landed makes all recent answers doubtful."""
+        plan = flight.plan
+        if plan.method.kind == "write":
+            self.forget_recent()
+            return
+        if flight.slot is None or not self.keeps or not self.heads.tip:
+            return
+        raw = bytes(result)
+        ref = plan.family.block_ref(plan.method, flight.params)
+        lifetime = plan.family.lifetime(plan.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
+        if lifetime == "forever" or (lifetime == "head" and flight.moves == self.replies.moves):
+            self.replies.put(flight.slot, raw, lifetime)
+            if lifetime == "forever" and self.shelf is not None:
+                self.shelf.put(flight.slot, raw)
+
+    def forget_recent(self) -> None:
+        """What was true until now may not be: here, and in every other worker."""
+        self.replies.head_moved()
+        self.flights.clear()
+        self.seen_moves = self.marks.tell(self.heads.tip)
+
+    def catch_up(self) -> None:
+        """Another worker learnt of a write or of a new head before us."""
+        self.seen_moves = self.marks.moves
+        self.replies.head_moved()
+        self.flights.clear()
+        self.heads.raise_to(self.marks.tip)
+
+    def split(self, flight: Flight, error: bytes) -> bool:
+        return self.on_split is not None and self.on_split(flight, error)
+
+    # The head
+
+    def observe_heads(self, now: float) -> None:
+        what = self.heads.observe(self.group.members, now)
+        if what == "reset":
+            self.replies.clear()
+            if self.shelf is not None:
+                self.shelf.chain = ""
+        # What is recent is only known while somebody says where the head is.
+        if what != "still" or not self.hears(now):
+            self.forget_recent()
+
+    def hears(self, now: float) -> bool:
+        return now - self.heads.heard_at < STALE_S
+
+    def saw_block(self, upstream: int, number: str, block_hash: str) -> None:
+        """The head of one upstream. Another hash at the same height: the chain was reorganised."""
+        was, self._head_block = self._head_block, (upstream, number, block_hash)
+        if was[:2] == (upstream, number) and was[2] != block_hash:
+            self.forget_recent()
+
+    def compare_head(self, result: bytes, health: Health, now: float) -> Literal["fine", "behind", "future"]:
+        """What an answer that tells the head means for what we know."""
+        number = _number_in(result)
+        if number is None or not self.heads.agreed:
+            return "fine"
+        if self.only is not None:
+            if number > self.heads.tip:
+                self.heads.raise_to(number)
+                self.forget_recent()
+            return "fine"
+        if not self.heads.is_plausible(number, now):
+            return "future"
+        if number < self.heads.tip:
+            return "behind"
+        if number > health.head:
+            health.saw_head(number, now)
+        if number > self.heads.tip:
+            self.heads.raise_to(number)
+            self.forget_recent()
+        return "fine"
+
+    def head_number(self) -> bytes:
+        return b'"0x%x"' % self.heads.tip
+
+
+def _number_in(result: bytes) -> int | None:
+    if result[:3] == b'"0x':
+        try:
+            return int(result[1:-1], 16)
+        except ValueError:
+            return None
+    found = _NUMBER.search(result)
+    return int(found[1], 16) if found else None
+
+
+class Networks:
+    """All routes of a worker, by network id."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes = {route.network.id: route for route in routes}
+
+    def __repr__(self) -> str:
+        return f"<Networks {len(self.routes)}>"
+
+    def find(self, network: Network) -> Route | None:
+        return self.routes.get(network.id)
+
+    def sweep(self) -> None:
+        """Deadlines and hedges."""
+        now = time.monotonic()
+        for route in self.routes.values():
+            if route.only is not None:
+                # The short way earns nothing: this is what a retry on the only upstream is paid from.
+                route.budget.earn()
+            for upstream in route.upstreams:
+                upstream.tick(now)
+
+    def counts(self) -> list[tuple[str, str, int, int]]:
+        """For each upstream how many calls it answered and failed."""
+        return [
+            (route.network.id, upstream.label, upstream.health.good, upstream.health.bad)
+            for route in self.routes.values()
+            for upstream in route.upstreams
+        ]
+
+    async def close(self) -> None:
+        for route in self.routes.values():
+            for upstream in route.upstreams:
+                await upstream.close()
+
+
+def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> Plan:
+    """Calls of methods that do not exist are counted as one: their names are the callers' to invent."""
+    return Plan(Method("other"), families.FAMILIES[network.family], 0, tally(network.id, "other"))
+
+
+def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, Plan]:
+    family = families.FAMILIES[network.family]
+    units = prices.of_family(network.family)
+    return {name: Plan(method, family, units[name], tally(network.id, name)) for name, method in family.methods.items()}

@@ -1,0 +1,330 @@
+"""One connection to an upstream: HTTP/1.1 on a bare transport.
+
+Calls go out in order and replies come back in order; most connections carry one call at a time, some several (see
+Upstream). Whoever sent a call is its *sink* and is told exactly once how it ended: a whole reply, a large one in pieces, or a
+failure that says whether the upstream may have got the call.
+
+A reply larger than LARGE is offered to its sink in pieces as they come, so that 100 MB need not fit in memory; a sink that
+declines gets it whole, up to MOST.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
+
+if TYPE_CHECKING:
+    from proxy.wire.upstream import Upstream
+
+LARGE = 65_536
+MOST = 25 * 1024 * 1024
+# A large reply is offered once its beginning is long enough to be recognised.
+BEGINNING = 512
+# Why a call failed that went out on a connection which had served others and then ended without a word: most likely the
+# upstream had closed it already. It says nothing about the upstream's health, and a read is best asked again at once.
+STALE = "connection closed between calls"
+# And one that waited behind a reply which was no answer to its call: what comes next cannot be trusted either.
+OUT_OF_STEP = "malformed reply before"
+_END = b"\r\n\r\n"
+_START = b"HTTP/1."
+# What no bytes that are read at once begin with, because they are fewer.
+NEVER = bytes(1 << 20)
+
+
+class Sink(Protocol):
+    """Whoever waits for a reply on a connection."""
+
+    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None: ...
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool: ...
+    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+    def on_end(self, connection: Connection) -> None: ...
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
+    def on_tick(self, connection: Connection | None, now: float) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
+        "_paused", "_size", "_streams", "_usual", "idle_since", "sinks", "transport", "turn", "upstream",
+    )  # fmt: skip
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.transport: asyncio.Transport | None = None
+        self.sinks: deque[Sink] = deque()
+        # Since when nothing has come: between calls, or in the middle of a reply that is streamed.
+        self.idle_since = 0.0
+        self.turn = 0
+        self._part = b""
+        # The last head and what it meant: an upstream mostly repeats itself.
+        self._known_bytes = NEVER
+        self._known: ReplyHead | None = None
+        self._known_total = 0
+        # Whether no reply is half read.
+        self._usual = True
+        # While a body is under way: its head, the bytes to come, and what is collected or streamed.
+        self._head: ReplyHead | None = None
+        self._left = 0
+        self._chunks: Chunks | None = None
+        self._collected: list[bytes] = []
+        self._size = 0
+        self._may_stream = False
+        self._streams = False
+        self._paused = False
+
+    def __repr__(self) -> str:
+        state = "lost" if self.transport is None else f"{len(self.sinks)} in flight"
+        return f"<Connection {self.upstream.label} {state}>"
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        # The usual case, without a step too many: the head as last time, the body whole, one call under way.
+        if (
+            data.startswith(self._known_bytes)
+            and len(data) == self._known_total
+            and self._usual
+            and len(self.sinks) == 1
+        ):
+            sink = self.sinks.popleft()
+            upstream = self.upstream
+            if upstream.rests:
+                self.idle_since = upstream.now
+                upstream.idle.append(self)
+            else:
+                upstream.release(self)
+            sink.on_reply(self, self._known, data[len(self._known_bytes) :])  # type: ignore[arg-type]
+            return
+        try:
+            if self._head is not None:
+                data = self._continue_body(data)
+                self._usual = self._head is None
+                if not data:
+                    return
+            self._read_replies(data)
+            self._usual = self._head is None and not self._part
+        except BadReply as exc:
+            self.fail(f"malformed reply: {exc}")
+
+    def eof_received(self) -> None:
+        # At once, and not when the transport is down: no call may be sent into a connection that ends.
+        self.upstream.lost(self)
+        if self._head is not None and self._head.length == UNTIL_CLOSE:
+            self._finish_body()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.upstream.lost(self)
+        is_stale = self._known is not None and self._head is None and not self._part
+        self._tell_all(STALE if is_stale else "connection lost")
+
+    def pause_writing(self) -> None:
+        pass  # A request is at most one body cap in size, and the upstream's pool bounds how many there are.
+
+    def resume_writing(self) -> None:
+        pass
+
+    # What sinks and the upstream's pool call
+
+    def pause(self) -> None:
+        if self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and self.transport is not None:
+            self._paused = False
+            self.idle_since = self.upstream.now
+            self.transport.resume_reading()
+
+    def is_stuck(self, now: float, after_s: float) -> bool:
+        """Whether the upstream, and not its reader, has stopped in the middle of a streamed reply."""
+        return not self._paused and now - self.idle_since > after_s
+
+    def leave(self, sink: Sink) -> None:
+        """The sink no longer wants its reply. Its connection goes with it: the reply must not reach the next one."""
+        if sink in self.sinks:
+            self.sinks[self.sinks.index(sink)] = NOBODY
+            if all(other is NOBODY for other in self.sinks):
+                self.abort()
+
+    def replace(self, sink: Sink, successor: Sink) -> None:
+        """Somebody else takes the reply."""
+        self.sinks[self.sinks.index(sink)] = successor
+
+    def tick(self, now: float) -> None:
+        """Called by the sweep while a call is under way."""
+        for sink in tuple(self.sinks):
+            sink.on_tick(self, now)
+
+    def abort(self) -> None:
+        self.upstream.lost(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def fail(self, reason: str) -> None:
+        # First: whoever is told may ask again, and not here.
+        self.abort()
+        self._tell_all(reason)
+
+    def _tell_all(self, reason: str) -> None:
+        self._head = None
+        while self.sinks:
+            self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
+
+    # Reading
+
+    def _read_replies(self, data: bytes) -> None:
+        if self._part:
+            data = self._part + data
+            self._part = b""
+        at, end = 0, len(data)
+        while at < end:
+            if data.startswith(self._known_bytes, at):
+                head = self._known
+                body_at = at + len(self._known_bytes)
+            else:
+                body_at = data.find(_END, at) + 4
+                if body_at == 3:
+                    self._keep_part(data[at:])
+                    return
+                head = self._learn(data[at:body_at])
+            assert head is not None
+            length = head.length
+            body_end = body_at + length
+            if length >= 0 and body_end <= end and length <= LARGE and head.status >= 200:
+                if not self.sinks:
+                    raise BadReply("nobody asked")
+                sink = self.sinks.popleft()
+                at = body_end
+                self._after_reply(head)
+                sink.on_reply(self, head, data[body_at:body_end])
+                if head.close:
+                    return
+            elif head.status < 200:
+                at = body_at
+            else:
+                self._begin_body(head)
+                rest = self._continue_body(data[body_at:])
+                at = end - len(rest)
+                if head.close:
+                    return
+
+    def _keep_part(self, part: bytes) -> None:
+        # Bytes that cannot become a head are not waited for.
+        if not _START.startswith(part[: len(_START)]):
+            raise BadReply("no head")
+        if len(part) > MAX_HEAD_BYTES:
+            raise BadReply("head too long")
+        self._part = part
+
+    def _learn(self, raw: bytes) -> ReplyHead:
+        head = read_head(raw)
+        self._known_bytes, self._known = raw, head
+        # A reply that must be handled with care never has this size.
+        is_plain = 0 <= head.length <= LARGE and head.status >= 200 and not head.close
+        self._known_total = len(raw) + head.length if is_plain else -1
+        return head
+
+    def _after_reply(self, head: ReplyHead) -> None:
+        """Give the connection back before its sink is told: the sink may want the next call to go out on it."""
+        if head.close:
+            self.upstream.retire(self)
+        else:
+            self.upstream.release(self)
+
+    def _begin_body(self, head: ReplyHead) -> None:
+        if not self.sinks:
+            raise BadReply("nobody asked")
+        # Behind a streamed reply others may wait: only a connection with one call may be paused by its reader. And the end
+        # of one that ends with the connection cannot be told from a break: what was passed on could not be taken back.
+        self._may_stream = self.upstream.depth == 1 and head.length != UNTIL_CLOSE
+        if head.length > MOST and not self._may_stream:
+            raise BadReply("too large")
+        self._head = head
+        self._left = head.length
+        self._chunks = Chunks() if head.length == CHUNKED else None
+        self._collected = []
+        self._size = 0
+        self._streams = False
+
+    def _continue_body(self, data: bytes) -> bytes:
+        """Take what belongs to the body under way; what is left belongs to the next reply."""
+        assert self._head is not None
+        rest = b""
+        if self._chunks is not None:
+            piece = self._chunks.feed(data)
+            done, rest = self._chunks.done, self._chunks.rest
+        elif self._head.length == UNTIL_CLOSE:
+            piece, done = data, False
+        else:
+            piece, rest = (data, b"") if len(data) <= self._left else (data[: self._left], data[self._left :])
+            self._left -= len(piece)
+            done = self._left == 0
+        if piece:
+            self._take_piece(piece)
+        if done and self._head is not None:
+            self._finish_body()
+        return rest
+
+    def _take_piece(self, piece: bytes) -> None:
+        if self._streams:
+            self.idle_since = self.upstream.now
+            self.sinks[0].on_piece(self, piece)
+            return
+        assert self._head is not None
+        self._collected.append(piece)
+        self._size += len(piece)
+        if self._may_stream and self._size >= BEGINNING and max(self._size, self._head.length) > LARGE:
+            self._offer(self._head)
+        if self._size > MOST and not self._streams:
+            raise BadReply("too large")
+
+    def _offer(self, head: ReplyHead) -> None:
+        """Once in a reply."""
+        self._may_stream = False
+        self.idle_since = self.upstream.now
+        beginning = b"".join(self._collected)
+        self._streams = self.sinks[0].on_large(self, head, beginning)
+        self._collected = [] if self._streams else [beginning]
+        if head.length > MOST and not self._streams:
+            raise BadReply("too large")
+
+    def _finish_body(self) -> None:
+        head, collected = self._head, self._collected
+        assert head is not None
+        self._head, self._collected, self._chunks = None, [], None
+        # The last piece may have made its reader pause us: whoever comes next must be able to read.
+        self.resume()
+        sink = self.sinks.popleft()
+        self._after_reply(head)
+        if self._streams:
+            self._streams = False
+            sink.on_end(self)
+        else:
+            sink.on_reply(self, head, b"".join(collected))
+
+
+class _Nobody:
+    """Takes the place of a sink that left."""
+
+    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None: ...
+
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+        return True
+
+    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+
+    def on_end(self, connection: Connection) -> None: ...
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
+    def on_tick(self, connection: Connection | None, now: float) -> None: ...
+
+
+NOBODY = _Nobody()

@@ -1,0 +1,173 @@
+"""HTTP/1.1 replies as bytes: heads and chunks. No sockets here.
+
+Of an upstream's head only the framing matters; nothing else of it ever reaches a client. Two lengths, a length beside a
+transfer encoding, or anything that is not plainly HTTP/1.x is an error: such a connection is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+CHUNKED = -1
+UNTIL_CLOSE = -2
+# Heads longer than this are no upstream's.
+MAX_HEAD_BYTES = 65_536
+
+# What a chunk's size or a trailer may take in one line.
+MAX_CHUNK_LINE = 4096
+
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
+# Every byte that may stand in a head, but for the line ends.
+_PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_READ = frozenset((b"connection", b"content-length", b"content-encoding", b"transfer-encoding", b"retry-after"))
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,11})[ \t]*(?:;.*)?", re.DOTALL)
+
+
+class BadReply(Exception):
+    """The bytes are not a reply that we can frame."""
+
+
+class ReplyHead:
+    """How to read the body that follows. `length`: its bytes, CHUNKED or UNTIL_CLOSE."""
+
+    __slots__ = ("close", "length", "plain", "retry_after_s", "status")
+
+    def __init__(self, status: int, length: int, *, close: bool, plain: bool, retry_after_s: int) -> None:
+        self.status = status
+        self.length = length
+        self.close = close
+        self.plain = plain
+        self.retry_after_s = retry_after_s
+
+    def __repr__(self) -> str:
+        return f"<ReplyHead {self.status} length {self.length}{' close' if self.close else ''}>"
+
+
+def read_head(head: bytes) -> ReplyHead:
+    """The head, which ends in an empty line; or BadReply."""
+    lines = head[:-4].split(b"\r\n")
+    # Without every permitted byte only the line ends may be left: what ends a line is not for us to guess.
+    if len(head.translate(None, _PLAIN)) != 2 * len(lines) + 2:
+        raise BadReply("control bytes")
+    status = _STATUS.fullmatch(lines[0])
+    if status is None:
+        raise BadReply("status line")
+    found = _framing(lines)
+    code = int(status[2])
+    if code == 101:
+        raise BadReply("another protocol")
+    connection = found.get(b"connection", b"").lower()
+    close = b"close" in connection or (status[1] == b"0" and b"keep-alive" not in connection)
+    length = _length(found, code)
+    retry = found.get(b"retry-after", b"")
+    return ReplyHead(
+        code,
+        length,
+        close=close or length == UNTIL_CLOSE,
+        plain=found.get(b"content-encoding", b"identity").lower() == b"identity",
+        retry_after_s=int(retry) if retry.isdigit() and len(retry) < 6 else 0,
+    )
+
+
+def _framing(lines: list[bytes]) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        if not colon:
+            raise BadReply("header line")
+        if kind := _kind(name):
+            if kind in found and kind != b"connection":
+                raise BadReply("header twice")
+            found[kind] = b"%b,%b" % (found.get(kind, b""), value) if kind == b"connection" else value.strip(b" \t")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _kind(name: bytes) -> bytes:
+    """The name in lower case, if it is one that is read here. Upstreams use few names: most are known already."""
+    if not _NAME.fullmatch(name):
+        raise BadReply("header name")
+    low = name.lower()
+    return low if low in _READ else b""
+
+
+def _length(found: dict[bytes, bytes], status: int) -> int:
+    if status < 200 or status in (204, 304):
+        return 0
+    encoding, text = found.get(b"transfer-encoding"), found.get(b"content-length")
+    if encoding is not None:
+        if text is not None or encoding.lower() != b"chunked":
+            raise BadReply("framing")
+        return CHUNKED
+    if text is None:
+        return UNTIL_CLOSE
+    if not text.isdigit() or len(text) > 15:
+        raise BadReply("length")
+    return int(text)
+
+
+class Chunks:
+    """An incremental reader of a chunked body: bytes in, data out, and what follows the body."""
+
+    __slots__ = ("_left", "_line", "_state", "_trailed", "done", "rest")
+
+    def __init__(self) -> None:
+        self._state: Literal["size", "data", "end", "trailer"] = "size"
+        self._line = b""
+        self._left = 0
+        self._trailed = 0
+        self.done = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes in this piece. When `done`, `rest` holds what came after the body."""
+        out: list[bytes] = []
+        at, end = 0, len(data)
+        while at < end and not self.done:
+            if self._state == "data":
+                piece = data[at : at + self._left]
+                at += len(piece)
+                self._left -= len(piece)
+                out.append(piece)
+                if not self._left:
+                    self._state = "end"
+                continue
+            stop = data.find(b"\n", at, at + MAX_CHUNK_LINE)
+            line = self._line + (data[at : at + MAX_CHUNK_LINE] if stop < 0 else data[at:stop])
+            if len(line) >= MAX_CHUNK_LINE:
+                raise BadReply("chunk line")
+            if stop < 0:
+                self._line = line
+                return b"".join(out)
+            at = stop + 1
+            self._line = b""
+            self._take_line(line)
+        if self.done:
+            self.rest = data[at:]
+        return b"".join(out)
+
+    def _take_line(self, line: bytes) -> None:
+        if not line.endswith(b"\r"):
+            raise BadReply("chunk line end")
+        text = line[:-1]
+        match self._state:
+            case "size":
+                size = _CHUNK_SIZE.fullmatch(text)
+                if size is None:
+                    raise BadReply("chunk size")
+                self._left = int(size[1], 16)
+                self._state = "data" if self._left else "trailer"
+            case "end":
+                if text:
+                    raise BadReply("chunk end")
+                self._state = "size"
+            case "trailer":
+                self.done = not text
+                self._trailed += len(line)
+                if self._trailed > MAX_HEAD_BYTES:
+                    raise BadReply("trailers")
+            case "data":
+                raise AssertionError("data has no lines")

@@ -1,0 +1,63 @@
+"""The method tables: what is not in them does not exist."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.chains.families import FAMILIES
+from proxy.settings import load_tables
+
+EVM, SVM = FAMILIES["evm"], FAMILIES["svm"]
+
+
+def kinds(family: str, kind: str) -> set[str]:
+    return {method.name for method in FAMILIES[family].methods.values() if method.kind == kind}
+
+
+def test_every_chain_has_a_family_that_exists() -> None:
+    assert {chain.family for chain in load_tables().chains.chains.values()} == set(FAMILIES)
+
+
+def test_writes_are_exactly_those_that_need_the_write_scope() -> None:
+    assert kinds("evm", "write") == {
+        "eth_sendRawTransaction",
+        "eth_sendPrivateTransaction",
+        "eth_cancelPrivateTransaction",
+    }
+    assert kinds("svm", "write") == {"sendTransaction", "requestAirdrop"}
+
+
+def test_subscriptions_need_a_socket() -> None:
+    assert kinds("evm", "subscription") == {"eth_subscribe", "eth_unsubscribe"}
+    assert all(name.endswith(("Subscribe", "Unsubscribe")) for name in kinds("svm", "subscription"))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("eth_sign", "eth_signTransaction", "eth_signTypedData_v4", "eth_sendTransaction", "eth_accounts"),
+        *("personal_unlockAccount", "admin_addPeer", "miner_start", "engine_newPayloadV3", "hardhat_setBalance"),
+        *("evm_mine", "anvil_setCode", "txpool_content", "debug_setHead", "debug_freeOSMemory"),
+        *("ETH_CALL", "eth_call ", ""),
+    ],
+)
+def test_dangerous_or_unknown_method_does_not_exist(method: str) -> None:
+    assert method not in EVM.methods
+    assert method not in SVM.methods
+
+
+@pytest.mark.parametrize(
+    ("method", "place"),
+    [
+        *(("eth_getBlockByNumber", 0), ("trace_block", 0), ("eth_getBalance", 1), ("eth_call", 1)),
+        *(("eth_getStorageAt", 2), ("eth_getProof", 2), ("eth_blockNumber", None), ("eth_getBlockByHash", None)),
+    ],
+)
+def test_block_parameter_stands_where_the_execution_api_has_it(method: str, place: int | None) -> None:
+    assert EVM.methods[method].block_at == place
+
+
+def test_tables_are_keyed_by_their_own_names() -> None:
+    for name, family in FAMILIES.items():
+        assert family.name == name
+        assert all(key == method.name for key, method in family.methods.items())

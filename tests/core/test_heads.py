@@ -1,0 +1,177 @@
+"""How far a network is, with one, two, three and five upstreams, of which one lags or lies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.heads import STALE_S, Heads
+from proxy.core.routing import Health
+
+BLOCK_S = 12.0
+BEHIND = 2
+
+
+class Chain:
+    """Reports of several upstreams, one every few seconds."""
+
+    def __init__(self, *heads: int) -> None:
+        self.heads = Heads(block_time_s=BLOCK_S, finality_blocks=64, behind_blocks=BEHIND)
+        self.members = tuple(Health(f"up{place}", index=place) for place in range(len(heads)))
+        self.now = 1000.0
+        self.said = ""
+        self.report(*heads)
+
+    def report(self, *heads: int | None, after_s: float = BLOCK_S / 2) -> Chain:
+        """None: this one does not answer."""
+        self.now += after_s
+        for member, head in zip(self.members, heads, strict=True):
+            if head is not None:
+                member.saw_head(head, self.now)
+        self.said = self.heads.observe(self.members, self.now)
+        return self
+
+    @property
+    def lagging(self) -> set[int]:
+        return {member.index for member in self.members if member.lagging}
+
+
+def test_nothing_is_known_before_anyone_has_spoken() -> None:
+    chain = Chain(0, 0)
+    assert (chain.heads.tip, chain.heads.final, chain.said) == (0, -1, "still")
+    assert chain.heads.is_plausible(10**9, chain.now)
+
+
+def test_single_upstream_is_believed_whatever_it_says() -> None:
+    chain = Chain(100)
+    assert (chain.heads.tip, chain.said) == (100, "moved")
+    assert chain.report(5000).heads.tip == 5000
+    assert chain.report(4999).heads.tip == 4999
+    assert chain.said == "moved"
+    assert chain.report(3).heads.tip == 3
+    assert (chain.said, chain.lagging) == ("reset", set())
+
+
+@pytest.mark.parametrize(
+    ("heads", "tip"),
+    [((100,), 100), ((100, 99), 100), ((100, 101, 101), 101), ((101, 100, 99), 100), ((98, 99, 100, 101, 102), 101)],
+)
+def test_tip_is_what_enough_upstreams_have(heads: tuple[int, ...], tip: int) -> None:
+    assert Chain(*heads).heads.tip == tip
+
+
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("lead", [10, 1000, 10**12])
+def test_one_that_claims_the_future_moves_nothing_from_the_very_first_report(count: int, lead: int) -> None:
+    chain = Chain(100 + lead, *[100] * (count - 1))
+    assert (chain.heads.tip, chain.lagging) == (100, {0})
+    for block in range(101, 120):
+        chain.report(block + lead, *[block] * (count - 1))
+        assert (chain.heads.tip, chain.lagging) == (block, {0})
+
+
+def test_one_of_two_that_claims_the_future_is_not_believed_once_the_two_have_agreed() -> None:
+    chain = Chain(100, 100)
+    for block in range(101, 120):
+        chain.report(block + 1000, block)
+        assert (chain.heads.tip, chain.lagging) == (block, {0})
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_one_that_is_far_behind_is_out_and_comes_back_when_it_has_caught_up(count: int) -> None:
+    chain = Chain(*[100] * count)
+    for block in range(101, 120):
+        chain.report(1, *[block] * (count - 1))
+        assert (chain.heads.tip, chain.lagging) == (block, {0})
+    chain.report(119 - BEHIND, *[119] * (count - 1))
+    assert chain.lagging == set()
+
+
+def test_allowance_is_counted_in_blocks_and_ends_where_it_says() -> None:
+    chain = Chain(100, 100, 100)
+    assert chain.report(103 - BEHIND, 103, 103).lagging == set()
+    assert chain.report(103 - BEHIND - 1, 103, 103).lagging == {0}
+
+
+def test_most_that_lag_have_no_vote_and_the_one_that_goes_on_is_followed() -> None:
+    chain = Chain(100, 100, 100)
+    for block in range(101, 130):
+        chain.report(block, 90, 91)
+    assert (chain.heads.tip, chain.lagging) == (129, {1, 2})
+
+
+def test_reports_that_are_old_have_no_vote() -> None:
+    chain = Chain(100, 100, 100)
+    for block in range(101, 140):
+        chain.report(block, None, None)
+    assert chain.heads.tip == 139
+    assert 0 not in chain.lagging
+
+
+def test_while_nobody_is_heard_nothing_changes() -> None:
+    chain = Chain(100, 100, 100)
+    heard_at = chain.heads.heard_at
+    chain.report(None, None, None, after_s=STALE_S + 1)
+    assert (chain.said, chain.heads.tip, chain.heads.heard_at) == ("still", 100, heard_at)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_chain_that_was_reset_is_believed_when_all_say_so(count: int) -> None:
+    chain = Chain(*[1000] * count)
+    chain.report(*[3] * count)
+    assert (chain.heads.tip, chain.said, chain.lagging) == (3, "reset", set())
+    assert chain.report(*[4] * count).heads.tip == 4
+
+
+def test_reset_is_not_believed_while_one_still_has_the_old_head() -> None:
+    chain = Chain(1000, 1000, 1000).report(3, 3, 1000)
+    assert (chain.heads.tip, chain.lagging) == (1000, {0, 1})
+
+
+def test_upstream_that_steps_back_a_little_does_not_take_the_tip_with_it() -> None:
+    chain = Chain(100, 100, 100).report(99, 99, 99)
+    assert (chain.heads.tip, chain.said) == (100, "still")
+
+
+# What callers were told
+
+
+def test_told_block_raises_the_tip_and_nobody_is_out_for_it() -> None:
+    chain = Chain(100, 100, 100)
+    chain.heads.raise_to(101)
+    assert chain.heads.tip == 101
+    chain.report(101, 100, 100)
+    assert (chain.heads.tip, chain.heads.agreed, chain.lagging) == (101, 100, set())
+    chain.heads.raise_to(100)
+    assert chain.heads.tip == 101
+
+
+def test_block_is_plausible_as_far_as_the_time_that_passed_allows() -> None:
+    chain = Chain(100, 100, 100)
+    assert chain.heads.is_plausible(100 + BEHIND, chain.now)
+    assert not chain.heads.is_plausible(110, chain.now)
+    assert chain.heads.is_plausible(110, chain.now + 2 * BLOCK_S)
+    assert not chain.heads.is_plausible(1100, chain.now + 10 * BLOCK_S)
+
+
+def test_final_is_counted_from_what_is_agreed_and_not_from_what_one_has_told() -> None:
+    chain = Chain(100, 100, 100)
+    chain.heads.raise_to(102)
+    assert chain.heads.final == 100 - 64
+
+
+@given(st.lists(st.tuples(*[st.integers(-1, 1)] * 3), max_size=60), st.sampled_from([-1000, 10, 1000]))
+def test_tip_never_goes_back_and_stays_with_the_honest_whatever_one_says(
+    steps: list[tuple[int, ...]], lie: int
+) -> None:
+    """Three honest upstreams at most one block apart, and one liar."""
+    chain = Chain(2000 + lie, 2000, 2000, 2000)
+    block, tip = 2000, chain.heads.tip
+    for step in steps:
+        block += 1
+        honest = [block + each for each in step]
+        chain.report(block + lie, *honest)
+        assert tip <= chain.heads.tip <= max(honest) + 1
+        tip = chain.heads.tip
+        assert not chain.lagging & {1, 2, 3}

@@ -1,0 +1,199 @@
+"""The JSON-RPC envelope: the specification's own examples, and what hostile clients send."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core import jsonrpc
+from proxy.core.jsonrpc import INVALID_REQUEST, MAX_BATCH, MAX_ID_BYTES, PARSE_ERROR, Malformed, parse, parse_batch
+
+CALL = b'{"jsonrpc":"2.0","method":"eth_call","id":1}'
+
+
+def code_of(body: bytes) -> int:
+    with pytest.raises(Malformed) as caught:
+        parse(body)
+    return caught.value.code
+
+
+def code_of_batch(body: bytes) -> int:
+    with pytest.raises(Malformed) as caught:
+        parse_batch(body)
+    return caught.value.code
+
+
+# https://www.jsonrpc.org/specification, section 7
+
+
+@pytest.mark.parametrize(
+    ("body", "method", "params", "id"),
+    [
+        (b'{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}', "subtract", b"[42, 23]", b"1"),
+        (b'{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}', "subtract", b"[23, 42]", b"2"),
+        (
+            b'{"jsonrpc": "2.0", "method": "subtract", "params": {"subtrahend": 23, "minuend": 42}, "id": 3}',
+            *("subtract", b'{"subtrahend": 23, "minuend": 42}', b"3"),
+        ),
+        (b'{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}', "update", b"[1,2,3,4,5]", b""),
+        (b'{"jsonrpc": "2.0", "method": "foobar"}', "foobar", b"[]", b""),
+        (b'{"jsonrpc": "2.0", "method": "foobar", "id": "1"}', "foobar", b"[]", b'"1"'),
+    ],
+)
+def test_calls_of_the_specification_are_read(body: bytes, method: str, params: bytes, id: bytes) -> None:  # noqa: A002
+    assert parse(body) == (method, params, id)
+
+
+def test_bytes_that_are_no_json_are_a_parse_error() -> None:
+    assert code_of(b'{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]') == PARSE_ERROR
+
+
+def test_json_that_is_no_call_is_an_invalid_request() -> None:
+    assert code_of(b'{"jsonrpc": "2.0", "method": 1, "params": "bar"}') == INVALID_REQUEST
+
+
+def test_batch_that_is_no_json_is_a_parse_error() -> None:
+    body = b'[{"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},{"jsonrpc": "2.0", "method"]'
+    assert code_of_batch(body) == PARSE_ERROR
+    assert code_of_batch(b"[") == PARSE_ERROR
+
+
+def test_empty_batch_is_an_invalid_request() -> None:
+    assert code_of_batch(b"[]") == INVALID_REQUEST
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_items_that_are_no_calls_are_answered_each(count: int) -> None:
+    items = parse_batch(b"[%b]" % b",".join([b"1"] * count))
+    assert [item.code for item in items if isinstance(item, Malformed)] == [INVALID_REQUEST] * count
+
+
+def test_batch_of_the_specification_keeps_order_and_tells_good_from_bad() -> None:
+    items = parse_batch(b"""[
+        {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
+        {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
+        {"foo": "boo"},
+        {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"}
+    ]""")
+    assert items[0] == ("sum", b"[1,2,4]", b'"1"')
+    assert items[1] == ("notify_hello", b"[7]", b"")
+    assert isinstance(items[2], Malformed)
+    assert (items[2].code, items[2].id) == (INVALID_REQUEST, b"null")
+    assert items[3] == ("foo.get", b'{"name": "myself"}', b'"5"')
+
+
+# Beyond the specification
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b'"METHOD":"eth_sendRawTransaction"',
+        b'"Method":"eth_sendRawTransaction"',
+        b'"method ":"eth_sendRawTransaction"',
+        b'"Params":[]',
+        b'"ID":2',
+        b'"\xe2\x84\xaaey":1',
+        b'"extra":1',
+    ],
+)
+def test_member_under_another_name_is_refused(extra: bytes) -> None:
+    body = CALL[:-1] + b"," + extra + b"}"
+    assert code_of(body) == INVALID_REQUEST
+    assert isinstance(parse_batch(b"[%b]" % body)[0], Malformed)
+
+
+def test_doubled_member_never_becomes_two_in_what_is_sent_on() -> None:
+    body = b'{"jsonrpc":"2.0","method":"eth_call","method":"eth_sendRawTransaction","id":1}'
+    try:
+        method, _, _ = parse(body)
+    except Malformed:
+        return
+    assert jsonrpc.request_tail(method).count(b'"method"') == 1
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *(b"0", b"-1", b"18446744073709551616", b"1" * 100, b"1.50e3", b"1e999", b"null"),
+        *(b'""', b'"a\\u0000b"', b'"\\"}"', '"héllo"'.encode(), b'"%b"' % (b"x" * (MAX_ID_BYTES - 2))),
+    ],
+)
+def test_id_comes_back_byte_for_byte(id: bytes) -> None:  # noqa: A002
+    assert parse(b'{"jsonrpc":"2.0","method":"m","id":%b}' % id)[2] == id
+
+
+@pytest.mark.parametrize("id", [b"true", b"[1]", b"{}", b'"%b"' % (b"x" * (MAX_ID_BYTES - 1)), b"1" * 10_000])
+def test_id_that_cannot_be_echoed_is_refused_under_null(id: bytes) -> None:  # noqa: A002
+    with pytest.raises(Malformed) as caught:
+        parse(b'{"jsonrpc":"2.0","method":"m","id":%b}' % id)
+    assert (caught.value.code, caught.value.id) == (INVALID_REQUEST, b"null")
+
+
+@pytest.mark.parametrize("params", [b"[115792089237316195423570985008687907853269984665640564039457584007913129639935]",
+                                    b"[0.1000000000000000055511151231257827]", b'[{"a":1,"b":[]}, "\\u00e9"]'])  # fmt: skip
+def test_params_travel_as_the_bytes_they_were(params: bytes) -> None:
+    assert parse(b'{"jsonrpc":"2.0","method":"m","params":%b,"id":1}' % params)[1] == params
+
+
+@pytest.mark.parametrize("params", [b"null", b"1", b'"text"', b"true"])
+def test_params_are_an_array_or_an_object(params: bytes) -> None:
+    assert code_of(b'{"jsonrpc":"2.0","method":"m","params":%b,"id":1}' % params) == INVALID_REQUEST
+
+
+@pytest.mark.parametrize("method", [b'""', b'"%b"' % (b"m" * 129), '"é"'.encode(), b"null", b'["m"]'])
+def test_method_is_a_short_ascii_name(method: bytes) -> None:
+    assert code_of(b'{"jsonrpc":"2.0","method":%b,"id":1}' % method) == INVALID_REQUEST
+
+
+@pytest.mark.parametrize("version", [b'"1.0"', b"2.0", b"null", b'"2.0 "'])
+def test_version_is_exactly_two(version: bytes) -> None:
+    assert code_of(b'{"jsonrpc":%b,"method":"m","id":1}' % version) == INVALID_REQUEST
+    assert code_of(b'{"method":"m","id":1}') == INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"jsonrpc":"2.0","method":"m","params":["\xff"],"id":1}',
+        b'{"jsonrpc":"2.0","method":"m","params":["\xed\xa0\x80"],"id":1}',
+        b'{"jsonrpc":"2.0","method":"m","id":"\xc0\xaf"}',
+        b'{"jsonrpc":"2.0","method":"\xff","id":1}',
+    ],
+)
+def test_invalid_utf8_goes_neither_on_nor_back(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        parse(body)
+    with contextlib.suppress(Malformed):
+        assert isinstance(parse_batch(b"[%b]" % body)[0], Malformed)
+
+
+@pytest.mark.parametrize("opener", [b"[", b'{"a":'])
+def test_deep_nesting_is_refused_and_not_followed(opener: bytes) -> None:
+    assert code_of(b'{"jsonrpc":"2.0","method":"m","id":1,"params":' + opener * 200_000) == PARSE_ERROR
+    assert code_of_batch(b"[" + opener * 200_000) == PARSE_ERROR
+
+
+@pytest.mark.parametrize("count", [1, MAX_BATCH - 1, MAX_BATCH])
+def test_batch_up_to_the_limit_is_read(count: int) -> None:
+    assert len(parse_batch(b"[%b]" % b",".join([CALL] * count))) == count
+
+
+@pytest.mark.parametrize("item", [CALL, b"1"])
+def test_batch_beyond_the_limit_is_refused_whole(item: bytes) -> None:
+    assert code_of_batch(b"[%b]" % b",".join([item] * (MAX_BATCH + 1))) == INVALID_REQUEST
+
+
+@pytest.mark.parametrize("body", [b"", b" ", b"\xef\xbb\xbf" + CALL, CALL + b"x", CALL + CALL, b"{", b"nul", b"\0"])
+def test_noise_around_a_call_is_a_parse_error(body: bytes) -> None:
+    assert code_of(body) == PARSE_ERROR
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_call_or_malformed(body: bytes) -> None:
+    for read in (parse, parse_batch):
+        with contextlib.suppress(Malformed):
+            read(body)

@@ -1,0 +1,425 @@
+"""Which upstream a call goes to: health, the breaker, the choice and the budget, by plain calls with time as a parameter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.routing import (
+    ENOUGH_SAMPLES,
+    FAILURES_IN_A_ROW,
+    FIRST_PAUSE_S,
+    FORGET_AT,
+    HEDGE_CEILING_S,
+    HEDGE_FLOOR_S,
+    LONGEST_PAUSE_S,
+    LONGEST_REST_S,
+    Budget,
+    Group,
+    Health,
+)
+
+METHOD = "eth_call"
+
+
+def healths(*options: dict[str, Any]) -> list[Health]:
+    return [Health(f"up{place}", index=place, **each) for place, each in enumerate(options)]
+
+
+def group(*options: dict[str, Any]) -> Group:
+    return Group(healths(*options))
+
+
+def chosen(of: Group, count: int = 1, now: float = 100.0, **wishes: Any) -> Counter[str]:
+    found = [of.choose(now, METHOD, **wishes) for _ in range(count)]
+    return Counter(member.label if member else "nobody" for member in found)
+
+
+def break_open(health: Health, now: float) -> None:
+    for _ in range(FAILURES_IN_A_ROW):
+        health.failed(now)
+
+
+# Score and choice
+
+
+def test_score_grows_with_latency_load_and_failures_and_falls_with_weight() -> None:
+    plain, slow, loaded, failing, heavy = healths({}, {}, {}, {}, {"weight": 4.0})
+    slow.latency_s = 0.1
+    loaded.inflight = heavy.inflight = 8
+    failing.failing_share = 0.3
+    assert plain.score() < min(slow.score(), loaded.score(), failing.score())
+    assert plain.score() < heavy.score() < loaded.score()
+
+
+def test_equal_upstreams_share_the_calls_equally() -> None:
+    counts = chosen(group({}, {}, {}), 3000)
+    assert all(900 < count < 1100 for count in counts.values())
+    assert len(counts) == 3
+
+
+@pytest.mark.parametrize(("weights", "shares"), [((3.0, 1.0), (0.75, 0.25)), ((1.0, 2.0, 1.0), (0.25, 0.5, 0.25))])
+def test_upstreams_that_are_equally_fast_share_by_weight(weights: tuple[float, ...], shares: tuple[float, ...]) -> None:
+    counts = chosen(group(*({"weight": weight} for weight in weights)), 4000)
+    for place, share in enumerate(shares):
+        assert counts[f"up{place}"] / 4000 == pytest.approx(share, abs=0.03)
+
+
+def test_calls_under_way_settle_by_weight_too() -> None:
+    of = group({"weight": 3.0}, {"weight": 1.0})
+    for _ in range(400):
+        member = of.choose(100.0, METHOD)
+        assert member is not None
+        member.begin(100.0)
+    assert of.members[0].inflight / 400 == pytest.approx(0.75, abs=0.04)
+
+
+def test_slow_upstream_is_passed_by_while_others_are_quick() -> None:
+    of = group({}, {}, {})
+    of.members[1].latency_s = 2.0
+    assert chosen(of, 2000)["up1"] == 0
+
+
+def test_small_difference_in_latency_leaves_nobody_without_calls() -> None:
+    of = group({}, {})
+    of.members[1].latency_s = of.members[0].latency_s * 1.2
+    assert min(chosen(of, 1000).values()) > 400
+
+
+def test_one_that_looks_best_to_everybody_is_not_run_over() -> None:
+    of = group({}, {}, {}, {})
+    of.members[0].latency_s = 0.001
+    for _ in range(400):
+        member = of.choose(100.0, METHOD)
+        assert member is not None
+        member.begin(100.0)
+    assert 0 < of.members[0].inflight < 400
+    assert all(member.inflight > 0 for member in of.members)
+
+
+def test_slow_spell_is_forgotten_by_what_the_upstream_says_of_its_head() -> None:
+    of = group({}, {})
+    of.members[1].latency_s = 2.0
+    assert chosen(of, 200)["up1"] == 0
+    for look in range(10):
+        of.members[1].spoke(0.01, 100.0 + look)
+    assert chosen(of, 200)["up1"] > 50
+
+
+def test_slow_word_about_the_head_says_nothing_about_calls() -> None:
+    health = Health("up")
+    health.spoke(2.0, 100.0)
+    assert health.latency_s == pytest.approx(0.01)
+
+
+# The breaker
+
+
+def test_breaker_opens_after_a_run_of_failures_and_not_before() -> None:
+    health = Health("up")
+    for _ in range(FAILURES_IN_A_ROW - 1):
+        health.failed(10.0)
+    assert health.takes_calls(10.0)
+    health.failed(10.0)
+    assert not health.takes_calls(10.0)
+    assert not health.takes_calls(10.0 + FIRST_PAUSE_S - 0.001)
+
+
+def test_success_between_failures_keeps_it_closed() -> None:
+    health = Health("up")
+    for _ in range(10):
+        for _ in range(FAILURES_IN_A_ROW - 1):
+            health.failed(10.0)
+        for _ in range(FAILURES_IN_A_ROW):
+            health.succeeded(0.01)
+    assert health.takes_calls(10.0)
+
+
+def test_breaker_opens_when_most_calls_fail_although_never_many_in_a_row() -> None:
+    health = Health("up")
+    for step in range(200):
+        if step % 4 == 3:
+            health.succeeded(0.01)
+        else:
+            health.failed(10.0)
+    assert not health.takes_calls(10.0)
+
+
+def test_half_open_breaker_lets_one_trial_through_at_a_time() -> None:
+    health = Health("up")
+    break_open(health, 10.0)
+    later = 10.0 + FIRST_PAUSE_S
+    assert health.takes_calls(later)
+    health.begin(later)
+    assert not health.takes_calls(later)
+    # A trial of which nothing is heard does not block for ever.
+    assert health.takes_calls(later + 1.0)
+
+
+def test_good_trial_closes_the_breaker() -> None:
+    health = Health("up")
+    break_open(health, 10.0)
+    health.begin(11.0)
+    health.succeeded(0.01)
+    assert all(health.takes_calls(11.0) for _ in range(3))
+
+
+def test_each_failed_trial_doubles_the_pause_up_to_the_longest() -> None:
+    health = Health("up")
+    now, pauses = 10.0, []
+    break_open(health, now)
+    for _ in range(9):
+        pauses.append(health.paused_until - now)
+        now = health.paused_until
+        health.begin(now)
+        health.failed(now)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+
+
+def test_failures_of_calls_under_way_when_it_opened_do_not_double_the_pause() -> None:
+    health = Health("up")
+    for _ in range(100):
+        health.failed(10.0)
+    assert health.paused_until == 10.0 + FIRST_PAUSE_S
+
+
+def test_next_fault_after_a_recovery_starts_with_the_shortest_pause() -> None:
+    health = Health("up")
+    break_open(health, 10.0)
+    health.begin(11.0)
+    health.failed(11.0)
+    health.succeeded(0.01)
+    break_open(health, 50.0)
+    assert health.paused_until == 50.0 + FIRST_PAUSE_S
+
+
+def test_call_that_another_answered_first_counts_as_failed_and_slow() -> None:
+    health = Health("up")
+    for _ in range(FAILURES_IN_A_ROW):
+        health.late(0.06, 10.0)
+    assert not health.takes_calls(10.0)
+    assert health.latency_s > 0.02
+
+
+def test_silent_upstream_that_speaks_again_is_tried_at_once() -> None:
+    health = Health("up")
+    break_open(health, 10.0)
+    for second in range(11, 60):
+        health.fell_silent(float(second))
+    assert health.pause_s > 10.0
+    health.spoke(0.01, 60.0)
+    assert health.takes_calls(60.0)
+    health.begin(60.0)
+    assert not health.takes_calls(60.0)
+
+
+def test_upstream_that_only_fails_calls_is_not_tried_sooner_because_it_speaks() -> None:
+    health = Health("up")
+    break_open(health, 10.0)
+    health.spoke(0.01, 10.1)
+    assert not health.takes_calls(10.1)
+
+
+def test_silence_alone_opens_nothing() -> None:
+    health = Health("up")
+    for second in range(50):
+        health.fell_silent(float(second))
+    assert health.takes_calls(50.0)
+
+
+# Rests and limits
+
+
+@pytest.mark.parametrize(("asked_s", "given_s"), [(1.0, 1.0), (60.0, 60.0), (86_400.0, LONGEST_REST_S)])
+def test_rest_that_an_upstream_asks_for_is_given_and_is_no_failure(asked_s: float, given_s: float) -> None:
+    health = Health("up")
+    health.rest(10.0, asked_s)
+    assert not health.takes_calls(10.0 + given_s - 0.001)
+    assert health.takes_calls(10.0 + given_s)
+    assert (health.bad, health.failures_in_a_row, health.pause_s) == (0, 0, 0.0)
+
+
+def test_shorter_rest_and_an_opened_breaker_do_not_cut_a_longer_rest_short() -> None:
+    health = Health("up")
+    health.rest(10.0, 20.0)
+    health.rest(10.0, 1.0)
+    break_open(health, 10.0)
+    health.fell_silent(11.0)
+    health.spoke(0.01, 12.0)
+    assert not health.takes_calls(29.9)
+    assert health.takes_calls(30.0)
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 10.0, 250.0])
+def test_own_rate_limit_is_held_over_time_and_never_bars_for_good(rate: float) -> None:
+    health = Health("up", requests_per_second=rate)
+    sent, now = 0, 100.0
+    for _ in range(20_000):
+        if health.takes_calls(now):
+            health.begin(now)
+            sent += 1
+        now += 0.001
+    assert 20 * rate * 0.95 <= sent <= 20 * rate + max(1.0, rate) + 1
+
+
+def test_cordoned_upstream_takes_nothing() -> None:
+    health = Health("up")
+    health.cordoned = True
+    assert not health.takes_calls(10.0)
+
+
+def test_short_way_is_closed_by_a_pause_a_rest_or_a_limit_and_opened_again_in_time() -> None:
+    health, limited = Health("up"), Health("limited", requests_per_second=5.0)
+    assert health.free
+    assert not limited.free
+    health.rest(10.0, 2.0)
+    assert not health.free
+    health.refresh(11.9)
+    assert not health.free
+    health.refresh(12.0)
+    assert health.free
+    break_open(health, 20.0)
+    health.refresh(20.0 + FIRST_PAUSE_S)
+    assert not health.free  # half open: a trial goes the long way
+    health.succeeded(0.01)
+    health.refresh(21.0)
+    assert health.free
+
+
+# Who may be chosen at all
+
+
+def test_higher_tier_is_used_only_when_no_lower_one_can_be() -> None:
+    of = group({}, {}, {"tier": 1}, {"tier": 9})
+    assert set(chosen(of, 500)) == {"up0", "up1"}
+    break_open(of.members[0], 100.0)
+    assert chosen(of, 100) == {"up1": 100}
+    assert set(chosen(of, 100, tried=0b0010)) == {"up2"}
+    assert set(chosen(of, 100, tried=0b0110)) == {"up3"}
+    assert chosen(of, tried=0b1110) == {"nobody": 1}
+
+
+def test_method_lists_are_kept_even_when_nobody_else_is_there() -> None:
+    of = group({"allow": ["eth_chainId"]}, {"deny": [METHOD]}, {"allow": [METHOD], "deny": []})
+    assert chosen(of, 50) == {"up2": 50}
+    assert chosen(of, tried=0b100) == {"nobody": 1}
+    assert of.choose(100.0, "eth_chainId", tried=0b110) is of.members[0]
+
+
+def test_upstreams_that_were_tried_are_passed_over() -> None:
+    of = group({}, {}, {})
+    assert set(chosen(of, 100, tried=0b001)) == {"up1", "up2"}
+    assert chosen(of, 10, tried=0b101) == {"up1": 10}
+    assert chosen(of, tried=0b111) == {"nobody": 1}
+
+
+def test_head_is_a_wish_and_an_unknown_head_is_given_the_benefit_of_the_doubt() -> None:
+    of = group({}, {}, {})
+    for member, head in zip(of.members, (10, 9, 0), strict=True):
+        member.head = head
+    assert set(chosen(of, 200, head=10)) == {"up0", "up2"}
+    assert set(chosen(of, 200, head=11)) == {"up2"}
+    assert set(chosen(of, 200, head=11, tried=0b100)) == {"up0", "up1"}
+
+
+def test_lagging_upstream_is_out_until_it_is_back_or_the_only_one() -> None:
+    of = group({}, {})
+    of.members[0].lagging = True
+    assert chosen(of, 100) == {"up1": 100}
+    assert chosen(of, 10, tried=0b10) == {"up0": 10}
+    of.members[0].lagging = False
+    assert set(chosen(of, 100)) == {"up0", "up1"}
+
+
+def test_archive_is_the_wish_that_is_given_up_last() -> None:
+    archive, full = {"archive": True}, {"archive": False}
+    of = group(archive, full)
+    assert chosen(of, 100, archive=True) == {"up0": 100}
+    of.members[0].lagging = True
+    of.members[0].head, of.members[1].head = 5, 10
+    assert chosen(of, 100, archive=True, head=10) == {"up0": 100}
+    assert chosen(of, 100, archive=True, tried=0b01) == {"up1": 100}
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6),
+    st.integers(0, 63),
+    st.booleans(),
+    st.integers(0, 12),
+)
+def test_somebody_is_chosen_exactly_when_somebody_can_be(
+    members: list[tuple[bool, bool, int, int]], tried: int, archive: bool, head: int
+) -> None:
+    of = group(*({"archive": has_all, "tier": tier} for _, has_all, tier, _ in members))
+    for member, (lagging, _, _, at) in zip(of.members, members, strict=True):
+        member.lagging, member.head = lagging, at
+    found = of.choose(100.0, METHOD, tried=tried, archive=archive, head=head)
+    left = [member for member in of.members if not tried >> member.index & 1]
+    assert (found in left) if left else found is None
+
+
+# The budget
+
+
+@pytest.mark.parametrize("calls", [0, 1, 100, 5000])
+def test_extra_load_is_at_most_a_fifth_and_what_was_saved_at_first(calls: int) -> None:
+    budget = Budget()
+    at_first = sum(budget.spend() for _ in range(1000))
+    spent = 0
+    for _ in range(calls):
+        budget.earn()
+        spent += budget.spend()
+    assert at_first == 100
+    assert spent <= 0.2 * calls
+    assert spent >= int(0.2 * calls) - 1
+
+
+def test_budget_saves_up_to_its_limit_and_no_more() -> None:
+    budget = Budget(most=50.0)
+    for _ in range(10_000):
+        budget.earn()
+    assert sum(budget.spend() for _ in range(1000)) == 50
+
+
+# When another is asked as well
+
+
+def served(health: Health, *seconds: float, times: int = 1) -> None:
+    for _ in range(times):
+        for each in seconds:
+            health.succeeded(each)
+
+
+def test_hedge_waits_for_the_ceiling_while_nobody_has_enough_samples() -> None:
+    of = group({}, {})
+    served(of.members[0], 0.001, times=ENOUGH_SAMPLES - 1)
+    assert of.hedge_after_s(of.members[0]) == HEDGE_CEILING_S
+
+
+def test_upstream_too_new_to_tell_is_measured_by_the_quickest_of_the_others() -> None:
+    of = group({}, {}, {})
+    served(of.members[1], 0.2, times=50)
+    served(of.members[2], 0.09, times=50)
+    assert of.hedge_after_s(of.members[0]) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "rare_s", "after_s"),
+    [(0.001, 0.001, HEDGE_FLOOR_S), (0.09, 0.09, 0.1), (0.001, 0.4, HEDGE_FLOOR_S), (30.0, 30.0, HEDGE_CEILING_S)],
+)
+def test_hedge_comes_after_all_but_a_twentieth_of_the_replies(usual_s: float, rare_s: float, after_s: float) -> None:
+    of = group({}, {})
+    served(of.members[0], *[usual_s] * 49, rare_s, times=4)
+    assert of.hedge_after_s(of.members[0]) == after_s
+
+
+def test_histogram_speaks_of_the_recent_past() -> None:
+    health = Health("up")
+    served(health, 0.001, times=FORGET_AT)
+    served(health, 0.4, times=FORGET_AT)
+    assert health.quantile_s(0.5) == 0.5
+    assert health.samples <= FORGET_AT

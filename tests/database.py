@@ -1,0 +1,111 @@
+"""A real Postgres: one embedded server for the session, a fresh migrated database for each test that asks."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from proxy.dev import postgres
+from proxy.dev.postgres import Postgres
+from proxy.store import migrate
+from proxy.store.pool import Pool
+
+MIGRATED = "migrated"
+_serial = itertools.count(1)
+
+
+@dataclass
+class Server:
+    """The running server. Databases are known by name; `url` says where one is."""
+
+    postgres: Postgres
+    sockets: Path
+    admin: asyncpg.Connection[asyncpg.Record] = field(repr=False)
+
+    def url(self, name: str, *, sockets: Path | None = None) -> str:
+        return postgres.url(sockets or self.sockets, name)
+
+    async def create(self, template: str = "template0") -> str:
+        name = f"test_{next(_serial)}"
+        await self.admin.execute(f"create database {name} template {template}")
+        return name
+
+    async def drop(self, name: str) -> None:
+        await self.admin.execute(f"drop database {name} with (force)")
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Server]:
+    """A server in a directory of its own, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as place:
+        home = Path(place)
+        home.chmod(0o711)  # where root cannot have a user namespace, the server is `nobody` and must get in
+        (sockets := home / "s").mkdir(mode=0o700)
+        server = Postgres(home / "data", sockets, home / "log")
+        try:
+            await server.start()
+            admin = await asyncpg.connect(server.url, timeout=5)
+            # Nobody will miss this data after a power cut.
+            await admin.execute("alter system set fsync = off")
+            await admin.execute("select pg_reload_conf()")
+            yield Server(server, sockets, admin)
+            await admin.close()
+        finally:
+            await server.child.stop()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await asyncpg.connect(url, timeout=5)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def pooled(url: str, *, size: int = 10, acquire_timeout_s: float = 5.0) -> AsyncIterator[Pool]:
+    pool = Pool(url, size=size, acquire_timeout_s=acquire_timeout_s)
+    await pool.open()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest.fixture(scope="session")
+async def server() -> AsyncIterator[Server]:
+    async with running() as found:
+        await found.admin.execute(f"create database {MIGRATED} template template0")
+        async with connected(found.url(MIGRATED)) as connection:
+            await migrate.migrate(connection)
+        yield found
+
+
+@pytest.fixture
+async def empty_database(server: Server) -> AsyncIterator[str]:
+    """The address of a database with nothing in it."""
+    name = await server.create()
+    yield server.url(name)
+    await server.drop(name)
+
+
+@pytest.fixture
+async def database(server: Server) -> AsyncIterator[str]:
+    """The address of a fresh database with every migration applied."""
+    name = await server.create(MIGRATED)
+    yield server.url(name)
+    await server.drop(name)
+
+
+@pytest.fixture
+async def pool(database: str) -> AsyncIterator[Pool]:
+    async with pooled(database) as found:
+        yield found

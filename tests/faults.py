@@ -1,0 +1,187 @@
+"""A TCP proxy that breaks what passes through it: between the service and a real upstream, switched at run time.
+
+It knows just enough HTTP to see where a message ends, so that a fault can be put exactly where it hurts: instead of a reply, in
+the middle of one, or into one number of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Literal, get_args
+
+import orjson
+
+Mode = Literal[
+    "pass", "dead", "black_hole", "slow", "reset", "garbage", "half", "high_head", "low_head", "lagging"
+]  # fmt: skip
+MODES: tuple[Mode, ...] = get_args(Mode)
+LIE = 1000
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+# Not HTTP; HTTP, but no JSON; JSON, but no reply; a reply to another call; neither result nor error; a wrong length.
+_GARBAGE = (
+    b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n<html>not here</html>\r\n",
+    b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n["no reply",1]'[:-1],
+    b'HTTP/1.1 200 OK\r\nContent-Length: 52\r\n\r\n{"jsonrpc":"2.0","id":"not yours","result":"0xdead"}',
+    b'HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\n{"jsonrpc":"2.0","id":1}',
+    b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 11\r\n\r\nbad gateway",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}    ",
+    bytes(range(256)),
+)
+
+
+class FaultProxy:
+    """In front of one upstream. `url` is what the service is configured with."""
+
+    def __init__(self, target_port: int) -> None:
+        self.mode: Mode = "pass"
+        self.delay_s = 2.0
+        # Of a reply, what passes before the connection is reset.
+        self.reset_after = 40
+        self.port = 0
+        # What has come here, whether or not it got through.
+        self.methods: Counter[str] = Counter()
+        self._target_port = target_port
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._garbage = itertools.cycle(_GARBAGE)
+        self._frozen_head: str | None = None
+        self._times: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<FaultProxy {self.mode} :{self.port}>"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def switch(self, mode: Mode, *, times: int | None = None) -> None:
+        """From the next message on, for so many. Dead is dead: nobody listens, and open connections are reset."""
+        was, self.mode, self._times = self.mode, mode, times
+        if mode != "lagging":
+            self._frozen_head = None
+        if mode == "dead":
+            await self.close()
+        elif was == "dead":
+            await self.open()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        target: asyncio.StreamWriter | None = None
+        try:
+            replies, target = await asyncio.open_connection("127.0.0.1", self._target_port)
+            self._writers.add(target)
+            while request := await _message(reader):
+                self._note(request)
+                mode = self._next_mode()
+                if mode == "black_hole":
+                    continue
+                target.write(request)
+                reply = await _message(replies)
+                await self._pass_on(mode, request, reply, writer)
+        except (OSError, EOFError):
+            pass
+        except asyncio.CancelledError:
+            pass  # By `close` alone; asyncio's own callback would complain about a task that ends so.
+        finally:
+            self._tasks.discard(task)
+            for each in (writer, target):
+                if each is not None:
+                    self._writers.discard(each)
+                    each.close()
+                    with suppress(OSError):
+                        await each.wait_closed()
+
+    def _note(self, request: bytes) -> None:
+        body = orjson.loads(request.partition(b"\r\n\r\n")[2])
+        self.methods.update(call["method"] for call in (body if isinstance(body, list) else [body]))
+
+    def _next_mode(self) -> Mode:
+        mode = self.mode
+        if self._times is not None:
+            self._times -= 1
+            if self._times == 0:
+                self.mode, self._times = "pass", None
+        return mode
+
+    async def _pass_on(self, mode: Mode, request: bytes, reply: bytes, writer: asyncio.StreamWriter) -> None:
+        match mode:
+            case "slow":
+                await asyncio.sleep(self.delay_s)
+            case "reset":
+                writer.write(reply[: self.reset_after])
+                await writer.drain()
+                writer.transport.abort()
+                return
+            case "half":
+                writer.write(reply[: len(reply) * 3 // 4])
+                await writer.drain()
+                raise EOFError
+            case "garbage":
+                reply = next(self._garbage)
+            case "high_head" | "low_head" | "lagging":
+                reply = self._with_other_head(mode, request, reply)
+            case _:
+                pass
+        if writer.is_closing():
+            raise EOFError  # Whoever asked is gone.
+        writer.write(reply)
+        await writer.drain()
+
+    def _with_other_head(self, mode: Mode, request: bytes, reply: bytes) -> bytes:
+        """A lie where the head's number is told."""
+        call = orjson.loads(request.partition(b"\r\n\r\n")[2])
+        if not isinstance(call, dict) or call["method"] != "eth_blockNumber":
+            return reply
+        told = orjson.loads(reply.partition(b"\r\n\r\n")[2])
+        head = int(told["result"], 16)
+        if self._frozen_head is None:
+            self._frozen_head = told["result"]
+        lies = {"high_head": hex(head + LIE), "low_head": hex(max(head - LIE, 1)), "lagging": self._frozen_head}
+        body = orjson.dumps(told | {"result": lies[mode]})
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """One whole message of a known length; empty at the end."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+    length = _LENGTH.search(head)
+    return head + await reader.readexactly(int(length[1]) if length else 0)
+
+
+@asynccontextmanager
+async def fault_proxy(target_port: int) -> AsyncIterator[FaultProxy]:
+    proxy = FaultProxy(target_port)
+    await proxy.open()
+    try:
+        yield proxy
+    finally:
+        await proxy.close()

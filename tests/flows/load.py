@@ -1,0 +1,93 @@
+"""Saturation: many connections that ask again as soon as they are answered, and an account of what they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+
+from tests.flows.talk import Reply, Talk
+
+# Between an answer and the next request of the same connection: far more than any limit here, and room for others.
+PAUSE_S = 0.01
+DAY_S = 86_400
+
+
+@dataclass
+class Tally:
+    """What was asked and given. Times are the client's: the server acted between a send and its reply."""
+
+    admitted: int = 0
+    refused: list[Reply] = field(default_factory=list)
+    others: list[Reply] = field(default_factory=list)
+    first_sent: float = math.inf
+    first_reply: float = math.inf
+    last_sent: float = 0.0
+    last_reply: float = 0.0
+
+    def note(self, reply: Reply, sent: float, received: float) -> None:
+        self.first_sent = min(self.first_sent, sent)
+        self.first_reply = min(self.first_reply, received)
+        self.last_sent = max(self.last_sent, sent)
+        self.last_reply = max(self.last_reply, received)
+        if reply.status == 200:
+            self.admitted += 1
+        else:
+            (self.refused if reply.status == 429 else self.others).append(reply)
+
+    def bounds(self, capacity: float, rate: float) -> tuple[int, int]:
+        """The least and the most that a bucket of this capacity and rate gives in the time that was measured.
+
+        The most: from before the first send to after the last reply. The least: 2 % below what the time from the first
+        reply to the last send allows, in whole requests.
+        """
+        most = math.floor(capacity + rate * (self.last_reply - self.first_sent))
+        least = math.floor(0.98 * (capacity + rate * (self.last_sent - self.first_reply)))
+        return least, most
+
+    def __repr__(self) -> str:
+        took = self.last_reply - self.first_sent
+        return (
+            f"<Tally {self.admitted} admitted, {len(self.refused)} refused, {len(self.others)} others in {took:.3f} s>"
+        )
+
+
+async def saturate(talks: list[Talk], data: bytes, *, for_s: float) -> Tally:
+    """Send the same request on every connection, again and again."""
+    tally = Tally()
+    end = time.monotonic() + for_s
+    async with asyncio.TaskGroup() as group:
+        for talk in talks:
+            group.create_task(_repeat(talk, data, end, tally))
+    return tally
+
+
+async def _repeat(talk: Talk, data: bytes, end: float, tally: Tally) -> None:
+    while (sent := time.monotonic()) < end:
+        reply = await talk.ask(data)
+        tally.note(reply, sent, time.monotonic())
+        await asyncio.sleep(PAUSE_S)
+
+
+def is_over(reply: Reply) -> None:
+    """The refusal of a day that is used up."""
+    error = reply.fault(429)
+    assert error["details"] == {"reason": "daily_quota"}
+    to_midnight = DAY_S - reply.at % DAY_S
+    assert abs(int(reply.headers["retry-after"]) - to_midnight) <= 5
+
+
+async def spend(talk: Talk, key: str) -> int:
+    """Ask one worker until it says that the day is over; how much it gave."""
+    admitted = 0
+    for _ in range(500):
+        reply = await talk.call("eth_chainId", key=key)
+        if reply.status == 429 and int(reply.headers["retry-after"]) > 1:
+            is_over(reply)
+            return admitted
+        # Who has little left may be told to wait for a moment, while it is counted.
+        assert reply.status in (200, 429)
+        admitted += reply.status == 200
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"the day never ends: {admitted} admitted")

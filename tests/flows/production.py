@@ -1,0 +1,96 @@
+"""`python -m proxy serve` as an operator runs it: a Postgres of its own, a settings file, and its log to read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tests.service import ROOT, children, until
+
+PEPPER = "canary-pepper-0123456789-0123456789"
+READY_S = 60.0
+
+
+def settings_text(database_url: str, upstream_url: str, **server: Any) -> str:
+    """A settings file: what an operator has to say, on ports that are free."""
+    own = {"port": 0, "workers": 2, "drain_s": 10.0, **server}
+    lines = "\n".join(f"{name} = {orjson.dumps(value).decode()}" for name, value in own.items())
+    return f"""
+[server]
+{lines}
+[metrics]
+port = 0
+[database]
+url = "{database_url}"
+[keys]
+pepper = "{PEPPER}"
+[[upstreams]]
+network = "ethereum/sepolia"
+url = "{upstream_url}"
+"""
+
+
+@dataclass
+class Production:
+    """One running `serve`."""
+
+    process: subprocess.Popen[bytes]
+    log_file: Path
+    config: Path
+    port: int = 0
+    metrics_port: int = 0
+    key: str = field(default="", repr=False)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for line in self.log_file.read_bytes().splitlines() if line.startswith(b"{")]
+
+    def said(self, message: str) -> list[dict[str, Any]]:
+        return [line for line in self.log() if line["message"] == message]
+
+    def worker_pids(self) -> list[int]:
+        return sorted(pid for pid, line in children(self.process.pid) if "worker" in line)
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+def launch(config: Path, log_file: Path) -> Production:
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "proxy", "serve", "--config", str(config)],
+            cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "DATABASE_URL"},
+            stdout=output,
+            stderr=output,
+        )
+    return Production(process, log_file, config)
+
+
+async def start(config: Path, log_file: Path, key: str) -> Production:
+    running = launch(config, log_file)
+    await until(lambda: running.said("serving") or running.process.poll() is not None, within_s=READY_S)
+    serving = running.said("serving")
+    assert serving, log_file.read_text()
+    running.port, running.metrics_port, running.key = serving[0]["port"], serving[0]["metrics_port"], key
+    return running
+
+
+async def stop(running: Production) -> int:
+    if running.process.poll() is None:
+        running.tell(signal.SIGTERM)
+    return await asyncio.to_thread(running.process.wait, 40.0)
+
+
+async def failed(config: Path, log_file: Path, within_s: float = 30.0) -> tuple[int, str]:
+    """A `serve` that is refused: its exit code and its words."""
+    running = launch(config, log_file)
+    await asyncio.to_thread(running.process.wait, within_s)
+    return running.process.returncode, log_file.read_text()

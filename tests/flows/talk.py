@@ -1,0 +1,206 @@
+"""A client that hides nothing: one connection, the bytes that are sent on it, and the replies that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from tests.service import Service, owner_of, until
+
+REPLY_S = 30.0
+CODE_OF = {400: "invalid_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "rate_limited"}
+
+
+class Closed(Exception):
+    """The server ended the connection before a whole reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    at: float = field(default_factory=time.time)
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def closes(self) -> bool:
+        return self.headers.get("connection", "").lower() == "close"
+
+    def fault(self, status: int) -> dict[str, Any]:
+        """The contract's error body, checked in all its parts; what stands under `error`."""
+        assert self.status == status, (self.status, self.body)
+        assert self.headers["content-type"].split(";")[0] == "application/json"
+        body = self.json
+        assert list(body) == ["error"]
+        error: dict[str, Any] = body["error"]
+        assert set(error) <= {"code", "message", "status", "details"}
+        assert error["status"] == status
+        assert error["code"] == CODE_OF.get(status, "internal_error" if status >= 500 else "invalid_request")
+        assert error["message"]
+        assert "Traceback" not in error["message"]
+        assert "<html" not in error["message"].lower()
+        return error
+
+
+class Talk:
+    """One connection to the service."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.port: int = writer.get_extra_info("sockname")[1]
+
+    @classmethod
+    async def open(cls, port: int) -> Talk:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def __aenter__(self) -> Talk:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except OSError:
+            pass
+
+    async def send(self, data: bytes) -> None:
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except ConnectionError as exc:
+            raise Closed(repr(exc)) from exc
+
+    async def reply(self, within_s: float = REPLY_S) -> Reply:
+        """The next reply, whole; past interim ones."""
+        try:
+            async with asyncio.timeout(within_s):
+                while (reply := await self._read()).status == 100:
+                    pass
+                return reply
+        except (asyncio.IncompleteReadError, ConnectionError) as exc:
+            raise Closed(repr(exc)) from exc
+
+    async def _read(self) -> Reply:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        version, status, _ = f"{head[0]} ".split(" ", 2)
+        assert version in ("HTTP/1.1", "HTTP/1.0"), head[0]
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
+        if int(status) in (100, 204, 304):
+            return Reply(int(status), headers, b"")
+        if "content-length" in headers:
+            return Reply(int(status), headers, await self.reader.readexactly(int(headers["content-length"])))
+        assert headers.get("transfer-encoding") is None, "the service sends replies of known length"
+        return Reply(int(status), headers, await self.reader.read())
+
+    async def ask(self, data: bytes, within_s: float = REPLY_S) -> Reply:
+        """Send and read. A server may answer and close before it has read all: the reply counts, not the broken pipe."""
+        try:
+            await self.send(data)
+        except Closed:
+            pass
+        return await self.reply(within_s)
+
+    async def call(self, method: str = "eth_chainId", *, key: str, network: str = "dev/mainnet") -> Reply:
+        return await self.ask(post(rpc(method), key=key, network=network))
+
+    async def is_closed(self, within_s: float = REPLY_S) -> bool:
+        """Wait until the server has ended the connection; False if it does not."""
+        try:
+            async with asyncio.timeout(within_s):
+                while await self.reader.read(1 << 16):
+                    pass
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+
+def rpc(method: str, params: Any = (), *, id: Any = 1) -> bytes:  # noqa: A002
+    return orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": list(params)})
+
+
+_serial = itertools.count(1)
+
+
+def fresh_call() -> bytes:
+    """A read that nobody has made before: no cache has it, no other call is joined to it."""
+    return rpc("eth_call", [{"data": f"0x{next(_serial):064x}"}, "latest"])
+
+
+def post(body: bytes, *, key: str | None, network: str = "dev/mainnet", **headers: str) -> bytes:
+    """A whole request to the JSON-RPC path."""
+    return request("POST", f"/v1/rpc/{network}", body, key=key, **headers)
+
+
+def request(method: str, target: str, body: bytes = b"", *, key: str | None = None, **headers: str) -> bytes:
+    lines = {"Host": "penstock", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    if key is not None:
+        lines["X-API-Key"] = key
+    lines.update({name.replace("_", "-"): value for name, value in headers.items()})
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+async def ask_once(service: Service, data: bytes) -> Reply:
+    async with await Talk.open(service.port) as talk:
+        return await talk.ask(data)
+
+
+async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list[Talk]]:
+    """Keep-alive connections, as many as it takes until every worker holds some."""
+    pids = service.worker_pids()
+    held: dict[int, list[Talk]] = {pid: [] for pid in pids}
+    end = time.monotonic() + 20.0
+    while any(len(talks) < at_least for talks in held.values()):
+        assert time.monotonic() < end, f"connections do not reach every worker: {held}"
+        talk = await Talk.open(service.port)
+        pid = await until(lambda talk=talk: owner_of(service.port, talk.port, pids))
+        held[pid].append(talk)
+    return held
+
+
+async def is_known_everywhere(service: Service, key: str) -> None:
+    """Wait until no worker calls the key unknown. It is asked for a network that does not exist: that costs nothing."""
+    data = post(rpc("eth_chainId"), key=key, network="dev/nowhere")
+    for talk in await _one_for_each_worker(service):
+
+        async def knows(talk: Talk = talk) -> bool:
+            return (await talk.ask(data)).status != 401
+
+        await until(knows)
+
+
+async def _one_for_each_worker(service: Service) -> list[Talk]:
+    """The service's own connections, those that ended replaced."""
+    pids = await until(service.worker_pids)
+    for pid, talk in tuple(service.talks.items()):
+        if pid not in pids or talk.reader.at_eof():
+            await service.talks.pop(pid).close()
+    while missing := [pid for pid in pids if pid not in service.talks]:
+        talk = await Talk.open(service.port)
+        pid = await until(lambda talk=talk: owner_of(service.port, talk.port, pids))
+        if pid in missing:
+            service.talks[pid] = talk
+        else:
+            await talk.close()
+    return [*service.talks.values()]
+
+
+async def close_all(held: dict[int, list[Talk]]) -> None:
+    for talks in held.values():
+        for talk in talks:
+            await talk.close()

@@ -1,0 +1,358 @@
+"""Replies that are given again: for as long as they are true, and to nobody else's question."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.heads import STALE_S
+from tests.flows.talk import rpc
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Chain, Refused
+from tests.service import until
+from tests.web.worker import LIVE, TEST, on_uvloop, worker
+
+ADDRESS = "0x" + "ab" * 20
+TX = "0x" + "cd" * 32
+RAW = "0x01"
+
+
+async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
+    """What the header says about where the answer came from."""
+    reply = await of.ask(method, params, **options)
+    assert reply.status == 200, reply
+    return reply.headers.get("x-cache", "")
+
+
+def move(of: Scene, blocks: int = 1) -> Any:
+    of.chain.head += blocks
+    return of.look()
+
+
+# How long
+
+
+def immutable(of: Scene) -> list[tuple[str, list[Any]]]:
+    old = of.chain.head - 100
+    of.chain.mined[TX] = old
+    return [
+        ("eth_chainId", []),
+        ("eth_getBlockByNumber", [hex(old), False]),
+        ("eth_getBalance", [ADDRESS, hex(old)]),
+        ("eth_getTransactionReceipt", [TX]),
+        ("eth_getLogs", [{"fromBlock": hex(old - 5), "toBlock": hex(old)}]),
+        ("eth_getBlockByNumber", ["earliest", False]),
+    ]
+
+
+def recent(of: Scene) -> list[tuple[str, list[Any]]]:
+    of.chain.mined[TX] = of.chain.head
+    return [
+        ("eth_gasPrice", []),
+        ("eth_blockNumber", []),
+        ("eth_getBalance", [ADDRESS, "latest"]),
+        ("eth_getBlockByNumber", ["latest", False]),
+        ("eth_getBlockByNumber", ["finalized", False]),
+        ("eth_getBlockByNumber", [hex(of.chain.head), False]),
+        ("eth_getTransactionReceipt", [TX]),
+        ("eth_getLogs", [{"fromBlock": hex(of.chain.head)}]),
+    ]
+
+
+def uncertain(of: Scene) -> list[tuple[str, list[Any]]]:
+    return [
+        ("eth_getTransactionCount", [ADDRESS, "latest"]),
+        ("eth_getTransactionCount", [ADDRESS, "pending"]),
+        ("eth_getBalance", [ADDRESS, "pending"]),
+        ("eth_getTransactionReceipt", [TX]),
+        ("eth_getBlockByNumber", [hex(of.chain.head + 1), False]),
+        ("eth_getProof", [ADDRESS, [], "latest"]),
+        ("eth_syncing", []),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("place", range(6))
+def test_what_can_never_change_is_asked_once(place: int, count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            method, params = immutable(found)[place]
+            before = found.asked
+            assert [await how(found, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
+            await move(found, 1)
+            assert await how(found, method, params) == "hit"
+            looks = found.count("eth_getBlockByNumber") if method != "eth_getBlockByNumber" else 1
+            assert found.asked - before <= 1 + looks
+
+    run()
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_what_depends_on_the_head_is_asked_again_when_it_moves(place: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            method, params = recent(found)[place]
+            assert [await how(found, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
+            first = (await found.ask(method, params)).json["result"]
+            await move(found)
+            assert await how(found, method, params) == "miss"
+            if "latest" in params or method == "eth_blockNumber":
+                assert (await found.ask(method, params)).json["result"] != first
+
+    run()
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_errors_nulls_pending_and_nonces_are_never_kept(place: int) -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(3, "execution reverted")
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            found.upstreams[0].answers["eth_getProof"] = refuse
+            method, params = uncertain(found)[place]
+            assert "hit" not in [await how(found, method, params) for _ in range(4)]
+            assert found.count(method) >= 4
+
+    run()
+
+
+@on_uvloop
+async def test_null_that_has_become_something_is_seen_at_once() -> None:
+    async with scene(1) as found:
+        assert await found.result("eth_getTransactionReceipt", [TX]) is None
+        found.chain.mined[TX] = found.chain.head
+        assert (await found.result("eth_getTransactionReceipt", [TX]))["transactionHash"] == TX
+
+
+@on_uvloop
+async def test_caller_that_wants_no_cache_is_given_none_and_refreshes_it_for_the_others() -> None:
+    async with scene(1) as found:
+        answers = itertools.count()
+        found.upstreams[0].answers["eth_gasPrice"] = lambda _: hex(next(answers))
+        assert await found.result("eth_gasPrice") == "0x0"
+        assert await found.result("eth_gasPrice") == "0x0"
+        assert await found.result("eth_gasPrice", Cache_Control="no-cache") == "0x1"
+        assert await how(found, "eth_gasPrice", [], Cache_Control="max-age=0, No-Cache") == "miss"
+        assert await found.result("eth_gasPrice") == "0x2"
+
+
+@on_uvloop
+async def test_nothing_recent_is_given_again_when_no_upstream_has_been_heard_for_long() -> None:
+    async with scene(2) as found:
+        assert [await how(found, "eth_gasPrice", []) for _ in range(2)] == ["miss", "hit"]
+        found.route.observe_heads(time.monotonic() + STALE_S + 1)
+        assert await how(found, "eth_gasPrice", []) == "miss"
+
+
+@on_uvloop
+async def test_cache_that_is_off_keeps_nothing_and_says_nothing() -> None:
+    async with scene(1, cache={"enabled": False, "coalesce": False}) as found:
+        assert [await how(found, "eth_chainId", []) for _ in range(3)] == [""] * 3
+        assert found.count("eth_chainId") == 3
+
+
+# Whose
+
+
+@on_uvloop
+async def test_answers_of_networks_and_methods_do_not_cross() -> None:
+    async with scene(1, chain=Chain(name="live")) as live, scene(1, chain=Chain(name="test"), network=TEST) as test:
+        urls = {LIVE: [live.upstreams[0].url], TEST: [test.upstreams[0].url]}
+        async with worker(urls) as both:
+            seen = set()
+            for network, method, tag in itertools.product(
+                (LIVE, TEST), ("eth_getBalance", "eth_getCode"), ("0x1", "0x2")
+            ):
+                for _ in range(2):
+                    reply = await both.ask(rpc(method, [ADDRESS, tag]), network=network)
+                    seen.add((network, method, tag, reply.json["result"]))
+            assert len(seen) == 8
+            balances = [result for *_, method, _, result in seen if method == "eth_getBalance"]
+            assert len(set(balances)) == 4
+
+
+# Calls under way
+
+
+@on_uvloop
+async def test_identical_reads_under_way_share_one_call_and_keep_their_own_ids() -> None:
+    async with scene(2) as found:
+        for each in found.upstreams:
+            each.held = {"eth_getBalance"}
+        ids = [1, "two", 3.5, 10**25, None, *range(10, 40)]
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(
+                    found.worker.ask(rpc("eth_getBalance", [ADDRESS, "latest"], id=each), network=found.network)
+                )
+                for each in ids
+                if not isinstance(each, int) or each < 2**63
+            ]
+            await until(lambda: found.count("eth_getBalance") > 0)
+            flight = next(iter(found.route.flights.values()))
+            await until(lambda: len(flight.waiters) == len(asked))
+            for each in found.upstreams:
+                each.gate.set()
+        replies = [task.result() for task in asked]
+        assert found.count("eth_getBalance") == 1
+        assert sorted(reply.headers["x-cache"] for reply in replies) == ["join"] * (len(asked) - 1) + ["miss"]
+        assert len({reply.json["result"] for reply in replies}) == 1
+        assert [reply.json["id"] for reply in replies] == [each for each in ids if each != 10**25]
+
+
+@on_uvloop
+async def test_caller_that_leaves_takes_nothing_from_those_who_joined() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.held = {"eth_getBalance"}
+        request = found.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=found.network)
+        first, second = await found.worker.talk(), await found.worker.talk()
+        await first.send(request)
+        await until(lambda: upstream.count("eth_getBalance") == 1)
+        await second.send(request)
+        await until(lambda: len(next(iter(found.route.flights.values())).waiters) == 2)
+        await first.close()
+        upstream.gate.set()
+        assert (await second.reply()).status == 200
+        await second.close()
+        assert upstream.count("eth_getBalance") == 1
+
+
+@on_uvloop
+async def test_answer_that_lands_after_the_head_has_moved_is_not_given_for_the_next_block() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.held = {"eth_call"}
+        old = asyncio.get_running_loop().create_task(found.ask("eth_call", [{"to": ADDRESS}, "latest"]))
+        await until(lambda: upstream.count("eth_call") == 1)
+        await move(found)
+        upstream.gate.set()
+        assert (await old).headers["x-cache"] == "miss"
+        assert [await how(found, "eth_call", [{"to": ADDRESS}, "latest"]) for _ in range(2)] == ["miss", "hit"]
+        assert upstream.count("eth_call") == 2
+
+
+@on_uvloop
+async def test_nobody_joins_a_call_that_was_asked_before_the_head_moved() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.held = {"eth_call"}
+        old = asyncio.get_running_loop().create_task(found.ask("eth_call", [{"to": ADDRESS}, "latest"]))
+        await until(lambda: upstream.count("eth_call") == 1)
+        await move(found)
+        new = asyncio.get_running_loop().create_task(found.ask("eth_call", [{"to": ADDRESS}, "latest"]))
+        await until(lambda: upstream.count("eth_call") == 2)
+        upstream.gate.set()
+        assert [(await each).headers["x-cache"] for each in (old, new)] == ["miss", "miss"]
+
+
+@on_uvloop
+async def test_nobody_joins_a_large_reply_that_has_begun() -> None:
+    large = "0x" + "ab" * 10_000_000
+    async with scene(1) as found:
+        found.upstreams[0].answers["eth_getCode"] = lambda _: large
+        request = found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), network=found.network)
+        async with await found.worker.talk() as slow, await found.worker.talk() as quick:
+            await slow.send(request)
+            await slow.reader.readuntil(b"\r\n\r\n")  # It has begun, and is not taken.
+            reply = await quick.ask(request, within_s=20.0)
+            assert orjson.loads(reply.body)["result"] == large
+            assert reply.headers["x-cache"] == "miss"
+
+
+# Writes, reorganisations, resets
+
+
+@on_uvloop
+async def test_write_makes_recent_answers_doubtful_and_leaves_final_ones() -> None:
+    async with scene(1) as found:
+        final = ("eth_getBalance", [ADDRESS, "0x1"])
+        latest = ("eth_getBalance", [ADDRESS, "latest"])
+        assert [await how(found, *call) for call in (final, latest, final, latest)] == ["miss", "miss", "hit", "hit"]
+        await found.result("eth_sendRawTransaction", [RAW])
+        assert [await how(found, *call) for call in (final, latest)] == ["hit", "miss"]
+
+
+@on_uvloop
+async def test_nonce_is_right_after_each_transaction() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.answers["eth_getTransactionCount"] = lambda _: hex(upstream.count("eth_sendRawTransaction"))
+        for n in range(5):
+            for tag in ("latest", "pending"):
+                assert await found.result("eth_getTransactionCount", [ADDRESS, tag]) == hex(n)
+            await found.result("eth_sendRawTransaction", [hex(0x10 + n)])
+
+
+@on_uvloop
+async def test_polling_a_filter_does_not_make_anything_doubtful() -> None:
+    async with scene(1) as found:
+        name = await found.result("eth_newBlockFilter")
+        assert await how(found, "eth_gasPrice", []) == "miss"
+        for _ in range(3):
+            await found.result("eth_getFilterChanges", [name])
+            assert await how(found, "eth_gasPrice", []) == "hit"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_other_block_at_the_same_height_voids_what_was_answered_from_the_old_one(count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            calls = [
+                ("eth_getBalance", [ADDRESS, "latest"]),
+                ("eth_getBlockByNumber", ["latest", False]),
+                ("eth_getBalance", [ADDRESS, hex(found.chain.head)]),
+            ]
+            before = [await found.result(*call) for call in calls]
+            assert [await how(found, *call) for call in calls] == ["hit"] * 3
+            await found.look()
+            assert [await how(found, *call) for call in calls] == ["hit"] * 3
+            found.chain.reorganise()
+            await found.look()
+            after = [await found.result(*call) for call in calls]
+            assert all(old != new for old, new in zip(before, after, strict=True))
+
+    run()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_chain_that_was_reset_leaves_nothing_of_the_old_one(count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            call = ("eth_getBalance", [ADDRESS, "0x1"])
+            old = await found.result(*call)
+            assert await how(found, *call) == "hit"
+            found.chain.name, found.chain.head = "another", 80
+            await found.look()
+            assert found.route.heads.tip == 80
+            assert await how(found, *call) == "miss"
+            assert await found.result(*call) != old
+
+    run()
+
+
+# How much
+
+
+@on_uvloop
+async def test_memory_is_bounded_and_answers_stay_right() -> None:
+    async with scene(1, cache={"bytes": 1 << 20}) as found:
+        found.upstreams[0].answers["eth_getStorageAt"] = lambda params: "0x" + params[1][2:].rjust(4, "0") * 1000
+        async with await found.worker.talk() as talk:
+            for n in range(1500):
+                request = rpc("eth_getStorageAt", [ADDRESS, hex(n % 900), "0x1"])
+                reply = await talk.ask(found.worker.post(request, network=found.network))
+                assert reply.json["result"] == "0x" + hex(n % 900)[2:].rjust(4, "0") * 1000
+        assert found.route.replies.bytes_used <= 1 << 20
+        assert found.route.replies.evictions > 0

@@ -1,0 +1,409 @@
+"""viem, ethers and web3.py as their users write them: they read what the chain says, and raise their own errors.
+
+Each has a script in tests/clients that does all of it once, over the library's own HTTP transport, and prints what it saw.
+What it should have seen comes from the chain itself, past the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from proxy.core import access
+from proxy.dev.chain import node_binary
+from tests import service as service_room
+from tests.flows.upstream import Upstream, echo, reply
+from tests.service import ROOT, Service, until
+
+CLIENTS = ("viem", "ethers", "web3.py")
+SCRIPTS = ROOT / "tests" / "clients"
+RUN_S = 60.0
+# A proxy that is meant for the rest of the world.
+ENVIRONMENT = {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
+# Copies its calldata and reverts with it: calling `Error(string)` reverts as Solidity's `require` does.
+REVERTER = "366000600037366000fd"
+# Copies its calldata and logs it; the first word is the topic.
+LOGGER = "366000600037600035366000a100"
+TOPIC = "0x" + "07" * 32
+VALUE_WEI = 10**15
+
+
+def encoded(selector: str, *words: int | str) -> str:
+    """Calldata of 32-byte words: numbers, and text padded to the right."""
+    return (
+        "0x" + selector + "".join(f"{w:064x}" if isinstance(w, int) else w.encode().hex().ljust(64, "0") for w in words)
+    )
+
+
+REVERTED = encoded("08c379a0", 32, len("not today"), "not today")
+# The data that each revert carries.
+DATA = {
+    "revert": REVERTED,
+    "revert_bare": "0x",
+    "revert_estimate": REVERTED,
+    "contract_revert": REVERTED,
+    "contract_panic": encoded("4e487b71", 17),
+    "contract_custom": encoded("cb362b34", 42),
+}
+# What viem, ethers and web3.py call each error; ethers has none for what is not there.
+ERRORS: dict[str, tuple[str, str | None, str]] = {
+    "revert": ("ExecutionRevertedError", "CALL_EXCEPTION", "ContractLogicError"),
+    "revert_bare": ("ExecutionRevertedError", "CALL_EXCEPTION", "ContractLogicError"),
+    "revert_estimate": ("ExecutionRevertedError", "CALL_EXCEPTION", "ContractLogicError"),
+    "contract_revert": ("ContractFunctionRevertedError", "CALL_EXCEPTION", "ContractLogicError"),
+    "contract_panic": ("ContractFunctionRevertedError", "CALL_EXCEPTION", "ContractPanicError"),
+    "contract_custom": ("ContractFunctionRevertedError", "CALL_EXCEPTION", "ContractCustomError"),
+    "unknown_method": ("MethodNotFoundRpcError", "UNSUPPORTED_OPERATION", "MethodUnavailable"),
+    "bad_params": ("InvalidParamsRpcError", "UNKNOWN_ERROR", "Web3RPCError"),
+    "no_transaction": ("TransactionNotFoundError", None, "TransactionNotFound"),
+    "no_block": ("BlockNotFoundError", None, "BlockNotFound"),
+    "bad_key": ("HttpRequestError", "SERVER_ERROR", "HTTPError"),
+    # The dev chain's own words for this are known to none of them; geth's are (below).
+    "no_funds": ("InvalidInputRpcError", "UNKNOWN_ERROR", "Web3RPCError"),
+    "nonce_too_low": ("NonceTooLowError", "NONCE_EXPIRED", "Web3RPCError"),
+}
+RPC_CODES = {"unknown_method": -32601, "bad_params": -32602, "no_funds": -32000, "nonce_too_low": -32000}
+# geth's words for a transaction that it does not take, and what they become.
+GETH: dict[str, tuple[str, tuple[str, str, str]]] = {
+    "no_funds": (
+        "insufficient funds for gas * price + value: balance 0, tx cost 1",
+        ("InsufficientFundsError", "INSUFFICIENT_FUNDS", "Web3RPCError"),
+    ),
+    "nonce_too_low": (
+        "nonce too low: next nonce 5, tx nonce 1",
+        ("NonceTooLowError", "NONCE_EXPIRED", "Web3RPCError"),
+    ),
+    "underpriced": (
+        "replacement transaction underpriced",
+        ("InvalidInputRpcError", "REPLACEMENT_UNDERPRICED", "Web3RPCError"),
+    ),
+}
+KNOWN = "already known"
+FAR_CHAIN_ID = 11155111
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The dev chain itself."""
+
+    url: str
+    session: aiohttp.ClientSession
+
+    async def ask(self, method: str, *params: Any) -> Any:
+        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        async with self.session.post(self.url, json=call) as response:
+            return (await response.json())["result"]
+
+    async def number(self, method: str, *params: Any) -> int:
+        return int(await self.ask(method, *params), 16)
+
+    async def send(self, **transaction: str) -> dict[str, Any]:
+        """From an account of the node's own; the receipt."""
+        sender = (await self.ask("eth_accounts"))[5]
+        sent = await self.ask("eth_sendTransaction", {"from": sender, "gas": "0x30d40", **transaction})
+        receipt: dict[str, Any] = await self.ask("eth_getTransactionReceipt", sent)
+        return receipt
+
+    async def deploy(self, code: str) -> str:
+        """The address of a contract with this code: its creation copies what follows the first twelve bytes."""
+        size = f"{len(code) // 2:02x}"
+        return str((await self.send(data=f"0x60{size}600c60003960{size}6000f3{code}"))["contractAddress"])
+
+
+@dataclass(frozen=True)
+class Run:
+    """One library's script: what it was told to do, what the chain said before, and what the script saw."""
+
+    client: str
+    task: dict[str, Any]
+    before: dict[str, Any]
+    results: list[Any]
+    seen: dict[str, Any]
+
+    def named(self, names: tuple[str | None, ...]) -> str | None:
+        return names[CLIENTS.index(self.client)]
+
+
+@pytest.fixture(scope="module")
+async def geth() -> AsyncIterator[Upstream]:
+    server = Upstream()
+    await server.open()
+    yield server
+    await server.close()
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory, geth: Upstream) -> AsyncIterator[Service]:
+    """Two workers: what a library learns on one of its connections must hold on the others."""
+    running = await service_room.start(
+        tmp_path_factory.mktemp("clients"), "--workers", "2", "--upstream", f"ethereum/sepolia={geth.url}"
+    )
+    yield running
+    await service_room.stop(running)
+
+
+@pytest.fixture(scope="module")
+async def chain(served: Service) -> Chain:
+    return Chain(served.ready["upstream_url"], served.session)
+
+
+@pytest.fixture(scope="module")
+async def contracts(chain: Chain) -> dict[str, str]:
+    return {"reverter": await chain.deploy(REVERTER), "logger": await chain.deploy(LOGGER)}
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+async def run(
+    request: pytest.FixtureRequest, served: Service, chain: Chain, contracts: dict[str, str], geth: Upstream
+) -> Run:
+    await chain.send(to=contracts["logger"], data=TOPIC)
+    head = await chain.number("eth_blockNumber")
+    await until(lambda: has_head(served, head))
+    task = {
+        **await a_task(served, contracts, head),
+        "recipient": "0x" + f"{0x5E + CLIENTS.index(request.param):02x}" * 20,
+    }
+    before = await reads(chain, task, served.ready["funded_account"]["address"])
+    results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"] if call["succeeds"]]
+    geth.act = refusing(iter([*(words for words, _ in GETH.values()), KNOWN]))
+    seen = await asyncio.to_thread(script, request.param, task)
+    return Run(request.param, task, before, results, seen)
+
+
+async def has_head(service: Service, number: int) -> bool:
+    return int((await (await service.rpc("eth_blockNumber")).json())["result"], 16) >= number
+
+
+async def a_task(service: Service, contracts: dict[str, str], head: int) -> dict[str, Any]:
+    funded = service.ready["funded_account"]
+    account = (await service.new_account("free"))["id"]
+    free, tight = [await service.new_key(account, *words) for words in ((), ("--requests-per-second", "2"))]
+    return {
+        **contracts,
+        "url": f"{service.base}/rpc/dev/mainnet",
+        "chain_id": 31337,
+        "far_url": f"{service.base}/rpc/ethereum/sepolia",
+        "far_chain_id": FAR_CHAIN_ID,
+        "key": service.keys["enterprise"],
+        "free_key": free["key"],
+        "tight_key": tight["key"],
+        "bad_key": access.mint("live", bytes(32)),
+        "private_key": funded["private_key"],
+        "block": head,
+        "topic": TOPIC,
+        "revert": REVERTED,
+        "no_hash": "0x" + "ab" * 32,
+        "value": VALUE_WEI,
+        "batches": [2, 100, 7, 31],
+        "calls": list(calls(contracts, funded["address"])),
+        "refusals": [*GETH, "known"],
+    }
+
+
+def calls(contracts: dict[str, str], account: str) -> Iterator[dict[str, Any]]:
+    """Large and small, quick and slow, good and bad: what a batch is filled with."""
+
+    def call(method: str, *params: Any, succeeds: bool = True) -> dict[str, Any]:
+        return {"method": method, "params": list(params), "succeeds": succeeds}
+
+    yield call("eth_getBlockByNumber", "latest", True)
+    yield call("eth_blockNumber")
+    yield call("eth_nope", succeeds=False)
+    yield call("eth_getBalance", account, "latest")
+    yield call("eth_call", {"to": contracts["reverter"], "data": REVERTED}, "latest", succeeds=False)
+    yield call("eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"})
+    yield call("eth_chainId")
+    yield call("eth_estimateGas", {"from": account, "to": contracts["logger"], "data": TOPIC})
+
+
+async def reads(chain: Chain, task: dict[str, Any], account: str) -> dict[str, Any]:
+    block = await chain.ask("eth_getBlockByNumber", hex(task["block"]), True)
+    fees = await chain.ask("eth_feeHistory", "0x4", "latest", [25, 75])
+    logs = await chain.ask("eth_getLogs", {"address": task["logger"], "fromBlock": "0x0"})
+    return {
+        "chain_id": await chain.number("eth_chainId"),
+        "block_number": await chain.number("eth_blockNumber"),
+        "block": {
+            "hash": block["hash"],
+            "transactions": [[tx["hash"], int(tx["gas"], 16)] for tx in block["transactions"]],
+        },
+        "balance": await chain.number("eth_getBalance", account, "latest"),
+        "nonce": await chain.number("eth_getTransactionCount", account, "latest"),
+        "gas": await chain.number("eth_estimateGas", {"from": account, "to": task["logger"], "data": TOPIC}),
+        "gas_price": await chain.number("eth_gasPrice"),
+        "code": await chain.ask("eth_getCode", task["logger"], "latest"),
+        "fees": {
+            "oldest": int(fees["oldestBlock"], 16),
+            "base": [int(fee, 16) for fee in fees["baseFeePerGas"]],
+            "reward": [[int(fee, 16) for fee in block] for block in fees["reward"]],
+        },
+        "logs": [[int(log["blockNumber"], 16), log["transactionHash"], log["topics"], log["data"]] for log in logs],
+    }
+
+
+def refusing(words: Iterator[str]) -> Any:
+    """An upstream that takes no transaction."""
+
+    async def act(call: dict[str, object]) -> web.StreamResponse:
+        if call["method"] == "eth_chainId":
+            return reply(call, result=hex(FAR_CHAIN_ID))
+        if call["method"] == "eth_sendRawTransaction":
+            return reply(call, error={"code": -32000, "message": next(words)})
+        return await echo(call)
+
+    return act
+
+
+def script(client: str, task: dict[str, Any]) -> dict[str, Any]:
+    if client == "web3.py":
+        command = [sys.executable, "-W", "error", str(SCRIPTS / "web3_py.py")]
+    else:
+        command = [str(node_binary()), str(SCRIPTS / f"{client}.mjs")]
+    done = subprocess.run(
+        command,
+        input=json.dumps(task),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def test_reads_are_what_the_chain_says(run: Run) -> None:
+    assert run.seen["reads"] == run.before
+    assert run.before["logs"]
+    if run.client == "web3.py":
+        wanted = {"chain_id": 31337, "balance": run.before["balance"], "hash": run.before["block"]["hash"]}
+        assert run.seen["asynchronous_reads"] == wanted
+
+
+def test_every_answer_of_a_batch_is_the_one_to_its_question(run: Run) -> None:
+    calls = run.task["calls"]
+    right = iter(run.results)
+    wanted = [next(right) if call["succeeds"] else None for call in calls]
+    for size, answers in zip(run.task["batches"], run.seen["batches"]["answers"], strict=True):
+        assert len(answers) == size
+        for at, answer in enumerate(answers):
+            match calls[at % len(calls)]["method"]:
+                case "eth_nope":
+                    assert answer["rpc_code"] == -32601
+                case "eth_call":
+                    assert (answer["rpc_code"], answer["data"]) == (3, REVERTED)
+                case _:
+                    assert answer == wanted[at % len(calls)]
+
+
+def test_calls_that_are_made_together_travel_together(run: Run) -> None:
+    if run.client == "web3.py":
+        logs = len(run.before["logs"])
+        assert run.seen["batches"]["typed"] == [[run.before["block"]["hash"], run.before["balance"], logs]] * 20
+    else:
+        assert run.seen["batches"]["sent"] == run.task["batches"]
+
+
+async def test_transaction_is_sent_and_seen(run: Run, chain: Chain) -> None:
+    seen, before = run.seen["transaction"], run.before
+    on_chain = await chain.ask("eth_getTransactionByHash", seen["hash"])
+    assert (on_chain["to"], int(on_chain["value"], 16)) == (run.task["recipient"], VALUE_WEI)
+    assert seen["succeeded"]
+    assert seen["value"] == VALUE_WEI
+    assert seen["block"] == seen["found_in"] == int(on_chain["blockNumber"], 16) == before["block_number"] + 1
+    assert seen["received"] == VALUE_WEI
+    assert seen["left"] == before["balance"] - VALUE_WEI - seen["cost"]
+    assert seen["nonce"] == before["nonce"] + 1
+
+
+async def test_logs_of_a_transaction_are_found(run: Run, chain: Chain) -> None:
+    of_receipt, found = run.seen["transaction"]["logs"]
+    assert of_receipt == found
+    ((sent, topics, data),) = found
+    assert (topics, data) == ([TOPIC], TOPIC)
+    on_chain = await chain.ask("eth_getTransactionReceipt", sent)
+    assert [log["topics"] for log in on_chain["logs"]] == [[TOPIC]]
+
+
+def test_head_never_goes_backwards(run: Run) -> None:
+    heads = run.seen["transaction"]["heads"]
+    assert len(heads) == 22
+    assert heads == sorted(heads)
+    assert heads[0] == run.before["block_number"]
+    assert heads[2:] == [heads[0] + 2] * 20
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_have_the_librarys_own_type(run: Run, name: str) -> None:
+    error, wanted = run.seen["errors"][name], run.named(ERRORS[name])
+    if wanted is None:
+        assert error is None
+        return
+    assert wanted in error["types"]
+    if name in DATA:
+        assert error["data"] == DATA[name]
+    if name in RPC_CODES:
+        assert error["rpc_code"] == RPC_CODES[name]
+    if name == "bad_key":
+        assert error["status"] == 401
+
+
+def test_reason_of_a_revert_is_read(run: Run) -> None:
+    error = run.seen["errors"]["contract_revert"]
+    assert "not today" in (error["words"] if run.client == "web3.py" else error["reason"])
+
+
+@pytest.mark.parametrize("name", GETH)
+def test_words_of_an_upstream_reach_the_library(run: Run, name: str) -> None:
+    words, names = GETH[name]
+    error = run.seen["refusals"][name]
+    assert run.named(names) in error["types"]
+    assert error["rpc_code"] == -32000
+    assert words in error["words"]
+
+
+def test_transaction_that_the_upstream_knows_already_is_sent(run: Run) -> None:
+    assert run.seen["refusals"]["known"] is True
+
+
+def test_key_out_of_its_rate_is_refused(run: Run) -> None:
+    error = run.seen["limits"]["refused"]
+    assert run.named(("HttpRequestError", "SERVER_ERROR", "HTTPError")) in error["types"]
+    assert "rate limit exceeded" in error["words"]
+    if run.client != "ethers":  # it makes a 599 of the last 429 that it gets
+        assert error["status"] == 429
+
+
+def test_library_that_waits_gets_its_answers(run: Run) -> None:
+    """More calls than the plan has in its first second: viem and web3.py wait by themselves, ethers as it is told."""
+    (price,) = set(run.seen["limits"]["got"])
+    assert len(run.seen["limits"]["got"]) == 15
+    assert price > 0
+
+
+def test_batch_that_never_fits_the_plan_says_so(run: Run) -> None:
+    error = run.seen["limits"]["large"]
+    assert error["status"] == 400
+    assert "send smaller batches" in error["words"]
+
+
+def test_batch_of_more_than_a_hundred_is_refused(run: Run) -> None:
+    """ethers cuts it by itself; viem does with `batch: { batchSize: 100 }`."""
+    told = run.seen["limits"]["many"]
+    if run.client == "ethers":
+        assert told > 0
+        return
+    assert told["status"] == 400
+    assert "at most 100" in told["words"]

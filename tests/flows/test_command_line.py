@@ -1,0 +1,146 @@
+"""Accounts and keys on the command line: tables for people, JSON for programs, one line for what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from datetime import datetime
+
+import orjson
+import pytest
+
+from proxy.core.access import is_well_formed
+from tests.service import Service, command
+
+
+async def run(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(service.cli, *words)
+
+
+async def test_account_is_created_shown_changed_and_listed(service: Service) -> None:
+    made = await service.ask("accounts", "create", "--name", "Acme", "--email", "it@acme.example", "--plan", "growth")
+    assert made["id"].startswith("acct_")
+    assert (made["name"], made["email"], made["plan"]) == ("Acme", "it@acme.example", "growth")
+    assert made["requests_per_day"] is None
+    assert datetime.fromisoformat(made["created_at"]).tzinfo is not None
+    own = ("--requests-per-second", "5", "--units-per-second", "500", "--requests-per-day", "0")
+    changed = await service.ask("accounts", "set", made["id"], "--name", "Acme 2", "--plan", "enterprise", *own)
+    assert (changed["name"], changed["plan"], changed["email"]) == ("Acme 2", "enterprise", "it@acme.example")
+    limits = ("requests_per_second", "units_per_second", "requests_per_day")
+    assert [changed[name] for name in limits] == [5, 500, 0]
+    back = ("--requests-per-second", "-1", "--units-per-second", "-1", "--requests-per-day", "-1")
+    inherited = await service.ask("accounts", "set", made["id"], *back)
+    assert [inherited[name] for name in limits] == [None, None, None]
+    shown = await service.ask("accounts", "show", made["id"])
+    assert shown["used_today"] == 0
+    assert made["id"] in [row["id"] for row in await service.ask("accounts", "list")]
+
+
+async def test_minus_one_inherits_at_creation_too(service: Service) -> None:
+    made = await service.new_account("free", "--requests-per-second", "-1", "--requests-per-day", "-1")
+    assert made["requests_per_second"] is None
+    key = await service.new_key(made["id"], "--units-per-second", "-1")
+    assert key["units_per_second"] is None
+
+
+async def test_key_is_shown_once_and_never_again(service: Service) -> None:
+    account = await service.new_account()
+    made = await service.new_key(account["id"], "--name", "ci", "--mode", "test", "--scope", "rpc:read")
+    assert is_well_formed(made["key"])
+    assert made["hint"].endswith(made["key"][-4:])
+    assert (made["name"], made["mode"], made["scopes"], made["status"]) == ("ci", "test", ["rpc:read"], "active")
+    shown = await service.ask("keys", "show", made["id"])
+    listed = await service.ask("keys", "list", "--account", account["id"])
+    assert [row["id"] for row in listed] == [made["id"]]
+    for data in (shown, listed):
+        text = orjson.dumps(data).decode()
+        assert made["key"] not in text
+        assert "digest" not in text
+
+
+async def test_tables_are_for_people(service: Service) -> None:
+    account = await service.new_account()
+    assert (await run(service, "keys", "list", "--account", account["id"])).stdout == "none\n"
+    created = await run(service, "keys", "create", "--account", account["id"])
+    assert "shown this once" in created.stdout
+    head, *rows = (await run(service, "keys", "list", "--account", account["id"])).stdout.splitlines()
+    assert head.split() == [
+        "id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at"
+    ]  # fmt: skip
+    assert len(rows) == 1
+    assert rows[0].split()[3:8] == [rows[0].split()[3], "live", "active", "all", "-"]
+    head, *rows = (await run(service, "accounts", "list")).stdout.splitlines()
+    assert head.startswith("id")
+    assert all(line[head.index("name") - 1] == " " for line in rows)
+    shown = (await run(service, "accounts", "show", account["id"])).stdout
+    assert dict(line.split(maxsplit=1) for line in shown.splitlines())["email"] == "flow@example.com"
+
+
+@pytest.fixture(scope="module")
+async def some(service: Service) -> tuple[str, str, str]:
+    """An account, a key of it, and a revoked one."""
+    account = await service.new_account()
+    key, gone = [await service.new_key(account["id"]) for _ in range(2)]
+    await service.ask("keys", "revoke", gone["id"])
+    return account["id"], key["id"], gone["id"]
+
+
+WRONG = {
+    "accounts show NOBODY": "NOBODY",
+    "accounts set ACCOUNT --plan platinum": "free, growth, enterprise",
+    "accounts set ACCOUNT --name=": "name",
+    "accounts set ACCOUNT --email nonsense": "nonsense",
+    "accounts set ACCOUNT --requests-per-second 0": "requests_per_second",
+    "accounts set ACCOUNT --requests-per-day 99999999999999999999": "requests_per_day",
+    "accounts create --name x --email nonsense": "nonsense",
+    "keys create --account NOBODY": "NOBODY",
+    "keys create --account ACCOUNT --scope everything": "rpc:read",
+    "keys set GONE --name x": "revoked",
+    "keys show NOBODY": "NOBODY",
+    "keys rotate GONE": "revoked",
+    "keys rotate KEY --overlap-s nan": "overlap",
+    "keys enable GONE": "revoked",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+async def test_what_is_wrong_is_said_in_one_line(service: Service, some: tuple[str, str, str], words: str) -> None:
+    names = dict(zip(("ACCOUNT", "KEY", "GONE"), some, strict=True))
+    done = await run(service, *(names.get(word, word) for word in words.split()))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("penstock: ")
+    assert WRONG[words] in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "nonsense", "accounts", "accounts create", "keys create", "keys create --account x --mode beta", "keys show"],
+)
+async def test_words_that_are_no_command_are_answered_with_the_usage(words: str) -> None:
+    done = await asyncio.to_thread(command, *words.split())
+    assert done.returncode == 2
+    assert "usage: python -m proxy" in done.stderr
+
+
+async def test_help_and_version_are_there() -> None:
+    helped = await asyncio.to_thread(command, "--help")
+    assert helped.returncode == 0
+    for name in ("dev", "serve", "check", "migrate", "accounts", "keys"):
+        assert name in helped.stdout
+    versioned = await asyncio.to_thread(command, "--version")
+    assert versioned.stdout.startswith("penstock ")
+
+
+async def test_command_without_a_running_service_says_what_to_start(tmp_path_factory: pytest.TempPathFactory) -> None:
+    done = await asyncio.to_thread(command, "keys", "list", "--data", str(tmp_path_factory.mktemp("nothing")))
+    assert done.returncode == 2
+    assert "make run" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+async def test_data_directory_comes_from_the_environment_too(service: Service) -> None:
+    done = await asyncio.to_thread(command, "accounts", "list", env={"PENSTOCK_DATA": str(service.data)})
+    assert done.returncode == 0, done.stderr
+    assert "free@example.com" in done.stdout

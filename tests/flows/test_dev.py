@@ -1,0 +1,244 @@
+"""`python -m proxy dev`: what it refuses, what it leaves behind, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests import service as service_room
+from tests.flows.load import spend
+from tests.flows.talk import Talk, ask_once, post, rpc
+from tests.service import Service, descendants, finished, is_running, launch, naming, until
+
+# Everything must be gone this soon after a kill: Postgres writes its last page, workers end their drain.
+GONE_S = 15.0
+READ = rpc("eth_chainId")
+
+
+@pytest.fixture
+def own_tmp(tmp_path: Path) -> dict[str, str]:
+    """An environment whose temporary directory is the test's own, to see what stays in it."""
+    (tmp_path / "tmp").mkdir()
+    return {"TMPDIR": str(tmp_path / "tmp")}
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.rglob("*"))
+
+
+async def refused(data: Path, *words: str, env: dict[str, str] | None = None) -> str:
+    """Start, expect a refusal: exit code 2, and what was said; nothing of it may be left running."""
+    process = launch(data, *words, env=env)
+    seen = await _watched(process, data)
+    code, said = await finished(process)
+    assert code == 2, said
+    assert "Traceback" not in said, said
+    await _all_gone(seen, data)
+    return said
+
+
+async def _watched(process: subprocess.Popen[bytes], data: Path) -> set[int]:
+    """All processes that were ever below it, until it ends."""
+    seen: set[int] = set()
+    end = time.monotonic() + 60.0
+    while process.poll() is None and time.monotonic() < end:
+        seen |= descendants(process.pid).keys() | naming(str(data)).keys()
+        await asyncio.sleep(0.02)
+    return seen
+
+
+async def _all_gone(seen: set[int], data: Path) -> None:
+    await until(lambda: not any(map(is_running, seen)) and not naming(str(data)), within_s=GONE_S)
+
+
+# Refusals
+
+
+async def test_port_in_use_is_named_with_the_way_out(service: Service, tmp_path: Path, own_tmp: dict[str, str]) -> None:
+    """That of another run too: SO_REUSEPORT would let both listen, and each would get half of the requests."""
+    said = await refused(tmp_path / "data", "--port", str(service.port), env=own_tmp)
+    assert f"{service.port}" in said
+    assert "--port" in said
+    assert left_in(tmp_path / "tmp") == []
+    assert not (tmp_path / "data" / "ready.json").exists()
+    assert not (tmp_path / "data" / "running.json").exists()
+
+
+async def test_database_that_does_not_start_is_named_with_its_log(tmp_path: Path, own_tmp: dict[str, str]) -> None:
+    cluster = tmp_path / "data" / "postgres"
+    cluster.mkdir(parents=True, mode=0o700)
+    (cluster / "PG_VERSION").write_text("9.1\n")
+    said = await refused(tmp_path / "data", env=own_tmp)
+    assert "postgres did not start" in said
+    assert str(tmp_path / "data" / "logs" / "postgres.log") in said
+    assert left_in(tmp_path / "tmp") == []
+
+
+async def test_worker_that_does_not_start_is_named_with_its_reason(tmp_path: Path, own_tmp: dict[str, str]) -> None:
+    said = await refused(tmp_path / "data", env={**own_tmp, "AIOHTTP_NO_EXTENSIONS": "1"})
+    assert "C parser" in said
+    assert left_in(tmp_path / "tmp") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--upstream", "nonsense"), "--upstream"),
+        (("--upstream", "atlantis/mainnet=http://127.0.0.1:1"), "atlantis/mainnet"),
+        (("--upstream", "ethereum/mainnet=ftp://127.0.0.1"), "upstreams.2.url"),
+        (("--workers", "-1"), "server.workers"),
+        (("--port", "70000"), "server.port"),
+        (("--config", "/nowhere/penstock.toml"), "/nowhere/penstock.toml"),
+        (("--ready-file", "/nowhere/ready.json"), "--ready-file"),
+    ],
+)
+async def test_bad_words_are_refused_before_anything_starts(tmp_path: Path, words: tuple[str, ...], named: str) -> None:
+    said = await refused(tmp_path / "data", *words)
+    assert named in said
+    assert "ready after" not in said
+
+
+async def test_bad_environment_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    env = {"PENSTOCK_SERVER__HEAD_TIMEOUT_S": "soon", "PENSTOCK_NO__SUCH": "1"}
+    said = await refused(tmp_path / "data", env=env)
+    assert "server.head_timeout_s" in said
+    assert "PENSTOCK_NO__SUCH" in said
+    assert "ready after" not in said
+
+
+async def test_data_that_is_no_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("")
+    said = await refused(tmp_path / "data", "--data", str(tmp_path / "data" / "file"))
+    assert "--data" in said
+    assert str(tmp_path / "data" / "file") in said
+
+
+# What is left behind: nothing
+
+
+@pytest.mark.parametrize("moment", ["postgres", "worker"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_end_during_start_up_leaves_nothing(
+    tmp_path: Path, own_tmp: dict[str, str], moment: str, number: signal.Signals
+) -> None:
+    """Ended as soon as its first child of a kind is seen; and the next start on the same directory works."""
+    data = tmp_path / "data"
+    process = launch(data, env=own_tmp)
+    seen: set[int] = set()
+
+    def has_come() -> bool:
+        below = descendants(process.pid)
+        seen.update(below)
+        return process.poll() is not None or any(moment in line for line in below.values())
+
+    await until(has_come, within_s=60.0, every_s=0.005)
+    process.send_signal(number)
+    seen |= await _watched(process, data)
+    code, said = await finished(process, within_s=GONE_S)
+    await _all_gone(seen, data)
+    assert not (data / "ready.json").exists()
+    if number == signal.SIGINT:
+        assert code in (0, 130), said
+        assert "Traceback" not in said
+        assert left_in(tmp_path / "tmp") == []
+
+
+async def test_start_after_an_end_in_the_middle_of_the_first_one_works(tmp_path: Path) -> None:
+    """Not even a kill while the cluster is being made leaves one that cannot be used."""
+    data = tmp_path / "data"
+    process = launch(data)
+    await until(lambda: any("initdb" in line for line in descendants(process.pid).values()), every_s=0.002)
+    process.kill()
+    await finished(process)
+    running = await service_room.start(data)
+    assert (await running.rpc("eth_chainId")).status == 200
+    assert await service_room.stop(running) == 0
+
+
+# What is kept: everything
+
+
+@pytest.fixture(scope="module")
+async def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "a path with spaces"
+
+
+@pytest.fixture(scope="module")
+async def kept(spaced: Path) -> AsyncIterator[dict[str, Service]]:
+    """The service that is running on the directory at the moment: tests replace it."""
+    box = {"now": await service_room.start(spaced, "--workers", "2")}
+    yield box
+    await service_room.stop(box["now"])
+
+
+async def again(box: dict[str, Service], *words: str, by: signal.Signals = signal.SIGINT) -> Service:
+    """End the running service, see that nothing of it is left, and start it anew on the same directory."""
+    old = box["now"]
+    seen = set(descendants(old.process.pid))
+    code = await service_room.stop(old, by)
+    assert code == (0 if by != signal.SIGKILL else -signal.SIGKILL)
+    await _all_gone(seen, old.data)
+    box["now"] = await service_room.start(old.data, "--workers", "2", *words)
+    return box["now"]
+
+
+async def test_second_run_on_the_same_directory_is_refused(kept: dict[str, Service]) -> None:
+    now = kept["now"]
+    process = launch(now.data, "--ready-file", str(now.data / "other.json"))
+    code, said = await finished(process)
+    assert code == 2
+    assert "in use by another run" in said
+    assert "--data" in said
+    assert (await now.rpc("eth_chainId")).status == 200
+    assert (now.data / "ready.json").exists()
+
+
+async def test_everything_survives_a_restart(kept: dict[str, Service]) -> None:
+    before = kept["now"]
+    account = await before.new_account("free", "--requests-per-day", "9")
+    made = await before.new_key(account["id"], "--scope", "rpc:read")
+    gone = await before.new_key(account["id"])
+    await before.ask("keys", "revoke", gone["id"])
+    async with await Talk.open(before.port) as talk:
+        assert await spend(talk, made["key"]) >= 9
+    accounts, keys = await before.ask("accounts", "list"), await before.ask("keys", "list")
+
+    after = await again(kept)
+    assert after.keys == before.keys
+    assert await after.ask("accounts", "list") == accounts
+    assert await after.ask("keys", "list") == keys
+    async with await Talk.open(after.port) as talk:
+        assert await spend(talk, made["key"]) <= 1
+    assert (await ask_once(after, post(READ, key=gone["key"]))).status == 401
+    write = post(rpc("eth_sendRawTransaction", ["0x00"]), key=made["key"])
+    assert (await ask_once(after, write)).status == 403
+
+
+async def test_kill_of_the_supervisor_leaves_no_process_and_loses_nothing(kept: dict[str, Service]) -> None:
+    before = kept["now"]
+    account = await before.new_account()
+    made = await before.new_key(account["id"])
+    after = await again(kept, by=signal.SIGKILL)
+    assert after.keys == before.keys
+    assert (await ask_once(after, post(READ, key=made["key"]))).status == 200
+
+
+async def test_fresh_forgets_everything(kept: dict[str, Service]) -> None:
+    before = kept["now"]
+    await before.new_account()
+    (before.data / "notes.txt").write_text("not ours")
+    after = await again(kept, "--fresh", by=signal.SIGTERM)
+    assert set(after.keys.values()).isdisjoint(before.keys.values())
+    assert len(await after.ask("accounts", "list")) == 3
+    assert (await ask_once(after, post(READ, key=before.keys["growth"]))).status == 401
+    assert (after.data / "notes.txt").read_text() == "not ours"
+    for name in ("keys.json", "pepper", "running.json", "ready.json"):
+        assert oct(os.stat(after.data / name).st_mode & 0o777) == "0o600", name

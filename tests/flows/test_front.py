@@ -1,0 +1,217 @@
+"""The front by itself: deadlines, caps and floods, on a service whose limits are small enough to meet."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from proxy.core import access
+from tests import service as service_room
+from tests.flows.talk import Closed, Reply, Talk, ask_once, fresh_call, post, request, rpc
+from tests.flows.upstream import Upstream, reply
+from tests.service import Service, owner_of, until
+
+# A deadline of one second, the sweep that enforces it, and slack for a busy machine.
+DEADLINE_S = 6.0
+CONNECTIONS = 40
+FAILURES = 20
+MAX_HEAD = 4096
+REQUESTS = 200
+READ = rpc("eth_chainId")
+SMALL = {
+    "PENSTOCK_SERVER__HEAD_TIMEOUT_S": "1",
+    "PENSTOCK_SERVER__BODY_TIMEOUT_S": "1",
+    "PENSTOCK_SERVER__WRITE_TIMEOUT_S": "1",
+    "PENSTOCK_SERVER__KEEPALIVE_S": "2",
+    "PENSTOCK_SERVER__KEEPALIVE_REQUESTS": str(REQUESTS),
+    "PENSTOCK_SERVER__MAX_HEAD_BYTES": str(MAX_HEAD),
+    "PENSTOCK_SERVER__CONNECTIONS_PER_ADDRESS": str(CONNECTIONS),
+    "PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": str(FAILURES),
+}
+
+
+@pytest.fixture(scope="module")
+async def front(tmp_path_factory: pytest.TempPathFactory, upstream_server: Upstream) -> AsyncIterator[Service]:
+    """One worker, so that its counts are the service's."""
+    words = ("--workers", "1", "--upstream", f"ethereum/sepolia={upstream_server.url}")
+    running = await service_room.start(tmp_path_factory.mktemp("front"), *words, env=SMALL)
+    yield running
+    await service_room.stop(running)
+
+
+@pytest.fixture
+def key(front: Service) -> str:
+    return front.keys["enterprise"]
+
+
+async def trickle(talk: Talk, data: bytes, *, every_s: float) -> Reply:
+    """Send a byte now and then until the server has had enough; what it says in the end, or Closed."""
+    answer = asyncio.ensure_future(talk.reply(within_s=DEADLINE_S))  # noqa: TID251 - awaited in the end
+    try:
+        for byte in data:
+            if answer.done():
+                break
+            await talk.send(bytes([byte]))
+            await asyncio.sleep(every_s)
+    except Closed:
+        pass
+    return await answer
+
+
+async def test_slow_head_is_ended_after_its_deadline(front: Service, key: str) -> None:
+    async with await Talk.open(front.port) as talk:
+        said = await trickle(talk, post(READ, key=key), every_s=0.2)
+        assert "head" in said.fault(408)["message"]
+        assert await talk.is_closed(within_s=DEADLINE_S)
+
+
+async def test_slow_head_of_a_later_request_is_ended_too(front: Service, key: str) -> None:
+    async with await Talk.open(front.port) as talk:
+        assert (await talk.call(key=key)).status == 200
+        (await trickle(talk, post(READ, key=key), every_s=0.2)).fault(408)
+
+
+async def test_slow_body_is_ended_after_its_deadline(front: Service, key: str) -> None:
+    data = post(READ, key=key)
+    async with await Talk.open(front.port) as talk:
+        await talk.send(data[: -len(READ)])
+        said = await trickle(talk, READ, every_s=0.2)
+        assert "body" in said.fault(408)["message"]
+        assert said.headers["x-ratelimit-limit"]
+        assert said.closes
+
+
+async def test_slow_body_without_a_key_does_not_wait_for_the_body(front: Service) -> None:
+    """Nothing is read for somebody whom nobody knows."""
+    data = post(READ, key=access.mint("live", bytes(32)))
+    async with await Talk.open(front.port) as talk:
+        await talk.send(data[: -len(READ)])
+        (await talk.reply(within_s=DEADLINE_S)).fault(401)
+
+
+async def test_slow_connections_do_not_stop_the_others(front: Service, key: str) -> None:
+    slow = [await Talk.open(front.port) for _ in range(CONNECTIONS - 5)]
+    for talk in slow:
+        await talk.send(b"POST /v1/rpc/dev/mainnet HTTP/1.1\r\nHost: x\r\nX-")
+    assert (await ask_once(front, post(READ, key=key))).status == 200
+    for talk in slow:
+        assert await talk.is_closed(within_s=DEADLINE_S)
+        await talk.close()
+
+
+async def test_idle_connection_is_closed_without_a_word(front: Service, key: str) -> None:
+    async with await Talk.open(front.port) as talk:
+        assert (await talk.call(key=key)).status == 200
+        async with asyncio.timeout(DEADLINE_S):
+            assert await talk.reader.read() == b""
+
+
+async def test_connection_that_never_says_anything_is_closed(front: Service) -> None:
+    async with await Talk.open(front.port) as talk:
+        assert await talk.is_closed(within_s=DEADLINE_S)
+
+
+async def test_connection_is_closed_after_its_share_of_requests(front: Service, key: str) -> None:
+    async with await Talk.open(front.port) as talk:
+        for place in range(1, REQUESTS + 1):
+            said = await talk.call("eth_chainId", key=key)
+            assert said.status == 200
+            assert said.closes == (place == REQUESTS), place
+        assert await talk.is_closed(within_s=DEADLINE_S)
+
+
+async def test_connections_of_one_address_are_capped(front: Service, key: str) -> None:
+    talks = [await Talk.open(front.port) for _ in range(CONNECTIONS)]
+    async with await Talk.open(front.port) as one_more:
+        said = await one_more.reply(within_s=DEADLINE_S)
+        assert "connections" in said.fault(429)["message"]
+        assert int(said.headers["retry-after"]) >= 1
+        assert await one_more.is_closed(within_s=DEADLINE_S)
+    for talk in talks[:10]:
+        assert (await talk.call(key=key)).status == 200
+    for talk in talks:
+        await talk.close()
+    assert (await until(lambda: _status(front, key))) == 200
+
+
+async def _status(front: Service, key: str) -> int:
+    try:
+        said = await ask_once(front, post(READ, key=key))
+    except Closed:
+        return 0
+    return said.status if said.status == 200 else 0
+
+
+async def test_head_over_its_cap_is_refused(front: Service, key: str) -> None:
+    wide = {f"X-{place}": "a" * 500 for place in range(10)}
+    said = await ask_once(front, post(READ, key=key, **wide))
+    assert said.status in (400, 431)
+    assert str(MAX_HEAD) in said.fault(said.status)["message"]
+    narrow = {f"X-{place}": "a" * 300 for place in range(10)}
+    assert (await ask_once(front, post(READ, key=key, **narrow))).status == 200
+
+
+async def test_target_counts_to_the_head(front: Service, key: str) -> None:
+    said = await ask_once(front, request("GET", "/" + "a" * (MAX_HEAD + 1), key=key))
+    assert said.status in (400, 414, 431)
+    said.fault(said.status)
+
+
+async def test_client_that_does_not_read_its_reply_is_dropped(front: Service, upstream: Upstream, key: str) -> None:
+    async def large(call: dict[str, Any]) -> web.StreamResponse:
+        return reply(call, result="0x" + "00" * 8_000_000)
+
+    upstream.act = large
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", front.port))
+    port, pids = client.getsockname()[1], front.worker_pids()
+    await until(lambda: owner_of(front.port, port, pids))
+    await loop.sock_sendall(client, post(fresh_call(), key=key, network="ethereum/sepolia"))
+    await until(lambda: owner_of(front.port, port, pids) is None, within_s=DEADLINE_S * 2)
+    client.close()
+    assert (await ask_once(front, post(READ, key=key))).status == 200
+
+
+async def test_slow_reader_that_reads_gets_all_of_its_reply(front: Service, upstream: Upstream, key: str) -> None:
+    """The deadline is for taking nothing, not for taking long."""
+
+    async def large(call: dict[str, Any]) -> web.StreamResponse:
+        return reply(call, result="0x" + "00" * 4_000_000)
+
+    upstream.act = large
+    async with await Talk.open(front.port) as talk:
+        await talk.send(post(fresh_call(), key=key, network="ethereum/sepolia"))
+        got = b""
+        for _ in range(30):
+            got += await talk.reader.read(60_000)
+            await asyncio.sleep(0.1)
+        async with asyncio.timeout(DEADLINE_S):
+            while not got.endswith(b'"}'):
+                part = await talk.reader.read(1 << 20)
+                assert part, f"ended after {len(got)} bytes"
+                got += part
+
+
+async def test_guessing_keys_is_limited_by_address_and_valid_keys_go_on(front: Service, key: str) -> None:
+    guess = post(READ, key=access.mint("live", bytes(32)))
+    async with await Talk.open(front.port) as talk:
+        statuses = []
+        for _ in range(3 * FAILURES):
+            said = await talk.ask(guess)
+            statuses.append(said.status)
+            assert said.status in (401, 429)
+        assert 401 in statuses
+        assert statuses[-1] == 429
+        assert "authentications" in said.fault(429)["message"]
+        assert 1 <= int(said.headers["retry-after"]) <= 60
+        assert (await talk.call(key=key)).status == 200
+        (await talk.ask(post(READ, key=None))).fault(429)
+        (await talk.ask(post(READ, key=key[:-1] + "!"))).fault(429)

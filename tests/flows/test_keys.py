@@ -1,0 +1,200 @@
+"""Keys while the service runs: made, changed and ended by the command line, in every worker within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from proxy.core import access
+from tests.flows.talk import Reply, Talk, ask_once, close_all, post, request, rpc, to_every_worker
+from tests.service import SOON_S, Service
+
+Held = dict[int, list[Talk]]
+WRITE = rpc("eth_sendRawTransaction", ["0x00"])
+READ = rpc("eth_chainId")
+UNKNOWN = access.mint("live", bytes(32))
+
+
+@pytest.fixture(scope="module")
+async def held(service: Service) -> AsyncIterator[Held]:
+    """A keep-alive connection to every worker, open before any of the changes."""
+    connections = await to_every_worker(service)
+    yield connections
+    await close_all(connections)
+
+
+@pytest.fixture(scope="module")
+async def account(service: Service) -> str:
+    return str((await service.new_account("growth"))["id"])
+
+
+async def in_every_worker(held: Held, data: bytes, wanted: Callable[[Reply], bool]) -> list[Reply]:
+    """Every worker answers so within a second from now; their replies."""
+    end = time.monotonic() + SOON_S
+    replies = []
+    for talks in held.values():
+        while not wanted(reply := await talks[0].ask(data)):
+            assert time.monotonic() < end, reply
+            await asyncio.sleep(0.01)
+        replies.append(reply)
+    return replies
+
+
+def has_status(status: int) -> Callable[[Reply], bool]:
+    return lambda reply: reply.status == status
+
+
+async def test_new_key_works_in_every_worker(service: Service, held: Held, account: str) -> None:
+    made = await service.ask("keys", "create", "--account", account)
+    assert made["key"].startswith("svc_live_")
+    assert access.is_well_formed(made["key"])
+    for reply in await in_every_worker(held, post(READ, key=made["key"]), has_status(200)):
+        assert reply.json["result"] == "0x7a69"
+
+
+async def test_both_headers_carry_a_key(service: Service, account: str) -> None:
+    key = (await service.new_key(account))["key"]
+    assert (await ask_once(service, post(READ, key=None, X_API_Key=key))).status == 200
+    assert (await ask_once(service, post(READ, key=None, Authorization=f"Bearer {key}"))).status == 200
+    assert (await ask_once(service, post(READ, key=None, authorization=f"bearer {key}"))).status == 200
+    assert (await ask_once(service, post(READ, key=None, Authorization=f"Basic {key}"))).status == 401
+
+
+async def test_revoked_key_is_refused_for_good(service: Service, held: Held, account: str) -> None:
+    made = await service.new_key(account)
+    data = post(READ, key=made["key"])
+    await in_every_worker(held, data, has_status(200))
+    await service.ask("keys", "revoke", made["id"])
+    for reply in await in_every_worker(held, data, has_status(401)):
+        reply.fault(401)
+        assert "x-ratelimit-limit" not in reply.headers
+    done = await asyncio.to_thread(service.cli, "keys", "enable", made["id"])
+    assert done.returncode == 1
+    assert "revoked" in done.stderr
+
+
+async def test_disabled_key_is_forbidden_until_it_is_enabled(service: Service, held: Held, account: str) -> None:
+    made = await service.new_key(account)
+    data = post(READ, key=made["key"])
+    await service.ask("keys", "disable", made["id"])
+    for reply in await in_every_worker(held, data, has_status(403)):
+        assert "disabled" in reply.fault(403)["message"]
+        assert reply.headers["x-ratelimit-limit"] == "100"
+    await service.ask("keys", "enable", made["id"])
+    await in_every_worker(held, data, has_status(200))
+
+
+async def test_scopes_are_checked_and_changed_while_it_runs(service: Service, held: Held, account: str) -> None:
+    made = await service.new_key(account, "--scope", "rpc:read")
+    reads, writes = post(READ, key=made["key"]), post(WRITE, key=made["key"])
+    await in_every_worker(held, reads, has_status(200))
+    for reply in await in_every_worker(held, writes, has_status(403)):
+        assert "rpc:write" in reply.fault(403)["message"]
+    await service.ask("keys", "set", made["id"], "--scope", "rpc:write")
+    for reply in await in_every_worker(held, reads, has_status(403)):
+        assert "rpc:read" in reply.fault(403)["message"]
+    await in_every_worker(held, writes, has_status(200))
+    await service.ask("keys", "set", made["id"], "--scope", "data:read")
+    await in_every_worker(held, reads, has_status(403))
+    await in_every_worker(held, writes, has_status(403))
+    await service.ask("keys", "set", made["id"], "--all-scopes")
+    await in_every_worker(held, reads, has_status(200))
+    await in_every_worker(held, writes, has_status(200))
+
+
+async def test_rotated_key_works_on_for_its_overlap_and_shares_its_buckets(
+    service: Service, held: Held, account: str
+) -> None:
+    old = await service.new_key(account, "--scope", "rpc:read", "--requests-per-second", "50")
+    new = await service.ask("keys", "rotate", old["id"], "--overlap-s", "4")
+    end = time.monotonic() + 4.0
+    assert new["lineage_id"] == old["id"]
+    assert new["scopes"] == ["rpc:read"]
+    for reply in await in_every_worker(held, post(READ, key=new["key"]), has_status(200)):
+        assert reply.headers["x-ratelimit-limit"] == "50"
+    # Both take from one bucket: what the old one spends is missing to the new one.
+    talk = next(iter(held.values()))[0]
+    for _ in range(30):
+        last = await talk.ask(post(READ, key=old["key"]))
+        assert last.status == 200
+    spent = await talk.ask(post(READ, key=new["key"]))
+    assert int(spent.headers["x-ratelimit-remaining"]) <= int(last.headers["x-ratelimit-remaining"]) + 10
+    assert time.monotonic() < end, "the machine is too slow for this overlap"
+    await asyncio.sleep(end - time.monotonic())
+    await in_every_worker(held, post(READ, key=old["key"]), has_status(401))
+    await in_every_worker(held, post(READ, key=new["key"]), has_status(200))
+
+
+async def test_rotation_without_overlap_ends_the_old_key_at_once(service: Service, held: Held, account: str) -> None:
+    old = await service.new_key(account)
+    await in_every_worker(held, post(READ, key=old["key"]), has_status(200))
+    new = await service.ask("keys", "rotate", old["id"], "--overlap-s", "0")
+    await in_every_worker(held, post(READ, key=old["key"]), has_status(401))
+    await in_every_worker(held, post(READ, key=new["key"]), has_status(200))
+
+
+async def test_test_key_is_for_test_networks_only(service: Service, account: str) -> None:
+    key = (await service.new_key(account, "--mode", "test"))["key"]
+    assert key.startswith("svc_test_")
+    assert (await ask_once(service, post(READ, key=key, network="dev/testnet"))).status == 200
+    for network in ("dev/mainnet", "polygon/mainnet"):
+        refused = await ask_once(service, post(READ, key=key, network=network))
+        assert "svc_test_" in refused.fault(403)["message"]
+
+
+async def test_live_key_may_use_test_networks(service: Service) -> None:
+    assert (await service.rpc("eth_chainId", network="dev/testnet")).status == 200
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        UNKNOWN,
+        UNKNOWN[:-1] + ("0" if UNKNOWN[-1] != "0" else "1"),
+        UNKNOWN[:-1],
+        UNKNOWN + "0",
+        "svc_live_",
+        "x",
+        "svc_live_" + "é" * 36,
+        "svc_prod_" + UNKNOWN[9:],
+        " ",
+    ],
+)
+async def test_key_that_is_none_is_unauthorized_in_the_same_words(service: Service, key: str) -> None:
+    reply = await ask_once(service, post(READ, key=None, X_API_Key=key))
+    error = reply.fault(401)
+    assert error["message"] in ("the API key is not valid", NO_KEY)
+    assert "x-ratelimit-limit" not in reply.headers
+
+
+NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
+
+
+async def test_key_in_the_query_does_not_open_http(service: Service) -> None:
+    """Queries are written to logs on the way: only sockets take a key there, because browsers leave them no choice."""
+    key = service.keys["enterprise"]
+    reply = await ask_once(service, request("POST", f"/v1/rpc/dev/mainnet?apiKey={key}", READ))
+    reply.fault(401)
+
+
+async def test_two_keys_of_an_account_have_buckets_of_their_own(service: Service) -> None:
+    account = await service.new_account("free")
+    first, second = [(await service.new_key(account["id"]))["key"] for _ in range(2)]
+    async with await Talk.open(service.port) as talk:
+        statuses = [(await talk.call(key=first)).status for _ in range(15)]
+        assert 429 in statuses
+        reply = await talk.call(key=second)
+    assert reply.status == 200
+    assert reply.headers["x-ratelimit-remaining"] == "9"
+
+
+async def test_every_change_of_many_keys_arrives(service: Service, held: Held, account: str) -> None:
+    """Changes made at the same time by several commands: none is lost on the way to any worker."""
+    made: list[dict[str, Any]] = await asyncio.gather(*(service.new_key(account) for _ in range(6)))
+    await asyncio.gather(*(service.ask("keys", "revoke", row["id"]) for row in made[::2]))
+    for place, row in enumerate(made):
+        await in_every_worker(held, post(READ, key=row["key"]), has_status(200 if place % 2 else 401))

@@ -1,0 +1,221 @@
+"""Both buckets of a key, over all workers: what they admit, what they refuse, and what they say about it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.flows.load import Tally, saturate
+from tests.flows.talk import Reply, Talk, ask_once, close_all, post, request, rpc, to_every_worker
+from tests.flows.upstream import Upstream
+from tests.service import Service
+
+SATURATION_S = 4.2
+# 50 units each: the dearest call there is.
+DEAR = "trace_replayTransaction"
+SEPOLIA = "ethereum/sepolia"
+
+
+_accounts: dict[str, str] = {}
+
+
+async def a_key(service: Service, plan: str = "free", *words: str) -> str:
+    """A key with buckets of its own, on the one account that this module has on each plan."""
+    if plan not in _accounts:
+        _accounts[plan] = (await service.new_account(plan))["id"]
+    made = await service.new_key(_accounts[plan], *words)
+    return str(made["key"])
+
+
+def batch(method: str, items: int) -> bytes:
+    return b"[" + b",".join(rpc(method, id=place) for place in range(items)) + b"]"
+
+
+def check_headers(reply: Reply, limit: int) -> None:
+    assert reply.headers["x-ratelimit-limit"] == str(limit)
+    assert 0 <= int(reply.headers["x-ratelimit-remaining"]) <= limit
+    assert -1 <= int(reply.headers["x-ratelimit-reset"]) - reply.at <= 2.5
+
+
+def check_refusals(tally: Tally, limit: int) -> None:
+    assert not tally.others
+    assert tally.refused
+    for reply in tally.refused:
+        reply.fault(429)
+        assert int(reply.headers["retry-after"]) >= 1
+        check_headers(reply, limit)
+
+
+async def test_buckets_are_exact_over_four_workers(service: Service, upstream: Upstream, record_property: Any) -> None:
+    """Free and Growth by requests, Growth by units, Growth by batches: all saturated at once, on every worker."""
+    assert len(service.worker_pids()) == 4
+    cases: dict[str, tuple[str, bytes, float, int]] = {
+        # name: plan, body, admitted a second, the plan's requests a second
+        "free requests": ("free", rpc("eth_blockNumber"), 10, 10),
+        "growth requests": ("growth", rpc("eth_blockNumber"), 100, 100),
+        "growth units": ("growth", rpc(DEAR), 2000 / 50, 100),
+        "growth batches": ("growth", batch(DEAR, 10), 2000 / 500, 100),
+    }
+    keys = [await a_key(service, plan) for plan, _, _, _ in cases.values()]
+    held = [await to_every_worker(service, at_least=2) for _ in cases]
+    async with asyncio.TaskGroup() as group:
+        runs = [
+            group.create_task(
+                saturate(
+                    [talk for talks in held[place].values() for talk in talks],
+                    post(body, key=keys[place], network=SEPOLIA),
+                    for_s=SATURATION_S,
+                )
+            )
+            for place, (_, body, _, _) in enumerate(cases.values())
+        ]
+    for run, (name, (_, _, rate, limit)) in zip(runs, cases.items(), strict=True):
+        tally = run.result()
+        least, most = tally.bounds(rate, rate)
+        record_property(name, f"{tally}, allowed {least} to {most}")
+        print(name, tally, f"allowed {least} to {most}")
+        assert least <= tally.admitted <= most, (name, tally, least, most)
+        check_refusals(tally, limit)
+    for talks in held:
+        await close_all(talks)
+
+
+async def test_free_key_gets_ten_in_its_first_instant_whichever_workers_it_asks(service: Service) -> None:
+    key = await a_key(service)
+    held = await to_every_worker(service, at_least=6)
+    talks = [talk for talks in held.values() for talk in talks]
+    sent = time.monotonic()
+    replies = await asyncio.gather(*(talk.call(key=key) for talk in talks))
+    took = time.monotonic() - sent
+    admitted = sum(reply.status == 200 for reply in replies)
+    assert 10 <= admitted <= 10 + 10 * took
+    assert {reply.status for reply in replies} == {200, 429}
+    await close_all(held)
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "status"),
+    [
+        (rpc("eth_chainId"), "dev/mainnet", 200),
+        (rpc("eth_nope"), "dev/mainnet", 200),
+        (b"{", "dev/mainnet", 400),
+        (rpc("eth_sendRawTransaction", ["0x00"]), "dev/mainnet", 403),
+        (rpc("eth_chainId"), "dev/nowhere", 404),
+        (rpc("eth_chainId"), "polygon/mainnet", 404),
+    ],
+)
+async def test_every_reply_to_a_key_has_the_rate_headers(
+    service: Service, reading_key: str, body: bytes, path: str, status: int
+) -> None:
+    reply = await ask_once(service, post(body, key=reading_key, network=path))
+    assert reply.status == status
+    check_headers(reply, 1000)
+
+
+@pytest.mark.parametrize(("target", "status"), [("/v1/nope", 404), ("/v1/rpc/dev/mainnet", 405)])
+async def test_what_the_router_refuses_has_the_rate_headers_too(
+    service: Service, reading_key: str, target: str, status: int
+) -> None:
+    reply = await ask_once(service, request("GET", target, key=reading_key))
+    assert reply.status == status
+    check_headers(reply, 1000)
+
+
+@pytest.fixture(scope="module")
+async def reading_key(service: Service) -> str:
+    return await a_key(service, "free", "--scope", "rpc:read", "--requests-per-second", "1000")
+
+
+async def test_refused_requests_cost_nothing(service: Service) -> None:
+    """Wrong scope, wrong network, malformed, too large for the plan: the bucket stays full."""
+    key = await a_key(service, "free", "--scope", "rpc:read")
+    refusals = [
+        post(rpc("eth_sendRawTransaction", ["0x00"]), key=key),
+        post(rpc("eth_chainId"), key=key, network="dev/nowhere"),
+        post(b"[]", key=key),
+        post(batch("eth_chainId", 11), key=key),
+        post(b"x", key=key, Content_Type="text/plain"),
+    ]
+    async with await Talk.open(service.port) as talk:
+        for data in refusals * 5:
+            reply = await talk.ask(data)
+            assert reply.status in (400, 403, 404, 415)
+            assert reply.headers["x-ratelimit-remaining"] == "10"
+        reply = await talk.call(key=key)
+    assert reply.status == 200
+    assert reply.headers["x-ratelimit-remaining"] == "9"
+
+
+async def test_call_of_an_unknown_method_costs_a_request(service: Service) -> None:
+    """It was answered: otherwise a flood of nonsense would be free."""
+    key = await a_key(service)
+    async with await Talk.open(service.port) as talk:
+        remaining = [int((await talk.call("eth_nope", key=key)).headers["x-ratelimit-remaining"]) for _ in range(3)]
+    assert remaining == [9, 8, 7]
+
+
+async def test_batch_that_can_never_fit_is_a_bad_request(service: Service, upstream: Upstream) -> None:
+    key = await a_key(service)
+    by_requests = await ask_once(service, post(batch("eth_chainId", 11), key=key))
+    assert "never fit" in by_requests.fault(400)["message"]
+    by_units = await ask_once(service, post(batch(DEAR, 5), key=key))
+    assert "250 compute units" in by_units.fault(400)["message"]
+    assert "retry-after" not in by_units.headers
+    fits = await ask_once(service, post(batch("eth_chainId", 10), key=key))
+    assert fits.status == 200
+    assert fits.headers["x-ratelimit-remaining"] == "0"
+
+
+async def test_batch_waits_for_its_own_size(service: Service, upstream: Upstream) -> None:
+    """The wait is the time until the whole batch fits; afterwards it does."""
+    key = await a_key(service)
+    async with await Talk.open(service.port) as talk:
+        data = post(batch(DEAR, 4), key=key, network=SEPOLIA)
+        assert (await talk.ask(data)).status == 200
+        refused = await talk.ask(data)
+        refused.fault(429)
+        assert refused.headers["retry-after"] == "1"
+        await asyncio.sleep(int(refused.headers["retry-after"]))
+        assert (await talk.ask(data)).status == 200
+
+
+async def test_batch_items_are_answered_in_order_each_on_its_own(service: Service, upstream: Upstream) -> None:
+    key = await a_key(service, "growth", "--scope", "rpc:read")
+    items = [
+        orjson.loads(rpc("eth_blockNumber", id="a")),
+        orjson.loads(rpc("eth_sendRawTransaction", ["0x00"], id=2)),
+        orjson.loads(rpc("eth_nope", id=3)),
+        {"jsonrpc": "2.0", "method": "eth_blockNumber", "params": []},
+        7,
+        orjson.loads(rpc("eth_gasPrice", id=5)),
+    ]
+    reply = await ask_once(service, post(orjson.dumps(items), key=key, network=SEPOLIA))
+    assert reply.status == 200
+    assert [item.get("id") for item in reply.json] == ["a", 2, 3, None, 5]
+    assert [item.get("error", {}).get("code") for item in reply.json] == [None, -32016, -32601, -32600, None]
+    assert reply.headers["x-ratelimit-remaining"] == "94"
+
+
+async def test_limits_of_a_key_and_of_an_account_change_while_it_runs(service: Service) -> None:
+    account = await service.new_account("free", "--requests-per-second", "7")
+    made = await service.new_key(account["id"])
+    assert (await ask_once(service, post(rpc("eth_chainId"), key=made["key"]))).headers["x-ratelimit-limit"] == "7"
+    await service.ask("keys", "set", made["id"], "--requests-per-second", "3")
+    await every_worker_says(service, made["key"], "3")
+    await service.ask("keys", "set", made["id"], "--requests-per-second", "-1")
+    await every_worker_says(service, made["key"], "7")
+    await service.ask("accounts", "set", account["id"], "--requests-per-second", "-1", "--plan", "growth")
+    await every_worker_says(service, made["key"], "100")
+
+
+async def every_worker_says(service: Service, key: str, limit: str) -> None:
+    held = await to_every_worker(service)
+    deadline = time.monotonic() + 1.5
+    for talks in held.values():
+        while (said := (await talks[0].call("eth_chainId", key=key)).headers["x-ratelimit-limit"]) != limit:
+            assert time.monotonic() < deadline, said
+    await close_all(held)

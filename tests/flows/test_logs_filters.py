@@ -1,0 +1,290 @@
+"""Logs over more blocks than an upstream gives at once, and filters, which live in the upstream that made them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from proxy.core.access import Limits
+from proxy.services.rpc.logs import AT_ONCE
+from tests.faults import Mode
+from tests.flows.talk import rpc
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import REFUSALS, Refused
+from tests.service import until
+from tests.web.worker import LIVE, TEST, on_uvloop, worker
+
+FIRST, LAST = 101, 900
+
+
+def query(first: int = FIRST, last: int | str = LAST, **more: Any) -> list[Any]:
+    return [{"fromBlock": hex(first), "toBlock": last if isinstance(last, str) else hex(last), **more}]
+
+
+def expected(of: Scene, first: int = FIRST, last: int = LAST) -> list[Any]:
+    return [of.chain.log(number) for number in range(first, last + 1)]
+
+
+# Logs
+
+
+@pytest.mark.parametrize("vendor", REFUSALS)
+@pytest.mark.parametrize("limit", [1, 7, 100, 799])
+def test_range_over_the_limit_is_split_and_joined_in_order(vendor: str, limit: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            upstream = found.upstreams[0]
+            upstream.max_range, upstream.refusal = limit, vendor
+            first = LAST - min(800, limit * 40) + 1
+            assert await found.result("eth_getLogs", query(first)) == expected(found, first)
+            assert upstream.most_at_once <= AT_ONCE
+            assert await found.result("eth_getLogs", query(LAST - limit + 1)) == expected(found, LAST - limit + 1)
+
+    run()
+
+
+@on_uvloop
+async def test_range_is_cut_at_the_size_that_the_refusal_names() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range = 100
+        await found.result("eth_getLogs", query())
+        # The whole, which was refused, and eight pieces.
+        assert upstream.count("eth_getLogs") == 1 + 8
+
+
+@on_uvloop
+async def test_rest_of_the_filter_goes_with_every_piece_and_open_ends_at_the_head() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range = 100
+        asked = query(FIRST, "latest", address="0x" + "ab" * 20, topics=[None, ["0x1"]])
+        assert await found.result("eth_getLogs", asked) == expected(found, FIRST, found.chain.head)
+        pieces = [call.params[0] for call in upstream.calls if call.method == "eth_getLogs"]
+        assert all(piece["address"] == "0x" + "ab" * 20 and piece["topics"] == [None, ["0x1"]] for piece in pieces)
+
+
+@on_uvloop
+async def test_pieces_go_to_upstreams_of_different_limits_and_each_is_cut_as_it_must_be() -> None:
+    async with scene(3) as found:
+        for upstream, limit in zip(found.upstreams, (10, 64, 200), strict=True):
+            upstream.max_range = limit
+        for _ in range(3):
+            assert await found.result("eth_getLogs", query(), Cache_Control="no-cache") == expected(found)
+
+
+@on_uvloop
+async def test_range_over_our_own_limit_is_refused_with_one_that_works() -> None:
+    async with scene(1, rpc={"max_logs_blocks": 300}) as found:
+        found.upstreams[0].max_range = 100
+        reply = await found.ask("eth_getLogs", query())
+        error = reply.json["error"]
+        assert error["code"] == -32602
+        assert f"this block range should work: [{hex(FIRST)}, {hex(FIRST + 299)}]" in error["message"]
+        assert error["data"] == {"suggested_from": hex(FIRST), "suggested_to": hex(FIRST + 299)}
+        assert found.count("eth_getLogs") == 1
+        works = [{"fromBlock": error["data"]["suggested_from"], "toBlock": error["data"]["suggested_to"]}]
+        assert await found.result("eth_getLogs", works) == expected(found, FIRST, FIRST + 299)
+
+
+@on_uvloop
+async def test_wide_range_that_an_upstream_gives_at_once_is_given() -> None:
+    async with scene(1, rpc={"max_logs_blocks": 10}) as found:
+        assert await found.result("eth_getLogs", query()) == expected(found)
+        assert found.count("eth_getLogs") == 1
+
+
+@on_uvloop
+async def test_single_block_that_is_refused_is_refused() -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32005, "query returned more than 10000 results")
+
+    async with scene(1) as found:
+        found.upstreams[0].answers["eth_getLogs"] = refuse
+        for last in (FIRST, FIRST + 5):
+            reply = await found.ask("eth_getLogs", query(FIRST, last))
+            assert reply.json["error"]["code"] == -32602
+
+
+def failing_at(of: Scene, block: int, answer: Any) -> Any:
+    upstream = of.upstreams[0]
+
+    def logs(params: list[Any]) -> Any:
+        first, last = int(params[0]["fromBlock"], 16), int(params[0]["toBlock"], 16)
+        if last - first + 1 <= 100 and first <= block <= last:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return upstream._eth_getLogs(params)
+
+    return logs
+
+
+@pytest.mark.parametrize("block", [FIRST, 500, LAST])
+def test_any_piece_that_fails_fails_the_whole(block: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            found.upstreams[0].max_range = 100
+            found.upstreams[0].answers["eth_getLogs"] = failing_at(found, block, Refused(-32602, "invalid address"))
+            reply = await found.ask("eth_getLogs", query())
+            assert reply.json["error"] == {"code": -32602, "message": "invalid address"}
+            found.upstreams[0].answers["eth_getLogs"] = failing_at(found, block, {"no": "array"})
+            (await found.ask("eth_getLogs", query())).fault(500)
+            # It was not tried again behind anyone's back.
+            assert "logs" not in repr(found.worker.app.tasks)
+
+    run()
+
+
+@pytest.mark.parametrize("mode", ["reset", "garbage", "dead"])
+def test_upstreams_that_fail_in_the_middle_fail_the_whole_and_it_costs_nothing(mode: Mode) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, faults=True) as found:
+            found.worker.add_key("small", limits=Limits(1000, 160, 0))
+            for upstream in found.upstreams:
+                upstream.max_range = 10
+                upstream.held = {"eth_getLogs"}
+                upstream.gate.set()
+            asking = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query(), key="small"))
+            await until(lambda: found.count("eth_getLogs") > 4, every_s=0.001)
+            for proxy in found.proxies:
+                await proxy.switch(mode)
+            reply = await asking
+            assert reply.status in (500, 503)
+            for _ in range(4):
+                assert (await found.ask("eth_getLogs", query(), key="small")).status in (500, 503)
+
+    run()
+
+
+@on_uvloop
+async def test_pieces_have_the_time_that_the_whole_has() -> None:
+    async with scene(1, rpc={"call_timeout_s": 0.4}) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range = 1
+        reply = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query()))
+        await until(lambda: upstream.count("eth_getLogs") > 3)
+        upstream.held = {"eth_getLogs"}
+        (await reply).fault(504)
+
+
+@on_uvloop
+async def test_caller_that_leaves_stops_the_pieces() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range, upstream.held = 10, {"eth_getLogs"}
+        upstream.gate.set()
+        talk = await found.worker.talk()
+        await talk.send(found.worker.post(rpc("eth_getLogs", query()), network=found.network))
+        await until(lambda: upstream.count("eth_getLogs") >= 3, every_s=0.001)
+        upstream.gate.clear()
+        await talk.close()
+        await until(lambda: not found.route.flights)
+        upstream.gate.set()
+        await until(lambda: "logs" not in repr(found.worker.app.tasks))
+        assert upstream.count("eth_getLogs") < 40
+
+
+@on_uvloop
+async def test_split_logs_in_a_batch_are_in_their_place_and_final_ones_are_kept() -> None:
+    async with scene(1) as found:
+        found.upstreams[0].max_range = 100
+        reply = await found.batch(("eth_chainId", []), ("eth_getLogs", query()), ("eth_chainId", []))
+        assert [item["id"] for item in reply.json] == [0, 1, 2]
+        assert reply.json[1]["result"] == expected(found)
+        assert (await found.ask("eth_getLogs", query())).headers["x-cache"] == "hit"
+
+
+# Filters
+
+
+@on_uvloop
+async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
+    async with scene(3) as found:
+        names = [await found.result("eth_newFilter", [{}]) for _ in range(12)]
+        assert all(upstream.count("eth_newFilter") for upstream in found.upstreams)
+        assert len(set(names)) == 12
+        for _ in range(3):
+            found.chain.head += 1
+            for name in names:
+                changes = await found.result("eth_getFilterChanges", [name])
+                assert changes == [found.chain.hash_of(found.chain.head)]
+        assert [await found.result("eth_uninstallFilter", [name]) for name in names] == [True] * 12
+        reply = await found.ask("eth_getFilterChanges", [names[0]])
+        assert reply.json["error"]["message"] == "filter not found"
+
+
+@on_uvloop
+async def test_nobody_polls_the_filter_of_another_key_or_network() -> None:
+    async with scene(2) as found:
+        found.worker.add_key("other")
+        name = await found.result("eth_newBlockFilter")
+        polled = sum(upstream.count("eth_getFilterChanges") for upstream in found.upstreams)
+        forged = [
+            name[:-1] + ("0" if name[-1] != "0" else "1"),
+            "0x01" + name[4:] if name[2:4] == "00" else "0x00" + name[4:],
+            name[:4] + "0" * 16 + name[20:],
+            "0xff" + name[4:],
+            name[:20],
+            "0xf000",
+            "0x",
+            "",
+            name.upper(),
+            name + "é",
+        ]
+        for each in forged:
+            reply = await found.ask("eth_getFilterChanges", [each])
+            assert reply.json["error"] == {"code": -32000, "message": "filter not found"}
+        for params in ([], [1], [None], [name, name], [[name]]):
+            assert "error" in (await found.ask("eth_getFilterChanges", params)).json
+        reply = await found.ask("eth_getFilterChanges", [name], key="other")
+        assert reply.json["error"]["message"] == "filter not found"
+        assert sum(upstream.count("eth_getFilterChanges") for upstream in found.upstreams) == polled
+        assert await found.result("eth_getFilterChanges", [name]) == []
+
+
+@on_uvloop
+async def test_filter_of_one_network_is_unknown_on_another() -> None:
+    async with scene(1) as found:
+        url = found.upstreams[0].url
+        async with worker({LIVE: [url], TEST: [url]}) as both:
+            name = (await both.ask(rpc("eth_newBlockFilter"), network=LIVE)).json["result"]
+            assert "result" in (await both.ask(rpc("eth_getFilterChanges", [name]), network=LIVE)).json
+            assert "error" in (await both.ask(rpc("eth_getFilterChanges", [name]), network=TEST)).json
+
+
+@on_uvloop
+async def test_filter_made_by_one_worker_is_polled_through_another() -> None:
+    async with scene(3) as found:
+        urls = [upstream.url for upstream in found.upstreams]
+        async with worker({LIVE: urls}) as one, worker({LIVE: urls}) as other:
+            for _ in range(6):
+                name = (await one.ask(rpc("eth_newBlockFilter"))).json["result"]
+                found.chain.head += 1
+                reply = await other.ask(rpc("eth_getFilterChanges", [name]))
+                assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
+
+
+@on_uvloop
+async def test_poll_goes_nowhere_else_when_the_filters_upstream_is_gone() -> None:
+    async with scene(2, faults=True) as found:
+        await found.proxies[1].switch("dead")
+        name = await found.result("eth_newBlockFilter")
+        await found.proxies[1].switch("pass")
+        await found.proxies[0].switch("dead")
+        reply = await found.ask("eth_getFilterChanges", [name])
+        assert reply.status in (500, 503)
+        assert found.upstreams[1].count("eth_getFilterChanges") == 0
+
+
+@on_uvloop
+async def test_new_filters_are_neither_kept_nor_shared() -> None:
+    async with scene(1) as found:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(found.result("eth_newBlockFilter")) for _ in range(10)]
+        assert len({task.result() for task in asked}) == 10

@@ -1,0 +1,319 @@
+"""What calls cost, and what is counted of them: to the unit, by names that nobody can invent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.chains.families import FAMILIES
+from proxy.core.access import Limits
+from proxy.telemetry import CallCollector
+from tests.flows.talk import Reply, rpc
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.service import until
+from tests.web.worker import TABLES, on_uvloop
+
+EVM = TABLES.prices.evm
+ADDRESS = "0x" + "ab" * 20
+TX = "0x" + "cd" * 32
+ARCHIVE = TABLES.prices.archive_minimum
+
+
+def units(reply: Reply) -> int:
+    return int(reply.headers["x-compute-units"])
+
+
+def tally(of: Scene, method: str) -> Any:
+    return of.worker.app.tallies.of(of.network, method)
+
+
+def charged(of: Scene) -> int:
+    """What all calls were charged, as the metrics say."""
+    plans = (*of.route.plans.values(), of.route.unknown)
+    return sum(plan.tally.units for plan in plans)
+
+
+def params_of(method: str) -> list[Any]:
+    at = FAMILIES["evm"].methods[method].block_at
+    if at is None or FAMILIES["evm"].methods[method].span:
+        return [{}] if at is not None else [TX]
+    return [*[ADDRESS] * at, "latest"]
+
+
+@on_uvloop
+async def test_every_method_costs_what_the_table_says() -> None:
+    async with scene(1) as found, await found.worker.talk() as talk:
+        for name, price in EVM.items():
+            kind = FAMILIES["evm"].methods[name].kind
+            request = rpc(name, params_of(name))
+            reply = await talk.ask(found.worker.post(request, network=found.network))
+            assert reply.status == 200, (name, reply)
+            assert units(reply) == (1 if kind == "subscription" else price), name
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    ("block", "is_old"),
+    [
+        (lambda head: hex(head - 128), True),
+        (lambda head: hex(head - 127), False),
+        (lambda head: hex(head), False),
+        (lambda head: "0x0", True),
+        (lambda head: "0x" + "0" * 20, True),
+        (lambda head: "earliest", True),
+        (lambda head: "latest", False),
+        (lambda head: {"blockNumber": "0x1"}, True),
+        (lambda head: {"BLOCKNUMBER": "0x1"}, True),
+        (lambda head: {"blockHash": TX}, False),
+    ],
+)
+def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cached: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        cache = {"enabled": cached, "coalesce": cached}
+        async with scene(1, cache=cache) as found:
+            found.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
+            params = [ADDRESS, block(found.chain.head)]
+            for _ in range(2):  # What is known already costs the same.
+                reply = await found.ask("eth_getBalance", params)
+                assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
+            reply = await found.batch(("eth_getBalance", params))
+            assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
+
+    run()
+
+
+@on_uvloop
+async def test_dear_method_costs_no_more_for_being_old() -> None:
+    async with scene(1) as found:
+        dear = next(
+            name for name, price in EVM.items() if price > ARCHIVE and FAMILIES["evm"].methods[name].block_at == 0
+        )
+        assert units(await found.ask(dear, ["0x1"])) == EVM[dear]
+
+
+@on_uvloop
+async def test_logs_are_priced_by_their_oldest_block() -> None:
+    async with scene(1) as found:
+        recent, old = hex(found.chain.head - 2), hex(found.chain.head - 200)
+        for params, price in (
+            ({"fromBlock": recent}, EVM["eth_getLogs"]),
+            ({"fromBlock": old, "toBlock": recent}, max(EVM["eth_getLogs"], ARCHIVE)),
+        ):
+            assert units(await found.ask("eth_getLogs", [params])) == price
+
+
+@on_uvloop
+async def test_batch_costs_the_sum_of_its_items() -> None:
+    async with scene(1) as found:
+        found.worker.add_key("reader", scopes=["rpc:read"])
+        calls: list[Any] = [
+            ("eth_getBalance", [ADDRESS, "latest"]),
+            ("eth_getBalance", [ADDRESS, "0x1"]),
+            ("eth_chainId", []),
+            ("eth_noSuchThing", []),
+            ("eth_getBalance", [ADDRESS, "latest"]),
+        ]
+        whole = EVM["eth_getBalance"] * 2 + ARCHIVE + EVM["eth_chainId"] + 1
+        assert units(await found.batch(*calls)) == whole
+        # What the key may not do is refused, which is free.
+        assert units(await found.batch(*calls, ("eth_sendRawTransaction", ["0x01"]), key="reader")) == whole
+        body = orjson.dumps([1, {"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice", "params": []}])
+        assert units(await found.worker.ask(body, network=found.network)) == 1 + EVM["eth_gasPrice"]
+        notes = orjson.dumps([{"jsonrpc": "2.0", "method": "eth_gasPrice", "params": []}] * 3)
+        reply = await found.worker.ask(notes, network=found.network)
+        assert (reply.status, units(reply)) == (204, 3 * EVM["eth_gasPrice"])
+
+
+@on_uvloop
+async def test_units_run_out_and_refusals_cost_nothing() -> None:
+    async with scene(1) as found:
+        price = EVM["eth_getBalance"]
+        found.worker.add_key("poor", limits=Limits(1000, 10 * price, 0))
+        replies = [await found.ask("eth_getBalance", [ADDRESS, hex(990)], key="poor") for _ in range(40)]
+        given = [reply for reply in replies if reply.status == 200]
+        refused = [reply for reply in replies if reply.status != 200]
+        assert len(given) >= 10
+        for reply in refused:
+            reply.fault(429)
+            assert "x-compute-units" not in reply.headers
+        assert tally(found, "eth_getBalance").units == len(given) * price
+        assert tally(found, "eth_getBalance").faults == len(refused)
+
+
+@on_uvloop
+async def test_unknown_method_costs_one_is_answered_once_and_counted_under_one_name() -> None:
+    async with scene(1) as found:
+        found.worker.add_key("poor", limits=Limits(1000, 3, 0))
+        async with await found.worker.talk() as talk:
+            request = found.worker.post(rpc("eth_noSuchThing"), key="poor", network=found.network)
+            replies = [await talk.ask(request) for _ in range(12)]
+            # One reply to each request, or the last would not be this one.
+            last = await talk.ask(found.worker.post(rpc("eth_chainId", id=77), network=found.network))
+            assert last.json["id"] == 77
+        answered = [reply for reply in replies if reply.status == 200]
+        assert {reply.status for reply in replies} == {200, 429}
+        assert {reply.json["error"]["code"] for reply in answered} == {-32601}
+        assert {units(reply) for reply in answered} == {1}
+        assert (tally(found, "other").errors, tally(found, "other").units) == (len(answered), len(answered))
+
+
+@on_uvloop
+async def test_error_of_the_chain_costs_the_full_price_and_a_failure_of_ours_nothing() -> None:
+    def revert(_: list[Any]) -> Any:
+        raise Refused(3, "execution reverted", data="0x08c379a0")
+
+    async with scene(2, faults=True) as found:
+        for upstream in found.upstreams:
+            upstream.answers["eth_call"] = revert
+        reply = await found.ask("eth_call", [{}, "latest"])
+        assert reply.json["error"] == {"code": 3, "message": "execution reverted", "data": "0x08c379a0"}
+        assert units(reply) == EVM["eth_call"]
+        for proxy in found.proxies:
+            await proxy.switch("dead")
+        assert (await found.ask("eth_call", [{}, "latest"])).status in (500, 503)
+        counts = tally(found, "eth_call")
+        assert (counts.errors, counts.faults, counts.units) == (1, 1, EVM["eth_call"])
+
+
+@on_uvloop
+async def test_reply_that_breaks_off_in_the_middle_costs_nothing() -> None:
+    async with scene(1, faults=True, cache={"enabled": False, "coalesce": False}) as found:
+        found.worker.add_key("poor", limits=Limits(1000, 100, 0))
+        found.upstreams[0].answers["eth_getCode"] = lambda _: "0x" + "ab" * 300_000
+        await found.proxies[0].switch("half")
+        async with await found.worker.talk() as talk:
+            await talk.send(
+                found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), key="poor", network=found.network)
+            )
+            assert await talk.is_closed()
+        counts = tally(found, "eth_getCode")
+        assert (counts.results, counts.faults, counts.units) == (0, 1, 0)
+
+
+@on_uvloop
+async def test_what_is_charged_is_what_the_replies_say_to_the_unit() -> None:
+    chance = random.Random(7)
+    async with scene(3, faults=True) as found:
+        ways: list[tuple[str, list[Any]]] = [
+            ("eth_getBalance", [ADDRESS, "latest"]),
+            ("eth_getBalance", [ADDRESS, "0x5"]),
+            ("eth_call", [{}, "latest"]),
+            ("eth_chainId", []),
+            ("eth_noSuchThing", []),
+            ("eth_getTransactionReceipt", [TX]),
+        ]
+        total = 0
+
+        async def one(n: int) -> None:
+            nonlocal total
+            if n % 60 == 20:
+                await found.proxies[n % 3].switch(chance.choice(["reset", "dead", "garbage"]))
+            if n % 60 == 40:
+                for proxy in found.proxies:
+                    await proxy.switch("pass")
+            picked = [chance.choice(ways) for _ in range(chance.choice((1, 1, 5)))]
+            fresh = {"Cache_Control": "no-cache"} if chance.random() < 0.3 else {}
+            reply = await (found.ask(*picked[0], **fresh) if len(picked) == 1 else found.batch(*picked, **fresh))
+            total += int(reply.headers.get("x-compute-units", 0))
+
+        for start in range(0, 400, 8):
+            async with asyncio.TaskGroup() as group:
+                for n in range(start, start + 8):
+                    group.create_task(one(n))
+        assert charged(found) == total > 0
+
+
+# Counts
+
+
+@on_uvloop
+async def test_calls_are_counted_by_outcome_cache_and_upstream_alone_and_in_batches() -> None:
+    async with scene(2) as found:
+        call = ("eth_getBalance", [ADDRESS, "0x5"])
+        await found.ask(*call)
+        await found.ask(*call)
+        await found.batch(call, call, ("eth_gasPrice", []))
+        counts = tally(found, "eth_getBalance")
+        assert (counts.results, counts.errors, counts.faults) == (4, 0, 0)
+        assert (counts.hits, counts.joins) == (3, 0)
+        assert sum(counts.buckets) == 4
+        assert tally(found, "eth_gasPrice").results == 1
+        for upstream in found.upstreams:
+            upstream.held = {"eth_getStorageAt"}
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(found.ask("eth_getStorageAt", [ADDRESS, "0x0", "latest"]))
+            await until(lambda: found.count("eth_getStorageAt") == 1)
+            await until(lambda: len(next(iter(found.route.flights.values())).waiters) == 5)
+            for upstream in found.upstreams:
+                upstream.gate.set()
+        assert (tally(found, "eth_getStorageAt").joins, tally(found, "eth_getStorageAt").results) == (4, 5)
+        answered = sum(good for _, _, good, _ in found.worker.app.networks.counts())
+        assert answered == sum(len(each.calls) for each in found.upstreams) - looks(found)
+
+
+def looks(of: Scene) -> int:
+    """Questions of our own, which are no calls."""
+    return of.count("eth_blockNumber") + of.count("eth_getBlockByNumber")
+
+
+def test_labels_are_closed_sets_whatever_is_called(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            chance = random.Random(3)
+            await found.ask("eth_chainId")
+            await found.ask("eth_noSuchThing")
+
+            def series() -> set[tuple[str, ...]]:
+                found.worker.app.tallies.write(tmp_path / "calls-1.json", found.worker.app.networks.counts())
+                metrics = CallCollector(tmp_path).collect()
+                return {(s.name, *s.labels.values()) for metric in metrics for s in metric.samples}
+
+            before = series()
+            for n in range(20):
+                names = ["".join(chance.choices("abcXYZ_09", k=12)) for _ in range(100)]
+                await found.batch(*((name, [n]) for name in names))
+            assert series() == before
+            text = "".join(" ".join(each) for each in before)
+            assert "127.0.0.1" not in text
+            assert {each[-1] for each in before if each[0] == "penstock_calls_total"} == {"result", "error", "fault"}
+            assert {each[-1] for each in before if each[0] == "penstock_cache_total"} == {"hit", "join"}
+            upstreams = {each[1:] for each in before if each[0] == "penstock_upstream_calls_total"}
+            labels = [f"{found.network}#{n}" for n in (1, 2)]
+            assert upstreams == {(label, outcome) for label in labels for outcome in ("answered", "failed")}
+
+    run()
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("shown", [False, True])
+def test_upstream_that_answered_is_told_only_where_the_operator_wants_it(shown: bool, short: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        cache = {"enabled": not short, "coalesce": not short}
+        async with scene(1 if short else 2, rpc={"show_upstream": shown}, cache=cache) as found:
+            # `Expect` is for the way of everything unusual: it says the same.
+            for n, headers in enumerate(({}, {"Expect": "100-continue"})):
+                params = [ADDRESS, "0x0", hex(990 + n)] if not short else [ADDRESS, "0x0", "latest"]
+                before = [each.count("eth_getStorageAt") for each in found.upstreams]
+                reply = await found.ask("eth_getStorageAt", params, **headers)
+                after = [each.count("eth_getStorageAt") for each in found.upstreams]
+                asked = next(place for place in range(len(after)) if after[place] > before[place])
+                told = reply.headers.get("x-upstream")
+                assert told == (f"{found.network}#{asked + 1}" if shown else None)
+                if not short:
+                    again = await found.ask("eth_getStorageAt", params, **headers)
+                    assert (again.headers["x-cache"], again.headers.get("x-upstream")) == ("hit", None)
+            batch = await found.batch(("eth_gasPrice", []), ("eth_chainId", []))
+            unknown = await found.ask("eth_noSuchThing")
+            assert "x-upstream" not in {**batch.headers, **unknown.headers}
+
+    run()

@@ -1,0 +1,169 @@
+"""What operators look at: health, readiness, the reference, metrics over all workers, and logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.flows.talk import ask_once, close_all, post, request, rpc, to_every_worker
+from tests.flows.upstream import Upstream
+from tests.service import Service, until
+
+SEPOLIA = "ethereum/sepolia"
+READ = rpc("eth_chainId")
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Every line of a log is one JSON object with the same first members."""
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    for line in lines:
+        assert {"time", "level", "logger", "message"} <= set(line), line
+    return lines
+
+
+async def scraped(service: Service) -> Samples:
+    response = await service.get(service.ready["metrics_url"])
+    assert response.status == 200
+    families = text_string_to_metric_families(await response.text())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    return sum(value for (found, of), value in samples.items() if found == name and labels.items() <= dict(of).items())
+
+
+async def test_health_and_readiness_are_open_to_everybody(service: Service) -> None:
+    health, ready = await service.get("/healthz"), await service.get("/readyz")
+    assert (health.status, await health.json()) == (200, {"status": "ok"})
+    assert ready.status == 200
+    assert await ready.json() == {"status": "ready", "degraded": []}
+
+
+async def test_reference_is_served_as_a_document_and_as_a_page(service: Service) -> None:
+    document = await (await service.get("/v1/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    assert len(document["paths"]) >= 12
+    page = await service.get("/docs")
+    assert page.content_type == "text/html"
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    assert page.headers["Referrer-Policy"] == "no-referrer"
+    text = await page.text()
+    assert "<script>" not in text
+    assert " style=" not in text
+    for name, kind in (("docs.js", "text/javascript"), ("docs.css", "text/css")):
+        assert f"/docs/{name}" in text
+        part = await service.get(f"/docs/{name}")
+        assert (part.status, part.content_type) == (200, kind)
+
+
+async def test_metrics_of_all_workers_add_up(service: Service, upstream: Upstream) -> None:
+    """A known number of requests on each worker: the sum is what was sent, whoever is asked."""
+    key = service.keys["enterprise"]
+    before = await scraped(service)
+    held = await to_every_worker(service)
+    answered = 0
+    for place, talks in enumerate(held.values()):
+        for _ in range(5 + place):
+            assert (await talks[0].call("eth_gasPrice", key=key, network=SEPOLIA)).status == 200
+            answered += 1
+        (await talks[0].ask(post(READ, key=key, network="dev/nowhere"))).fault(404)
+
+    async def grew_by(count: int, name: str, **labels: str) -> bool:
+        return total(await scraped(service), name, **labels) - total(before, name, **labels) == count
+
+    await until(lambda: grew_by(answered, "penstock_calls_total", network=SEPOLIA, method="eth_gasPrice"))
+    await until(lambda: grew_by(len(held), "penstock_requests_total", operation="rpc_call", status="404"))
+
+    async def counts_connections() -> bool:
+        return total(await scraped(service), "penstock_connections_open") >= len(held)
+
+    await until(counts_connections)
+    after = await scraped(service)
+    assert total(after, "penstock_database_up") == 1
+    assert total(after, "penstock_keys_loaded") >= 6
+    await close_all(held)
+
+
+async def test_labels_come_from_closed_sets(service: Service, upstream: Upstream) -> None:
+    """Names that callers make up are not labels: the series do not grow with them."""
+    key = service.keys["enterprise"]
+
+    async def nonsense(mark: str) -> None:
+        for place in range(15):
+            name = f"{mark}{place}"
+            await ask_once(service, post(rpc(f"eth_{name}"), key=key))
+            await ask_once(service, post(READ, key=key, network=f"{name}/mainnet"))
+            await ask_once(service, request("GET", f"/v1/{name}", key=key))
+            await ask_once(service, request(f"X{name.upper()}", "/v1/rpc/dev/mainnet", key=key))
+            await ask_once(service, post(READ, key=f"svc_live_{name}", X_Request_Id=name, User_Agent=name))
+
+    await nonsense("quux")
+    held = await to_every_worker(service)
+    for talks in held.values():
+        await talks[0].call("eth_chainId", key=key)
+    before = set(await scraped(service))
+    await nonsense("zork")
+    after = await scraped(service)
+    assert not [series for series in after if "quux" in repr(series).lower() or "zork" in repr(series).lower()]
+    assert len(after) - len(before) < 40, set(after) - before
+    await close_all(held)
+
+
+async def test_every_request_has_one_line_in_the_log(service: Service, upstream: Upstream) -> None:
+    key = service.keys["growth"]
+    wanted = {
+        "flow-ok": post(READ, key=key, X_Request_Id="flow-ok"),
+        "flow-404": request("GET", "/v1/nope", X_Request_Id="flow-404"),
+        "flow-401": post(READ, key=None, X_Request_Id="flow-401"),
+        "flow-400": post(b"{", key=key, X_Request_Id="flow-400"),
+        "flow-post": post(rpc("eth_gasPrice"), key=key, network=SEPOLIA, X_Request_Id="flow-post"),
+    }
+    statuses = {name: (await ask_once(service, data)).status for name, data in wanted.items()}
+
+    def found() -> list[dict[str, Any]]:
+        lines = json_lines(service.data / "logs" / "penstock.log")
+        return [line for line in lines if str(line.get("request_id", "")).startswith("flow-")]
+
+    await until(lambda: len(found()) >= len(wanted), within_s=5.0)
+    lines = found()
+    assert sorted(line["request_id"] for line in lines) == sorted(wanted)
+    for line in lines:
+        assert line["status"] == statuses[line["request_id"]]
+        assert line["ms"] >= 0
+        assert (line["key"] is not None) == (line["request_id"] in ("flow-ok", "flow-400", "flow-post"))
+
+
+async def test_hostile_text_stays_inside_its_line(service: Service) -> None:
+    """Line ends, control characters, bidirectional marks and quotes in every place a caller can write to."""
+    nasty = [
+        '"}\r\n{"level":"x"}',
+        "\x1b[31mred",
+        "\u202etxet",
+        "%0d%0a{}",
+        "\x00",
+        "'; drop table keys; --",
+        "\\",
+        "é" * 50,
+    ]
+    key = service.keys["enterprise"]
+    for text in nasty:
+        safe = text.replace("\r", "").replace("\n", "").replace("\0", "")
+        await ask_once(service, post(rpc(text), key=key, User_Agent=safe, Referer=safe))
+        await ask_once(service, request("GET", "/" + "".join(f"%{byte:02x}" for byte in text.encode())))
+    json_lines(service.data / "logs" / "penstock.log")
+
+
+async def test_docs_page_and_api_do_not_name_their_software(service: Service) -> None:
+    """A version in a header tells an attacker what to look up."""
+    for path in ("/healthz", "/docs", "/v1/nope"):
+        said = (await service.get(path)).headers.get("Server", "")
+        assert "aiohttp" not in said.lower()
+        assert "python" not in said.lower()

@@ -1,0 +1,183 @@
+"""What an operator types before the service runs: `check`, `migrate` and a `serve` that is refused, each with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from proxy.dev.postgres import Postgres
+from tests.flows import production
+from tests.flows.production import PEPPER, settings_text
+from tests.service import command
+
+UPSTREAM = "https://user:canary-password@upstream.example.com/canary-path"
+# Every one of these must be named, in one go.
+BAD = """
+[server]
+port = 99999
+workers = "many"
+head_timeout_s = 0
+colour = "blue"
+trusted_proxies = ["10.0.0.0/8", "not-a-block"]
+[keys]
+pepper = "short-secret"
+[database]
+url = "mysql://user:canary-password@host/name"
+[sever]
+port = 1
+[[upstreams]]
+network = "ethereum/mainnet"
+url = "canary-path"
+"""
+
+
+@pytest.fixture
+async def empty_database(cluster: Postgres, tmp_path: Path) -> AsyncIterator[Path]:
+    """A settings file on a database in which nothing has been made yet."""
+    connection = await asyncpg.connect(cluster.url)
+    await connection.execute("create database untouched")
+    path = tmp_path / "penstock.toml"
+    path.write_text(settings_text(cluster.url.replace("/penstock?", "/untouched?"), UPSTREAM))
+    yield path
+    await connection.execute("drop database untouched with (force)")
+    await connection.close()
+
+
+async def test_bad_settings_are_all_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(BAD)
+    checked = await asyncio.to_thread(command, "check", "--config", str(path), env={"PENSTOCK_LOG__LEVEL": "loud"})
+    assert checked.returncode == 2
+    code, served = await production.failed(path, tmp_path / "log")
+    assert code == 2
+    for said in (checked.stderr, served):
+        for name in ("server.port", "server.workers", "server.head_timeout_s", "colour", "server.trusted_proxies.1"):
+            assert name in said, name
+        for name in ("keys.pepper", "database.url", "sever", "upstreams.0.url"):
+            assert name in said, name
+        for secret in ("short-secret", "canary-password", "canary-path"):
+            assert secret not in said
+        assert "Traceback" not in said
+    assert "log.level" in checked.stderr
+
+
+async def test_upstream_of_an_unknown_network_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(settings_text("postgresql://h/d", UPSTREAM).replace("ethereum/sepolia", "atlantis/mainnet"))
+    checked = await asyncio.to_thread(command, "check", "--config", str(path))
+    assert checked.returncode == 2
+    assert "atlantis/mainnet" in checked.stderr
+
+
+async def test_check_prints_every_setting_and_masks_the_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(settings_text("postgresql://user:canary-password@h/d", UPSTREAM))
+    done = await asyncio.to_thread(command, "check", "--config", str(path), env={"PENSTOCK_SERVER__PORT": "1234"})
+    assert done.returncode == 0, done.stderr
+    shown = dict(line.split(" = ", 1) for line in done.stdout.splitlines())
+    assert shown["server.port"] == "1234"
+    assert shown["server.workers"] == "2"
+    assert shown["server.max_body_bytes"] == "1048576"
+    assert shown["upstreams.0.network"] == '"ethereum/sepolia"'
+    for name in ("database.url", "keys.pepper", "upstreams.0.url"):
+        assert shown[name] == "********"
+    for secret in ("canary-password", "canary-path", PEPPER):
+        assert secret not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", ["[server", "= 1", "\x00", "[server]\nport = 1\nport = 2"])
+async def test_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    done = await asyncio.to_thread(command, "check", "--config", str(path))
+    assert done.returncode == 2
+    assert str(path) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+async def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = await asyncio.to_thread(command, "serve", "--config", str(tmp_path / "none.toml"))
+    assert done.returncode == 2
+    assert str(tmp_path / "none.toml") in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (("serve",), "postgresql://user:canary-password@127.0.0.1:1/name"),
+        (("migrate",), "postgresql://user:canary-password@nowhere.invalid/name"),
+        (("serve",), "postgresql://user:canary-password@[::1/name"),
+        (("migrate",), "postgresql://user:canary-password@127.0.0.1:port/name"),
+        (("accounts", "list"), "postgresql://user:canary-password@/name?sslmode=canary-path"),
+    ],
+)
+async def test_database_that_cannot_be_reached_is_named_without_its_password(
+    tmp_path: Path, words: tuple[str, ...], address: str
+) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text(settings_text(address, UPSTREAM))
+    done = await asyncio.to_thread(command, *words, "--config", str(path))
+    assert done.returncode == 2, done.stderr
+    assert "database.url" in done.stderr
+    assert "canary" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+async def test_database_or_user_that_does_not_exist_is_named(
+    cluster: Postgres,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "penstock.toml"
+    for address in (cluster.url.replace("/penstock?", "/nowhere?"), cluster.url.replace("penstock@", "nobody@")):
+        path.write_text(settings_text(address, UPSTREAM))
+        done = await asyncio.to_thread(command, "keys", "list", "--config", str(path))
+        assert done.returncode == 2
+        assert "database.url" in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+async def test_unmigrated_database_is_refused_with_the_command_to_run(empty_database: Path, tmp_path: Path) -> None:
+    code, said = await production.failed(empty_database, tmp_path / "log")
+    assert code == 2
+    assert "python -m proxy migrate" in said
+    assert "0001_accounts_and_keys" in said
+    done = await asyncio.to_thread(command, "accounts", "list", "--config", str(empty_database))
+    assert done.returncode == 2
+    assert "python -m proxy migrate" in done.stderr
+
+
+async def test_migrate_from_many_places_at_once_applies_each_file_once(empty_database: Path) -> None:
+    words = ("migrate", "--config", str(empty_database))
+    said = await asyncio.gather(*(asyncio.to_thread(command, *words) for _ in range(4)))
+    assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
+    assert sorted(done.stdout.split()[0] for done in said) == ["applied", "nothing", "nothing", "nothing"]
+    again = await asyncio.to_thread(command, *words)
+    assert again.stdout == "nothing to do\n"
+
+
+async def test_settings_come_from_the_environment_too(empty_database: Path) -> None:
+    """DATABASE_URL as every platform sets it, and the rest under its own names."""
+    address = next(line for line in empty_database.read_text().splitlines() if line.startswith("url = ")).split('"')[1]
+    env = {"DATABASE_URL": address, "PENSTOCK_KEYS__PEPPER": PEPPER}
+    assert (await asyncio.to_thread(command, "migrate", env=env)).returncode == 0
+    made = ("accounts", "create", "--name", "A", "--email", "a@example.com")
+    assert (await asyncio.to_thread(command, *made, env=env)).returncode == 0
+    assert "a@example.com" in (await asyncio.to_thread(command, "accounts", "list", env=env)).stdout
+
+
+async def test_metrics_port_in_use_is_named(empty_database: Path, tmp_path: Path) -> None:
+    assert (await asyncio.to_thread(command, "migrate", "--config", str(empty_database))).returncode == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        text = empty_database.read_text().replace("[metrics]\nport = 0", f"[metrics]\nport = {taken.getsockname()[1]}")
+        empty_database.write_text(text)
+        code, said = await production.failed(empty_database, tmp_path / "log")
+    assert code == 2
+    assert "metrics.port" in said
+    assert "Traceback" not in said

@@ -1,0 +1,98 @@
+"""An account's day: counted over all workers and all its keys, kept in Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from tests.flows.load import DAY_S, is_over, saturate, spend
+from tests.flows.talk import Talk, close_all, post, rpc, to_every_worker
+from tests.service import SOON_S, Service
+
+# What a worker may admit beyond the day: on credit, while it waits for the answer that there is no more.
+CREDIT = 1
+
+
+@pytest.fixture(autouse=True)
+async def _not_at_midnight() -> None:
+    """A test that begins in the last seconds of a day would see two."""
+    left_s = DAY_S - time.time() % DAY_S
+    if left_s < 30:
+        await asyncio.sleep(left_s + 1)
+
+
+async def test_day_is_counted_once_over_all_workers_and_keys(service: Service, record_property: Any) -> None:
+    """Saturation from every worker with two keys of one account: the day is not doubled."""
+    account = await service.new_account("growth", "--requests-per-day", "40")
+    keys = [(await service.new_key(account["id"]))["key"] for _ in range(2)]
+    held = [await to_every_worker(service, at_least=2) for _ in keys]
+    async with asyncio.TaskGroup() as group:
+        runs = [
+            group.create_task(
+                saturate([t for talks in mine.values() for t in talks], post(rpc("eth_chainId"), key=key), for_s=1.0)
+            )
+            for key, mine in zip(keys, held, strict=True)
+        ]
+    tallies = [run.result() for run in runs]
+    admitted = sum(tally.admitted for tally in tallies)
+    record_property("admitted of 40", admitted)
+    print("admitted of a day of 40:", admitted, tallies)
+    assert 40 <= admitted <= 40 + CREDIT * len(service.worker_pids())
+    is_over(tallies[0].refused[-1])
+    shown = await service.ask("accounts", "show", account["id"])
+    assert shown["used_today"] == 40
+    for mine in held:
+        await close_all(mine)
+
+
+async def test_used_up_day_is_refused_until_midnight_in_every_worker(service: Service) -> None:
+    """A worker that has not heard of it yet may give one more before it does."""
+    account = await service.new_account("free", "--requests-per-day", "5", "--requests-per-second", "1000")
+    made = await service.new_key(account["id"])
+    held = await to_every_worker(service)
+    first, *others = [talks[0] for talks in held.values()]
+    assert 5 <= await spend(first, made["key"]) <= 5 + CREDIT
+    for talk in others:
+        assert await spend(talk, made["key"]) <= CREDIT
+    await close_all(held)
+
+
+async def test_raised_limit_helps_within_a_second_in_every_worker(service: Service) -> None:
+    account = await service.new_account("free", "--requests-per-day", "2")
+    made = await service.new_key(account["id"])
+    held = await to_every_worker(service)
+    for talks in held.values():
+        await spend(talks[0], made["key"])
+    await service.ask("accounts", "set", account["id"], "--requests-per-day", "1000")
+    end = time.monotonic() + SOON_S
+    for talks in held.values():
+        while (await talks[0].call("eth_chainId", key=made["key"])).status != 200:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+    await close_all(held)
+
+
+async def test_refused_requests_use_nothing_of_the_day(service: Service) -> None:
+    account = await service.new_account("free", "--requests-per-day", "5")
+    made = await service.new_key(account["id"], "--scope", "rpc:read")
+    async with await Talk.open(service.port) as talk:
+        for data in (
+            post(rpc("eth_sendRawTransaction", ["0x00"]), key=made["key"]),
+            post(b"{", key=made["key"]),
+            post(rpc("eth_chainId"), key=made["key"], network="dev/nowhere"),
+        ):
+            for _ in range(4):
+                assert (await talk.ask(data)).status in (400, 403, 404)
+        assert await spend(talk, made["key"]) >= 5
+
+
+async def test_day_of_zero_has_no_limit(service: Service) -> None:
+    account = await service.new_account("free", "--requests-per-day", "0")
+    made = await service.new_key(account["id"])
+    async with await Talk.open(service.port) as talk:
+        for _ in range(8):
+            assert (await talk.call("eth_chainId", key=made["key"])).status == 200
+    assert (await service.ask("accounts", "show", account["id"]))["used_today"] == 0

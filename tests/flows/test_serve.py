@@ -1,0 +1,371 @@
+"""`serve` on a Postgres of its own: drains, reloads and deaths under load, and not one request lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from proxy.dev.postgres import Postgres
+from proxy.supervisor import listeners, refuse_new, waiting
+from tests.flows import production
+from tests.flows.production import PEPPER, Production, settings_text
+from tests.flows.talk import Closed, Reply, Talk, fresh_call, post
+from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
+from tests.service import command, descendants, is_running, owner_of, until
+
+SEPOLIA = "ethereum/sepolia"
+CONNECTIONS = 12
+
+
+@pytest.fixture(scope="module")
+async def config(
+    tmp_path_factory: pytest.TempPathFactory, cluster: Postgres, upstream_server: Upstream
+) -> tuple[Path, str]:
+    """A settings file on a migrated database, and an enterprise key in it."""
+    path = tmp_path_factory.mktemp("config") / "penstock.toml"
+    path.write_text(settings_text(cluster.url, upstream_server.url))
+    said = await asyncio.gather(*(asyncio.to_thread(command, "migrate", "--config", str(path)) for _ in range(3)))
+    assert [done.returncode for done in said] == [0, 0, 0], said
+    assert sorted(done.stdout.split()[0] for done in said) == ["applied", "nothing", "nothing"]
+    account = await _json(
+        "accounts", "create", "--name", "A", "--email", "a@example.com", "--plan", "enterprise", at=path
+    )
+    key = await _json("keys", "create", "--account", account["id"], at=path)
+    return path, key["key"]
+
+
+async def _json(*words: str, at: Path) -> Any:
+    done = await asyncio.to_thread(command, *words, "--config", str(at), "--json")
+    assert done.returncode == 0, done.stderr
+    return orjson.loads(done.stdout)
+
+
+@pytest.fixture
+async def serving(tmp_path: Path, config: tuple[Path, str], upstream: Upstream) -> AsyncIterator[Production]:
+    """A service of the test's own, with its own copy of the settings file."""
+    path = tmp_path / "penstock.toml"
+    path.write_text(config[0].read_text())
+    running = await production.start(path, tmp_path / "log", config[1])
+    yield running
+    assert await production.stop(running) == 0
+    assert not descendants(running.process.pid)
+
+
+@pytest.fixture(scope="module")
+async def steady_service(
+    tmp_path_factory: pytest.TempPathFactory, config: tuple[Path, str]
+) -> AsyncIterator[Production]:
+    room = tmp_path_factory.mktemp("steady")
+    path = room / "penstock.toml"
+    path.write_text(config[0].read_text())
+    running = await production.start(path, room / "log", config[1])
+    yield running
+    assert await production.stop(running) == 0
+    said = running.log_file.read_text()
+    assert [secret for secret in (PEPPER, PASSWORD, SECRET_PATH, config[1]) if secret in said] == []
+
+
+@pytest.fixture
+def steady(steady_service: Production, config: tuple[Path, str], upstream: Upstream) -> Iterator[Production]:
+    """A service for tests that do not end it; its settings file is put right again."""
+    yield steady_service
+    steady_service.config.write_text(config[0].read_text())
+
+
+@dataclass
+class Load:
+    """Clients that keep their connection while they may. A request is lost when it was sent and has no whole reply."""
+
+    port: int
+    key: str
+    keep_alive: bool = True
+    answered: int = 0
+    statuses: dict[int, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    refused: int = 0
+    closes: int = 0
+
+    async def run(self) -> None:
+        """Until nobody listens any more."""
+        while True:
+            try:
+                talk = await Talk.open(self.port)
+            except ConnectionError:
+                self.refused += 1
+                return
+            async with talk:
+                await self._use(talk)
+
+    async def _use(self, talk: Talk) -> None:
+        while not talk.reader.at_eof():
+            try:
+                said = await talk.ask(post(fresh_call(), key=self.key, network=SEPOLIA))
+            except Closed as exc:
+                self.lost.append(repr(exc))
+                return
+            self._note(said)
+            if said.closes or not self.keep_alive:
+                return
+            await asyncio.sleep(random.uniform(0, 0.005))
+
+    def _note(self, said: Reply) -> None:
+        self.answered += 1
+        self.closes += said.closes
+        self.statuses[said.status] = self.statuses.get(said.status, 0) + 1
+
+
+@asynccontextmanager
+async def load(running: Production, *, keep_alive: bool = True) -> AsyncIterator[Load]:
+    clients = Load(running.port, running.key, keep_alive)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(clients.run()) for _ in range(CONNECTIONS)]
+        await until(lambda: clients.answered > 500)
+        yield clients
+        for task in tasks:
+            task.cancel()
+
+
+async def slowly(call: dict[str, Any]) -> web.StreamResponse:
+    """So that requests are in flight at any moment."""
+    await asyncio.sleep(random.uniform(0.001, 0.05))
+    return reply(call, result="0x1")
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_sigterm_under_load_loses_no_request(
+    serving: Production, upstream: Upstream, keep_alive: bool, record_property: Any
+) -> None:
+    """Connections that are kept, and a new one for each request: every request that was sent is answered."""
+    upstream.act = slowly
+    async with load(serving, keep_alive=keep_alive) as clients:
+        serving.tell(signal.SIGTERM)
+        await until(lambda: clients.refused == CONNECTIONS, within_s=20.0)
+    record_property("answered", clients.answered)
+    print("answered", clients.answered, "lost", len(clients.lost), clients.statuses)
+    assert clients.lost == []
+    assert set(clients.statuses) == {200}
+    if keep_alive:
+        assert clients.closes, "nobody was told to go"
+    assert await production.stop(serving) == 0
+    assert serving.said("draining")
+
+
+async def test_request_in_flight_is_answered_after_sigterm(serving: Production, upstream: Upstream) -> None:
+    gate = asyncio.Event()
+
+    async def held_back(call: dict[str, Any]) -> web.StreamResponse:
+        await gate.wait()
+        return reply(call, result="0x1")
+
+    upstream.act = held_back
+    async with await Talk.open(serving.port) as talk:
+        before = upstream.calls
+        await talk.send(post(fresh_call(), key=serving.key, network=SEPOLIA))
+        await until(lambda: upstream.calls > before)
+        serving.tell(signal.SIGTERM)
+        await until(lambda: serving.said("draining"))
+        await until(lambda: _is_refused(serving.port))
+        gate.set()
+        said = await talk.reply()
+    assert said.json["result"] == "0x1"
+    assert said.closes
+
+
+async def test_request_that_waits_in_the_queue_at_sigterm_is_answered(serving: Production, upstream: Upstream) -> None:
+    """A busy worker has not accepted it yet, but the client has sent it: closing the socket now would reset it."""
+    busy = serving.worker_pids()[0]
+    os.kill(busy, signal.SIGSTOP)
+    while True:
+        talk = await Talk.open(serving.port)
+        await asyncio.sleep(0.05)
+        if owner_of(serving.port, talk.port, serving.worker_pids()) is None:
+            break
+        await talk.close()
+    await talk.send(post(fresh_call(), key=serving.key, network=SEPOLIA))
+    serving.tell(signal.SIGTERM)
+    await until(lambda: serving.said("draining"))
+    os.kill(busy, signal.SIGCONT)
+    assert (await talk.reply()).status == 200
+    await talk.close()
+
+
+async def test_socket_that_takes_nobody_new_keeps_its_queue() -> None:
+    """What stands behind the drain: a closed socket would reset those who wait, one that listens on would lose the next."""
+    (listener,) = listeners("127.0.0.1", 0, 1)
+    listener.setblocking(False)
+    with listener:
+        port = listener.getsockname()[1]
+        early = await Talk.open(port)
+        await early.send(b"hello")
+        refuse_new(listener)
+        assert waiting(listener) == 1
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await Talk.open(port)
+        accepted, _ = listener.accept()
+        assert waiting(listener) == 0
+        assert accepted.recv(5) == b"hello"
+        accepted.close()
+        await early.close()
+    with pytest.raises(ConnectionRefusedError):
+        await Talk.open(port)
+
+
+async def _is_refused(port: int) -> bool:
+    try:
+        await (await Talk.open(port)).close()
+    except ConnectionError:
+        return True
+    return False
+
+
+async def test_drain_ends_at_its_deadline(tmp_path: Path, config: tuple[Path, str], upstream: Upstream) -> None:
+    """Somebody who never gets an answer does not hold the service for ever."""
+    path = tmp_path / "short.toml"
+    path.write_text(config[0].read_text().replace("drain_s = 10.0", "drain_s = 1.0"))
+    running = await production.start(path, tmp_path / "short.log", config[1])
+    hangs = asyncio.Event()
+
+    async def never(call: dict[str, Any]) -> web.StreamResponse:
+        await hangs.wait()
+        return reply(call, result="0x1")
+
+    upstream.act = never
+    async with await Talk.open(running.port) as talk:
+        before = upstream.calls
+        await talk.send(post(fresh_call(), key=running.key, network=SEPOLIA))
+        await until(lambda: upstream.calls > before)
+        assert await production.stop(running) == 0
+        assert await talk.is_closed()
+    hangs.set()
+
+
+async def test_sighup_applies_changed_settings_and_loses_no_request(steady: Production, upstream: Upstream) -> None:
+    upstream.act = slowly
+    large = post(fresh_call() + b" " * 4000, key=steady.key, network=SEPOLIA)
+    assert (await _ask(steady, large)).status == 200
+    text = steady.config.read_text()
+    async with load(steady) as clients:
+        for size, status in ((2048, 413), (1_048_576, 200)):
+            old = set(steady.worker_pids())
+            steady.config.write_text(text.replace("[server]", f"[server]\nmax_body_bytes = {size}"))
+            steady.tell(signal.SIGHUP)
+            await until(lambda old=old: old.isdisjoint(steady.worker_pids()), within_s=30.0)
+            assert (await _ask(steady, large)).status == status
+        before = clients.answered
+        await until(lambda: clients.answered > before + 100)
+    assert clients.lost == []
+    assert clients.refused == 0
+    assert set(clients.statuses) == {200}
+
+
+async def _ask(serving: Production, data: bytes) -> Reply:
+    async with await Talk.open(serving.port) as talk:
+        return await talk.ask(data)
+
+
+async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Production) -> None:
+    workers = steady.worker_pids()
+    text = steady.config.read_text()
+    for broken in ("[server", text.replace("[server]", "[server]\nmax_body_bytes = -1"), text + "[nonsense]\n"):
+        refused = len(steady.said("reload refused: the old settings stay"))
+        steady.config.write_text(broken)
+        steady.tell(signal.SIGHUP)
+        await until(lambda n=refused: len(steady.said("reload refused: the old settings stay")) > n)
+        assert steady.said("reload refused: the old settings stay")[-1]["faults"]
+    steady.config.unlink()
+    steady.tell(signal.SIGHUP)
+    await until(lambda: len(steady.said("reload refused: the old settings stay")) == 4)
+    assert steady.worker_pids() == workers
+    assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+
+
+async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Production) -> None:
+    old = set(steady.worker_pids())
+    steady.config.write_text(steady.config.read_text().replace("workers = 2", "workers = 3"))
+    steady.tell(signal.SIGHUP)
+    await until(lambda: steady.said("some of the new settings need a restart"))
+    await until(lambda: old.isdisjoint(steady.worker_pids()), within_s=30.0)
+    assert steady.said("some of the new settings need a restart")[0]["settings"] == ["server.workers"]
+    assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+
+
+async def test_sigterm_in_the_middle_of_a_reload_is_a_clean_end(serving: Production, upstream: Upstream) -> None:
+    upstream.act = slowly
+    async with load(serving) as clients:
+        workers = set(serving.worker_pids())
+        serving.tell(signal.SIGHUP)
+        await until(lambda: set(serving.worker_pids()) - workers, every_s=0.002)
+        below = descendants(serving.process.pid)
+        serving.tell(signal.SIGTERM)
+        await until(lambda: clients.refused == CONNECTIONS, within_s=30.0)
+    assert clients.lost == []
+    assert await production.stop(serving) == 0
+    assert not any(map(is_running, below))
+
+
+async def test_killed_supervisor_leaves_no_worker(tmp_path: Path, config: tuple[Path, str]) -> None:
+    running = await production.start(config[0], tmp_path / "log", config[1])
+    below = descendants(running.process.pid)
+    assert len(below) == 2
+    running.process.kill()
+    running.process.wait()
+    await until(lambda: not any(map(is_running, below)), within_s=15.0)
+
+
+async def test_killed_worker_is_replaced_and_counted(steady: Production) -> None:
+    dead = steady.worker_pids()[0]
+    os.kill(dead, signal.SIGKILL)
+    await until(lambda: len(steady.worker_pids()) == 2 and dead not in steady.worker_pids(), within_s=20.0)
+    assert steady.said("worker died")[0]["worker"] == dead
+    assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+
+
+@asynccontextmanager
+async def far(cluster: Postgres, seconds: float) -> AsyncIterator[str]:
+    """The database's address, where each new connection takes its time."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds)
+        back, forth = await asyncio.open_unix_connection(cluster.url.split("host=")[1] + "/.s.PGSQL.5432")
+        await asyncio.gather(carry(reader, forth), carry(back, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    yield f"postgresql://penstock@127.0.0.1:{server.sockets[0].getsockname()[1]}/penstock"
+    server.close()
+
+
+async def test_far_database_is_waited_for(tmp_path: Path, config: tuple[Path, str], cluster: Postgres) -> None:
+    """Opening a connection takes longer than a request may wait for one: keys are loaded all the same, and changes arrive."""
+    async with far(cluster, 0.6) as address:
+        path = tmp_path / "penstock.toml"
+        path.write_text(config[0].read_text().replace(cluster.url, address))
+        running = await production.start(path, tmp_path / "log", config[1])
+        data = post(fresh_call(), key=running.key, network=SEPOLIA)
+        assert (await _ask(running, data)).status == 200
+        account = (await _json("accounts", "list", at=config[0]))[0]
+        made = await _json("keys", "create", "--account", account["id"], at=config[0])
+
+        async def is_known() -> bool:
+            return (await _ask(running, post(fresh_call(), key=made["key"], network=SEPOLIA))).status == 200
+
+        await until(is_known)
+        assert await production.stop(running) == 0

@@ -1,0 +1,232 @@
+"""The second level of the cache, on a real Redis: it shares what is final, and nobody is worse off for it when it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.store.cache import LOOK_S, QUEUE, SharedReplies
+from tests.redis_server import RedisServer, redis_server, require_redis
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Chain
+from tests.service import until
+from tests.web.worker import TEST, on_uvloop
+
+ADDRESS = "0x" + "ab" * 20
+TX = "0x" + "cd" * 32
+OLD = ("eth_getBalance", [ADDRESS, "0x1"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _redis() -> None:
+    require_redis()
+
+
+@asynccontextmanager
+async def hosts(redis: RedisServer, *networks: str | None, chain: Chain | None = None) -> AsyncIterator[list[Scene]]:
+    """A worker each, of one chain, with nothing in common but the Redis."""
+    chain = chain or Chain()
+    async with AsyncExitStack() as stack:
+        found = []
+        for network in networks:
+            options: dict[str, Any] = {"network": network} if network else {}
+            started = scene(1, chain=chain, cache={"redis_url": redis.url}, **options)
+            found.append(await stack.enter_async_context(started))
+        yield found
+
+
+async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
+    reply = await of.ask(method, params, **options)
+    assert reply.status == 200, reply
+    assert "result" in reply.json
+    return reply.headers.get("x-cache", "")
+
+
+def test_final_answer_of_one_worker_is_found_by_another(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        chain = Chain(mined={TX: 900})
+        calls = [OLD, ("eth_getTransactionReceipt", [TX]), ("eth_chainId", [])]
+        async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
+            for method, params in calls:
+                assert await how(one, method, params) == "miss"
+            await until(lambda: redis.size() == len(calls))
+            for method, params in calls:
+                assert await other.result(method, params) == await one.result(method, params)
+                assert await how(other, method, params) == "hit"
+                assert other.count(method) == 0
+
+    run()
+
+
+def test_only_what_is_final_is_shared(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+            for method, params in (
+                ("eth_getBalance", [ADDRESS, "latest"]),
+                ("eth_getBalance", [ADDRESS, hex(one.chain.head - 3)]),
+                ("eth_getBlockByNumber", ["finalized", False]),
+                ("eth_gasPrice", []),
+                ("eth_getTransactionCount", [ADDRESS, "latest"]),
+            ):
+                await one.result(method, params)
+            assert await one.result("eth_getTransactionReceipt", [TX]) is None
+            await one.result(*OLD)
+            await until(lambda: redis.size() > 0)
+            assert redis.size() == 1
+
+    run()
+
+
+def test_another_network_and_another_chain_of_the_same_name_find_nothing(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, hosts(redis, None, TEST) as (one, test):
+            await one.result(*OLD)
+            await until(lambda: redis.size() == 1)
+            assert await how(test, *OLD) == "miss"
+            async with hosts(redis, None, chain=Chain(name="started anew")) as (anew,):
+                assert await how(anew, *OLD) == "miss"
+                assert await anew.result(*OLD) != await one.result(*OLD)
+
+    run()
+
+
+def test_batch_takes_what_is_there_and_asks_for_the_rest_in_one_request(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        chain = Chain()
+        chain.mined = {f"0x{n:064x}": 900 for n in range(10)}
+        async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
+            receipts = [("eth_getTransactionReceipt", [tx]) for tx in chain.mined]
+            await one.batch(*receipts[:5])
+            await until(lambda: redis.size() == 5)
+            before = other.upstreams[0].requests
+            reply = await other.batch(*receipts, ("eth_getBalance", [ADDRESS, "latest"]))
+            assert [item["result"]["transactionHash"] for item in reply.json[:-1]] == list(chain.mined)
+            assert "result" in reply.json[-1]
+            assert other.count("eth_getTransactionReceipt") == 5
+            assert other.upstreams[0].requests - before == 2
+
+    run()
+
+
+def test_caller_that_wants_no_cache_is_not_given_the_shared_one(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, hosts(redis, None, None) as (one, other):
+            await one.result(*OLD)
+            await until(lambda: redis.size() == 1)
+            assert await how(other, *OLD, Cache_Control="no-cache") == "miss"
+            assert other.count("eth_getBalance") == 1
+
+    run()
+
+
+def test_redis_that_is_away_is_skipped_and_used_again_when_it_is_back(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+            await one.result(*OLD)
+            await until(lambda: redis.size() == 1)
+            await redis.stop()
+            took = await _ask_many(one, 2, 60)
+            print(f"\naway: slowest {max(took) * 1000:.1f} ms of {len(took)}")
+            await redis.start()
+            fresh = iter(range(200, 900))
+
+            async def is_used() -> bool:
+                await one.result("eth_getBalance", [ADDRESS, hex(next(fresh))])
+                return redis.size() > 0
+
+            await until(is_used)
+
+    run()
+
+
+def test_redis_that_hangs_costs_one_look_and_not_every_call(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+            await one.result(*OLD)
+            await until(lambda: redis.size() == 1)
+            redis.freeze()
+            try:
+                took = await _ask_many(one, 2, 40)
+            finally:
+                redis.thaw()
+            print(f"\nhanging: slowest {max(took) * 1000:.1f} ms, {sum(each > LOOK_S for each in took)} of 40 waited")
+            assert sum(each > LOOK_S for each in took) <= 4
+            assert max(took) < LOOK_S + 0.25
+
+    run()
+
+
+async def _ask_many(of: Scene, first: int, count: int) -> list[float]:
+    took = []
+    for number in range(first, first + count):
+        began = time.monotonic()
+        assert await how(of, "eth_getBalance", [ADDRESS, hex(number)]) == "miss"
+        took.append(time.monotonic() - began)
+    return took
+
+
+def test_caller_that_leaves_while_it_is_looked_for_asks_nobody(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+            await one.result(*OLD)
+            await until(lambda: redis.size() == 1)
+            redis.freeze()
+            talk = await one.worker.talk()
+            body = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["%b","0x2"]}' % ADDRESS.encode()
+            await talk.send(one.worker.post(body, network=one.network))
+            await until(lambda: bool(one.route.flights), every_s=0.001)
+            await talk.close()
+            await until(lambda: not one.route.flights)
+            redis.thaw()
+            assert one.count("eth_getBalance") == 1
+
+    run()
+
+
+def test_loop_that_writes_ends_when_it_is_cancelled_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """At every step of a write: the Redis client has its own ideas about cancellation."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis:
+            for steps in range(80):
+                shared = SharedReplies(redis.url)
+                writing = asyncio.get_running_loop().create_task(shared.run())
+                shared.put("name", b"x")
+                for _ in range(steps % 40):
+                    await asyncio.sleep(0)
+                writing.cancel()
+                _, stuck = await asyncio.wait([writing], timeout=2.0)
+                assert not stuck, f"after {steps % 40} steps"
+                await shared.close()
+
+    run()
+
+
+def test_queue_of_writes_is_bounded_and_full_it_drops() -> None:
+    @on_uvloop
+    async def run() -> None:
+        shared = SharedReplies("redis://127.0.0.1:1/0")
+        for n in range(QUEUE + 10):
+            shared.put(str(n), b"x")
+        shared.put("large", bytes(2 << 20))
+        assert shared.dropped == 10
+        assert await shared.get(["1", "2"]) == [None, None]
+        assert not shared.is_there(time.monotonic())
+        await shared.close()
+
+    run()

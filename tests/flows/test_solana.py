@@ -1,0 +1,256 @@
+"""Solana through its own table, on a real virtual machine: commitments, sends that happen once, errors as they came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.faults import Mode
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.svm_upstreams import PAYEE, PAYER, SvmChain, SvmUpstream, signed_transfer
+from tests.web.worker import TABLES, on_uvloop
+
+NETWORK = "solana/mainnet"
+SVM = TABLES.prices.svm
+SEND = "sendTransaction"
+BASE64 = {"encoding": "base64"}
+
+
+@asynccontextmanager
+async def solana(count: int = 2, **options: Any) -> AsyncIterator[Scene]:
+    async with scene(count, chain=SvmChain(), kind=SvmUpstream, network=NETWORK, **options) as found:
+        yield found
+
+
+async def transaction(of: Scene, lamports: int = 1_000_000) -> str:
+    latest = await of.result("getLatestBlockhash", [])
+    return signed_transfer(latest["value"]["blockhash"], lamports)
+
+
+def sent(of: Scene) -> list[int]:
+    return [each.methods[SEND] for each in of.proxies] or [each.count(SEND) for each in of.upstreams]
+
+
+async def how(of: Scene, method: str, params: list[Any]) -> str:
+    reply = await of.ask(method, params)
+    assert reply.status == 200, reply
+    return reply.headers.get("x-cache", "")
+
+
+@on_uvloop
+async def test_transfer_is_sent_and_seen_in_balances_accounts_and_statuses() -> None:
+    async with solana() as found:
+        assert await found.result("getHealth") == "ok"
+        assert await found.result("getSlot") == found.chain.head
+        before = (await found.result("getBalance", [str(PAYER.pubkey())]))["value"]
+        signature = await found.result(SEND, [await transaction(found), BASE64])
+        assert (await found.result("getBalance", [str(PAYER.pubkey())]))["value"] == before - 1_000_000 - 5000
+        account = await found.result("getAccountInfo", [str(PAYEE), BASE64])
+        assert account["value"]["lamports"] == 1_000_000
+        statuses = await found.result("getSignatureStatuses", [[signature]])
+        assert statuses["value"] == [{"slot": found.chain.head, "err": None}]
+        assert (await found.result("getTransaction", [signature, {"encoding": "base64"}]))["slot"] == found.chain.head
+
+
+@on_uvloop
+async def test_calls_cost_what_the_table_says() -> None:
+    async with solana() as found:
+        for method, params in (("getBalance", [str(PAYEE)]), ("getSlot", []), ("getMultipleAccounts", [[str(PAYEE)]])):
+            assert (await found.ask(method, params)).headers["x-compute-units"] == str(SVM[method])
+
+
+# Commitments
+
+
+@pytest.mark.parametrize(
+    ("config", "again", "moved"),
+    [
+        ([], "hit", "miss"),
+        ([{"commitment": "finalized"}], "hit", "miss"),
+        ([{"commitment": "confirmed"}], "hit", "miss"),
+        ([{"commitment": "processed"}], "miss", "miss"),
+        ([{"encoding": "base64", "commitment": "processed"}], "miss", "miss"),
+    ],
+)
+def test_answer_is_kept_as_long_as_its_commitment_allows(config: list[Any], again: str, moved: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with solana() as found:
+            params = [str(PAYER.pubkey()), *config]
+            assert [await how(found, "getBalance", params) for _ in range(2)] == ["miss", again]
+            found.chain.head += 1
+            await found.look()
+            assert await how(found, "getBalance", params) == moved
+
+    run()
+
+
+@on_uvloop
+async def test_answers_of_different_commitments_are_not_mixed_up() -> None:
+    async with solana() as found:
+        slots = [
+            (await found.result("getBalance", [str(PAYEE), {"commitment": each}]))["context"]["slot"]
+            for each in ("finalized", "confirmed", "finalized", "processed")
+        ]
+        head = found.chain.head
+        assert slots == [head, head + 32, head, head + 32]
+
+
+@on_uvloop
+async def test_transaction_is_kept_for_ever_once_its_slot_is_final() -> None:
+    async with solana() as found:
+        signature = await found.result(SEND, [await transaction(found), BASE64])
+        assert [await how(found, "getTransaction", [signature]) for _ in range(2)] == ["miss", "hit"]
+        found.chain.head += 40
+        await found.look()
+        assert [await how(found, "getTransaction", [signature]) for _ in range(2)] == ["miss", "hit"]
+        found.chain.head += 1
+        await found.look()
+        assert await how(found, "getTransaction", [signature]) == "hit"
+
+
+@on_uvloop
+async def test_account_that_is_not_there_and_statuses_are_asked_for_each_time() -> None:
+    async with solana(1) as found:
+        for method, params in (("getAccountInfo", [str(PAYEE)]), ("getSignatureStatuses", [["x"]])):
+            assert "hit" not in [await how(found, method, params) for _ in range(3)]
+            assert found.count(method) == 3
+
+
+@on_uvloop
+async def test_missing_account_of_an_upstream_that_is_behind_is_asked_elsewhere() -> None:
+    async with solana() as found:
+        found.upstreams[0].behind = 1
+        found.upstreams[0].answers["getAccountInfo"] = lambda _: {"context": {"slot": 1}, "value": None}
+        await found.look()
+        await found.result(SEND, [await transaction(found), BASE64])
+        for _ in range(8):
+            account = await found.result("getAccountInfo", [str(PAYEE), BASE64], Cache_Control="no-cache")
+            assert account["value"] is not None
+
+
+# Sends
+
+
+@pytest.mark.parametrize("broadcast", [1, 3])
+def test_send_goes_to_one_upstream_once_also_where_others_are_broadcast(broadcast: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with solana(3, rpc={"broadcast": broadcast}) as found:
+            await found.result(SEND, [await transaction(found), BASE64])
+            assert sorted(sent(found)) == [0, 0, 1]
+
+    run()
+
+
+@pytest.mark.parametrize("mode", ["reset", "half", "garbage", "black_hole", "slow"])
+def test_send_that_may_have_landed_is_neither_sent_again_nor_hedged(mode: Mode) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with solana(3, faults=True, rpc={"call_timeout_s": 0.5}) as found:
+            for _ in range(60):
+                await found.result("getHealth")
+            raw = await transaction(found)
+            for proxy in found.proxies:
+                proxy.delay_s = 0.2
+                await proxy.switch(mode)
+            reply = await found.ask(SEND, [raw, BASE64])
+            assert reply.status == (200 if mode == "slow" else 504 if mode == "black_hole" else 500)
+            assert sorted(sent(found)) == [0, 0, 1]
+
+    run()
+
+
+@on_uvloop
+async def test_send_that_never_left_us_goes_to_another_upstream() -> None:
+    async with solana(2, faults=True) as found:
+        raw = await transaction(found)
+        await found.proxies[0].switch("dead")
+        await found.result(SEND, [raw, BASE64])
+        assert sent(found) == [0, 1]
+
+
+# Errors
+
+
+@on_uvloop
+async def test_error_of_a_send_comes_as_the_machine_gave_it() -> None:
+    async with solana() as found:
+        raw = await transaction(found)
+        await found.result(SEND, [raw, BASE64])
+        reply = await found.ask(SEND, [raw, BASE64])
+        assert reply.json["error"] == {
+            "code": -32002,
+            "message": "Transaction simulation failed: AlreadyProcessed",
+            "data": {"accounts": None, "err": "AlreadyProcessed", "logs": [], "unitsConsumed": 0},
+        }
+        poor = await found.ask(SEND, [await transaction(found, 10**15), BASE64])
+        assert poor.json["error"]["code"] == -32002
+        assert any("insufficient lamports" in line for line in poor.json["error"]["data"]["logs"])
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "data"),
+    [
+        (-32005, "Node is behind by 42 slots", {"numSlotsBehind": 42}),
+        (-32007, "Slot 5 was skipped, or missing due to ledger jump to recent snapshot", None),
+        (-32009, "Slot 5 was skipped, or missing in long-term storage", None),
+        (-32004, "Block not available for slot 5", None),
+        (-32015, "Transaction version (0) is not supported by the requesting client", None),
+        (-32602, "Invalid param: WrongSize", None),
+        (-32016, "Minimum context slot has not been reached", {"contextSlot": 3}),
+    ],
+)
+def test_native_error_is_passed_on_unchanged(code: int, message: str, data: Any) -> None:
+    given = {"code": code, "message": message, **({"data": data} if data else {})}
+
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(**given)
+
+    @on_uvloop
+    async def run() -> None:
+        async with solana() as found:
+            for each in found.upstreams:
+                each.answers["getBlock"] = refuse
+            reply = await found.ask("getBlock", [5, {"maxSupportedTransactionVersion": 0}])
+            assert (reply.status, reply.json["error"]) == (200, given)
+
+    run()
+
+
+@on_uvloop
+async def test_upstream_that_says_it_is_behind_is_passed_by() -> None:
+    def behind(_: list[Any]) -> Any:
+        raise Refused(-32005, "Node is behind by 42 slots", data={"numSlotsBehind": 42})
+
+    async with solana() as found:
+        found.upstreams[0].answers["getBalance"] = behind
+        for n in range(20):
+            params = [str(PAYEE), {"commitment": "processed", "minContextSlot": n}]
+            assert "value" in await found.result("getBalance", params)
+
+
+@pytest.mark.parametrize(
+    "method", ["eth_blockNumber", "getbalance", "GETBALANCE", "getConfirmedBlock", "validatorExit"]
+)
+def test_method_that_is_not_in_the_table_does_not_exist(method: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with solana(1) as found:
+            reply = await found.ask(method, [])
+            assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
+            assert found.count(method) == 0
+
+    run()
+
+
+@on_uvloop
+async def test_subscription_needs_a_socket() -> None:
+    async with solana(1) as found:
+        reply = await found.ask("slotSubscribe", [])
+        assert reply.json["error"]["code"] == -32601
+        assert "WebSocket" in reply.json["error"]["message"]

@@ -1,0 +1,211 @@
+"""Heads that advance out of step, lag and lie: nobody is told an older block than before, and emptiness is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from tests.faults import Mode
+from tests.flows.talk import rpc
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.service import until
+from tests.web.worker import on_uvloop
+
+SEED = 4711
+NO_CACHE = {"enabled": False, "coalesce": False}
+# Fifteen seconds are sixty blocks of it.
+QUICK = "arbitrum/mainnet"
+TX = "0x" + "cd" * 32
+
+
+async def heads_told(of: Scene, rounds: int, **headers: str) -> list[int]:
+    """One caller that asks for the head in three ways, one after the other, on one connection."""
+    told: list[int] = []
+    ways = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest", False]))
+    async with await of.worker.talk() as talk:
+        for n in range(rounds):
+            method, params = ways[n % 2]
+            reply = await talk.ask(of.worker.post(rpc(method, params), network=of.network, **headers))
+            if reply.status == 503:  # It may be refused, but not answered with an older one.
+                continue
+            result = reply.json["result"]
+            told.append(int(result if isinstance(result, str) else result["number"], 16))
+    return told
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        chance = random.Random(SEED)
+        # Blocks come far faster here than on the network that this is taken for: it is one that is used to quick ones.
+        async with scene(3, network=QUICK, **({} if cached else {"cache": NO_CACHE})) as found:
+            stop = asyncio.Event()
+
+            async def advance() -> None:
+                while not stop.is_set():
+                    if chance.random() < 0.3:
+                        found.chain.head += 1
+                    for each in found.upstreams:
+                        each.behind = max(0, min(2, each.behind + chance.choice((-1, 0, 1))))
+                    if chance.random() < 0.3:
+                        await found.look()
+                    await asyncio.sleep(0.002)
+
+            async with asyncio.TaskGroup() as group:
+                moving = group.create_task(advance())
+                asking = [group.create_task(heads_told(found, 700)) for _ in range(3)]
+                await asyncio.wait(asking)
+                stop.set()
+                await moving
+            for task in asking:
+                told = task.result()
+                assert told == sorted(told)
+                assert len(told) > 600
+                assert told[-1] > told[0] + 10
+            print(f"\n{sum(len(task.result()) for task in asking)} of 2100 answered, heads up to {told[-1]}")
+
+    run()
+
+
+@pytest.mark.parametrize("mode", ["high_head", "low_head", "lagging"])
+@pytest.mark.parametrize("count", [3, 5])
+def test_one_that_lies_about_its_head_is_not_believed_by_anybody(mode: Mode, count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count, faults=True, cache=NO_CACHE) as found:
+            await found.proxies[0].switch(mode)
+            for _ in range(12):
+                found.chain.head += 1
+                await found.look()
+                told = await heads_told(found, 20)
+                assert set(told) == {found.chain.head}
+            health = found.route.upstreams[0].health
+            assert health.lagging
+            before = found.upstreams[0].count("eth_call")
+            load = await found.load(60)
+            assert not load.failed
+            assert found.upstreams[0].count("eth_call") == before
+            await found.proxies[0].switch("pass")
+            await found.look()
+            assert not health.lagging
+
+    run()
+
+
+@on_uvloop
+async def test_first_answer_of_all_may_come_from_a_liar_and_is_not_believed_for_long() -> None:
+    async with scene(3, faults=True, cache=NO_CACHE) as found:
+        await found.proxies[0].switch("high_head")
+        for _ in range(30):
+            assert await heads_told(found, 2) == [found.chain.head] * 2
+        assert found.route.heads.tip == found.chain.head
+
+
+@on_uvloop
+async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> None:
+    def ahead(_: list[Any]) -> str:
+        return hex(found.chain.head + 10)
+
+    async with scene(3, cache=NO_CACHE) as found:
+        found.upstreams[0].answers["eth_blockNumber"] = ahead
+        for _ in range(10):
+            found.chain.head += 1
+            await found.look()
+            assert set(await heads_told(found, 10)) == {found.chain.head}
+        assert [each.health.lagging for each in found.route.upstreams] == [True, False, False]
+
+
+@on_uvloop
+async def test_silent_upstream_does_not_hold_up_what_the_others_say() -> None:
+    async with scene(3, faults=True) as found:
+        await found.proxies[0].switch("black_hole")
+        found.chain.head += 1
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(found.look())
+            await until(lambda: found.route.heads.tip == found.chain.head, within_s=2.0)
+            assert not looking.done()
+            looking.cancel()
+
+
+# Empty answers
+
+
+def calls_that_may_be_empty(of: Scene) -> list[tuple[str, list[Any]]]:
+    head = hex(of.chain.head)
+    return [
+        ("eth_getBlockByNumber", [head, False]),
+        ("eth_getTransactionReceipt", [TX]),
+        ("eth_getTransactionByHash", [TX]),
+        ("eth_getLogs", [{"fromBlock": head, "toBlock": head}]),
+    ]
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_empty_answer_of_one_behind_the_head_is_asked_elsewhere(place: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, cache=NO_CACHE) as found:
+            found.chain.mined[TX] = found.chain.head
+            found.upstreams[0].behind = 1
+            await found.look()
+            method, params = calls_that_may_be_empty(found)[place]
+            for _ in range(12):
+                assert await found.result(method, params)
+
+    run()
+
+
+@on_uvloop
+async def test_part_of_the_logs_is_not_taken_for_all_of_them() -> None:
+    """An upstream that does not have the last block yet leaves its logs out without a word."""
+    async with scene(2, cache=NO_CACHE) as found:
+        found.upstreams[0].behind = 1
+        await found.look()
+        for last in ("latest", hex(found.chain.head)):
+            for _ in range(10):
+                query = {"fromBlock": hex(found.chain.head - 9), "toBlock": last}
+                assert len(await found.result("eth_getLogs", [query])) == 10
+
+
+@on_uvloop
+async def test_answer_that_is_empty_everywhere_is_believed() -> None:
+    async with scene(3, cache=NO_CACHE) as found:
+        found.upstreams[0].behind = found.upstreams[1].behind = 1
+        await found.look()
+        for _ in range(10):
+            assert await found.result("eth_getTransactionReceipt", [TX]) is None
+        assert all(each.health.bad == 0 for each in found.route.upstreams)
+
+
+@pytest.mark.parametrize("mode", ["reset", "black_hole", "dead"])
+def test_empty_answer_is_good_enough_when_nobody_else_can_be_asked(mode: Mode) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, faults=True, cache=NO_CACHE, rpc={"call_timeout_s": 0.5}) as found:
+            await found.load(100)
+            found.upstreams[0].behind = 1
+            await found.look()
+            await found.proxies[1].switch(mode)
+            assert await found.result("eth_getTransactionReceipt", [TX]) is None
+
+    run()
+
+
+@on_uvloop
+async def test_pruned_upstream_is_passed_by_for_old_state_and_asked_when_nobody_else_is_there() -> None:
+    def pruned(params: list[Any]) -> Any:
+        raise Refused(-32000, "missing trie node")
+
+    async with scene(2, faults=True, cache=NO_CACHE, options=[{"archive": False}]) as found:
+        found.upstreams[0].answers["eth_getBalance"] = pruned
+        for n in range(1, 20):
+            await found.result("eth_getBalance", [TX[:42], hex(n)])
+        assert found.upstreams[0].count("eth_getBalance") == 0
+        await found.proxies[1].switch("dead")
+        reply = await found.ask("eth_getBalance", [TX[:42], "0x1"])
+        assert reply.json["error"]["code"] == -32014

@@ -1,0 +1,226 @@
+"""Transactions: sent once, told apart from their own echo, and to several upstreams only where that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from proxy.core.access import Limits
+from tests.faults import Mode
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.service import until
+from tests.web.worker import on_uvloop
+
+SEND = "eth_sendRawTransaction"
+# Signed with eth-account by the key 0x11…11, and the hashes that it gives: a legacy transaction and one of EIP-1559.
+LEGACY = (
+    "0xf86c078504a817c800825208942222222222222222222222222222222222222222880de0b6b3a76400008025a007ed339d6d1fa5641394483b"
+    "9b23cae20e509c4ba55126809efd3381282243c7a07c9f3ed9a0d3b2383588584808128e247fb9832eaddf5e8735ced6c50864ceec",
+    "0xd1c09e8d5a62116d911a3f99e317ef468b598aff6bf36e7a9af7935dc8ba8f53",
+)
+DYNAMIC = (
+    "0x02f86f0108843b9aca008506fc23ac0082ea609433333333333333333333333333333333333333338084a9059cbbc080a038f58f86ded92aa4"
+    "474c3852fc6411b4ba8bfacdca2b4eb468d6bd341aebce54a058e29ed8cce2e2e719a643190385015a40b1325d8981026c98545935876ed814",
+    "0x777aeb0c455f27e514e8dbf10ac25abc9ed6faa33888c0c25c93a2d979cfd207",
+)
+RAW, HASH = LEGACY
+
+
+def refusing(code: int, message: str) -> Any:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(code, message)
+
+    return refuse
+
+
+def sent(of: Scene) -> list[int]:
+    """How many times each upstream was sent the transaction, whether or not it got through."""
+    return [each.methods[SEND] for each in of.proxies] or [each.count(SEND) for each in of.upstreams]
+
+
+@on_uvloop
+async def test_write_is_sent_to_one_upstream_once() -> None:
+    async with scene(3) as found:
+        assert await found.result(SEND, [RAW]) == HASH
+        assert sorted(sent(found)) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("raw", "tx_hash"), [LEGACY, DYNAMIC])
+@pytest.mark.parametrize("words", ["already known", "ALREADY_EXISTS: already known", "known transaction: d1c0"])
+def test_transaction_that_is_known_already_is_a_success_with_its_hash(raw: str, tx_hash: str, words: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            for each in found.upstreams:
+                each.answers[SEND] = refusing(-32000, words)
+            assert await found.result(SEND, [raw]) == tx_hash
+            assert sum(sent(found)) == 1
+
+    run()
+
+
+@on_uvloop
+async def test_sending_the_same_again_is_as_good_as_the_first_time() -> None:
+    async with scene(1) as found:
+        assert [await found.result(SEND, [RAW]) for _ in range(3)] == [HASH] * 3
+        assert sent(found) == [3]
+
+
+@pytest.mark.parametrize("words", ["nonce too low", "replacement transaction underpriced", "insufficient funds"])
+def test_refusal_is_passed_on_and_nobody_else_is_asked(words: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(3) as found:
+            for each in found.upstreams:
+                each.answers[SEND] = refusing(-32000, words)
+            reply = await found.ask(SEND, [RAW])
+            assert reply.json["error"] == {"code": -32000, "message": words}
+            assert sum(sent(found)) == 1
+
+    run()
+
+
+@on_uvloop
+async def test_write_is_not_retried_after_a_time_out() -> None:
+    async with scene(3, faults=True, rpc={"call_timeout_s": 0.3}) as found:
+        found.worker.add_key("small", limits=Limits(1000, 60, 0))
+        for proxy in found.proxies:
+            await proxy.switch("black_hole")
+        reply = await found.ask(SEND, [RAW], key="small")
+        reply.fault(504)
+        assert sorted(sent(found)) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
+def test_write_that_may_have_landed_is_not_sent_again(mode: Mode) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(3, faults=True) as found:
+            for proxy in found.proxies:
+                await proxy.switch(mode)
+            (await found.ask(SEND, [RAW])).fault(500)
+            assert sorted(sent(found)) == [0, 0, 1]
+
+    run()
+
+
+@on_uvloop
+async def test_write_is_never_hedged() -> None:
+    async with scene(3, faults=True) as found:
+        await found.load(200)
+        for proxy in found.proxies:
+            proxy.delay_s = 0.4
+            await proxy.switch("slow")
+        assert await found.result(SEND, [RAW]) == HASH
+        assert sorted(sent(found)) == [0, 0, 1]
+
+
+@on_uvloop
+async def test_write_that_never_left_us_is_sent_to_another_upstream() -> None:
+    async with scene(3, faults=True) as found:
+        for proxy in found.proxies[:2]:
+            await proxy.switch("dead")
+        for _ in range(6):
+            assert await found.result(SEND, [RAW]) == HASH
+        assert sent(found) == [0, 0, 6]
+
+
+@on_uvloop
+async def test_write_of_a_caller_that_left_goes_on_to_its_end() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.held = {SEND}
+        talk = await found.worker.talk()
+        body = b'{"jsonrpc":"2.0","id":1,"method":"%b","params":["%b"]}' % (SEND.encode(), RAW.encode())
+        await talk.send(found.worker.post(body, network=found.network))
+        await until(lambda: upstream.count(SEND) == 1)
+        await talk.close()
+        upstream.gate.set()
+        await until(lambda: found.route.upstreams[0].health.inflight == 0)
+        assert found.route.upstreams[0].health.good >= 1
+        assert await found.result(SEND, [RAW]) == HASH
+
+
+@on_uvloop
+async def test_read_only_key_may_not_write_alone_or_in_a_batch() -> None:
+    async with scene(1) as found:
+        found.worker.add_key("reader", scopes=["rpc:read"])
+        (await found.ask(SEND, [RAW], key="reader")).fault(403)
+        reply = await found.batch((SEND, [RAW]), ("eth_chainId", []), key="reader")
+        assert reply.json[0]["error"]["code"] == -32016
+        assert "result" in reply.json[1]
+        assert sent(found) == [0]
+
+
+# To several
+
+
+@pytest.mark.parametrize(("broadcast", "count", "times"), [(2, 3, 2), (3, 3, 3), (16, 3, 3), (3, 1, 1)])
+def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: int, times: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count, rpc={"broadcast": broadcast}) as found:
+            assert await found.result(SEND, [RAW]) == HASH
+            await until(lambda: sum(sent(found)) == times)
+            assert max(sent(found)) == 1
+
+    run()
+
+
+@pytest.mark.parametrize("mode", ["black_hole", "dead", "reset", "garbage"])
+def test_first_success_of_a_broadcast_wins_whatever_becomes_of_the_others(mode: Mode) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(3, faults=True, rpc={"broadcast": 3}) as found:
+            for proxy in found.proxies[1:]:
+                await proxy.switch(mode)
+            assert await found.result(SEND, [RAW]) == HASH
+            assert found.upstreams[0].count(SEND) == 1
+
+    run()
+
+
+@on_uvloop
+async def test_refusal_of_one_does_not_outrun_the_success_of_another() -> None:
+    async with scene(3, rpc={"broadcast": 3}) as found:
+        for each in found.upstreams[:2]:
+            each.answers[SEND] = refusing(-32000, "nonce too low")
+        found.upstreams[2].held = {SEND}
+        asking = found.worker.ask(
+            b'{"jsonrpc":"2.0","id":1,"method":"%b","params":["%b"]}' % (SEND.encode(), RAW.encode()),
+            network=found.network,
+        )
+
+        async def release() -> None:
+            await until(lambda: sent(found) == [1, 1, 1])
+            await until(lambda: sum(each.health.inflight for each in found.route.upstreams) == 1)
+            found.upstreams[2].gate.set()
+
+        reply, _ = await asyncio.gather(asking, release())
+        assert reply.json["result"] == HASH
+
+
+@on_uvloop
+async def test_broadcast_that_all_refuse_is_refused_and_one_that_all_fail_costs_nothing() -> None:
+    async with scene(2, faults=True, rpc={"broadcast": 2}) as found:
+        found.worker.add_key("small", limits=Limits(1000, 60, 0))
+        for each in found.upstreams:
+            each.answers[SEND] = refusing(-32000, "nonce too low")
+        assert (await found.ask(SEND, [RAW])).json["error"]["message"] == "nonce too low"
+        for proxy in found.proxies:
+            await proxy.switch("reset")
+        for _ in range(10):
+            reply = await found.ask(SEND, [RAW], key="small")
+            assert reply.status in (500, 503)
+            reply.fault(reply.status)
+
+
+@on_uvloop
+async def test_broadcast_in_a_batch_answers_in_its_place() -> None:
+    async with scene(2, rpc={"broadcast": 2}) as found:
+        reply = await found.batch(("eth_chainId", []), (SEND, [RAW]), ("eth_chainId", []))
+        assert [item["id"] for item in reply.json] == [0, 1, 2]
+        assert reply.json[1]["result"] == HASH

@@ -1,0 +1,71 @@
+"""An upstream that a test commands: a real server that counts its calls and answers as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import orjson
+from aiohttp import web
+
+# Credentials as they stand in an upstream's address: nobody but the service may ever see them.
+USER, PASSWORD, SECRET_PATH = "flow", "canary-password", "canary-path"
+Act = Callable[[dict[str, object]], Awaitable[web.StreamResponse]]
+
+
+HEAD = {"number": "0x10", "hash": "0x" + "11" * 32}
+# What the service asks by itself, to know how far an upstream is: these are always answered.
+PROBES = {"eth_blockNumber": HEAD["number"], "eth_getBlockByNumber": HEAD}
+
+
+async def echo(call: dict[str, object]) -> web.StreamResponse:
+    """The name of the method as the result."""
+    return reply(call, result=call["method"])
+
+
+def reply(call: dict[str, object], **members: object) -> web.Response:
+    return web.Response(
+        body=orjson.dumps({"jsonrpc": "2.0", "id": call["id"], **members}), content_type="application/json"
+    )
+
+
+class Upstream:
+    """What the service is configured with by `url`."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.calls = 0
+        self.act: Act = echo
+        application = web.Application()
+        application.router.add_post(f"/{SECRET_PATH}", self._answer)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+
+    @property
+    def url(self) -> str:
+        return f"http://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{SECRET_PATH}"
+
+    async def open(self) -> None:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        if isinstance(body, dict):
+            return await self._one(body)
+        answers = [await self._one(call) for call in body]
+        for answer in answers:
+            if answer.status != 200:
+                return answer
+        joined = b"[" + b",".join(bytes(answer.body) for answer in answers if isinstance(answer, web.Response)) + b"]"
+        return web.Response(body=joined, content_type="application/json")
+
+    async def _one(self, call: dict[str, object]) -> web.StreamResponse:
+        method = str(call["method"])
+        if method in PROBES:
+            return reply(call, result=PROBES[method])
+        self.calls += 1
+        return await self.act(call)

@@ -1,0 +1,131 @@
+"""The OpenAPI document, the routes, the scopes and the prices say the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from proxy import settings
+from proxy.app import App
+from proxy.chains.families import FAMILIES
+from proxy.core.access import SCOPES
+from proxy.settings import SCHEMAS
+from proxy.store import windows
+from proxy.store.windows import Windows
+from proxy.web import contract
+
+CONTRACT = contract.load(SCHEMAS)
+DOCUMENT = CONTRACT.document
+OPERATIONS = CONTRACT.operations
+SHAPES: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
+TABLES = settings.load_tables()
+PRICES = TABLES.prices
+BASE = "/v1"
+# JSON-RPC is priced by method, not by operation.
+BY_METHOD = {"rpc_call", "bundler_call"}
+
+# The specification's table of endpoints (section 4), and the scope of each.
+ENDPOINTS = {
+    ("POST", "/rpc/{chain}/{network}"): "rpc:read",
+    ("GET", "/tokens/{chain}/balances/{address}"): "data:read",
+    ("GET", "/tokens/{chain}/metadata/{contract}"): "data:read",
+    ("GET", "/nfts/{chain}/metadata/{contract}/{token_id}"): "data:read",
+    ("GET", "/nfts/{chain}/collection/{contract}"): "data:read",
+    ("GET", "/nfts/{chain}/owned/{address}"): "data:read",
+    ("POST", "/wallets/create"): "wallets:manage",
+    ("GET", "/wallets/{address}"): "wallets:manage",
+    ("GET", "/wallets"): "wallets:manage",
+    ("POST", "/webhooks"): "webhooks:manage",
+    ("GET", "/webhooks"): "webhooks:manage",
+    ("PATCH", "/webhooks/{id}"): "webhooks:manage",
+    ("DELETE", "/webhooks/{id}"): "webhooks:manage",
+    ("GET", "/gas/{chain}/prices"): "rpc:read",
+    ("POST", "/gas/policies"): "gas:manage",
+    ("POST", "/gas/sponsor"): "gas:manage",
+    ("POST", "/bundler/{chain}/{network}"): "bundler:send",
+}
+# Open to everybody, and not a part of the contract.
+OPEN = {"/healthz", "/readyz", "/docs", "/docs/{name}", f"{BASE}/openapi.json"}
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[App]:
+    """The application as a worker builds it, not started."""
+    environ = {"DATABASE_URL": "postgresql://nowhere/none", "PENSTOCK_KEYS__PEPPER": "p" * 32}
+    fd = windows.create()
+    yield App(settings.load(environ=environ), TABLES, Windows(fd))
+    os.close(fd)
+
+
+async def test_routes_are_the_documents_operations_that_are_there(app: App) -> None:
+    routed = {
+        (route.method, route.resource.canonical)
+        for route in app.web.router.routes()
+        if route.resource is not None and route.method != "HEAD" and route.resource.canonical not in OPEN
+    }
+    assert routed == {(op.method, BASE + op.path) for op in OPERATIONS.values() if not op.planned}
+
+
+async def test_open_pages_are_all_there(app: App) -> None:
+    paths = {route.resource.canonical for route in app.web.router.routes() if route.resource is not None}
+    assert paths >= OPEN
+
+
+def test_document_has_every_endpoint_of_the_specification_with_its_scope() -> None:
+    assert {(op.method, op.path): op.scope for op in OPERATIONS.values()} == ENDPOINTS
+
+
+def test_document_is_valid_openapi() -> None:
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+
+
+def test_every_scope_exists_and_every_scope_but_writing_opens_an_operation() -> None:
+    used = {op.scope for op in OPERATIONS.values()}
+    assert used <= set(SCOPES)
+    assert set(SCOPES) - used == {"rpc:write"}  # the method decides, on the path of rpc:read
+
+
+def test_every_operation_has_a_price_and_every_price_an_operation() -> None:
+    assert set(PRICES.rest) == set(OPERATIONS) - BY_METHOD
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_method_has_a_price_and_every_price_a_method(family: str) -> None:
+    assert set(PRICES.of_family(family)) == set(FAMILIES[family].methods)
+
+
+def test_every_bundler_method_has_a_price() -> None:
+    methods = DOCUMENT["paths"]["/bundler/{chain}/{network}"]["post"]["x-rpc-methods"]
+    assert set(PRICES.bundler) == set(methods)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_says_how_it_can_fail_and_who_may_call(name: str) -> None:
+    operation = OPERATIONS[name]
+    spec = DOCUMENT["paths"][operation.path][operation.method.lower()]
+    assert {"400", "401", "403", "429", "500"} <= set(spec["responses"])
+    assert {status[0] for status in spec["responses"]} >= {"2", "4", "5"}
+    assert spec.get("security", DOCUMENT["security"])
+    for key in ("summary", "description", "tags"):
+        assert spec[key]
+
+
+@pytest.mark.parametrize("name", [name for name, schema in SHAPES.items() if "examples" in schema])
+def test_examples_conform_to_their_schema(name: str) -> None:
+    whole = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    validator = jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
+    for example in SHAPES[name]["examples"]:
+        validator.validate(example)
+
+
+def test_plans_are_the_specifications() -> None:
+    limits = {name: (p.requests_per_second, p.requests_per_day, p.units_per_second) for name, p in TABLES.plans.items()}
+    assert limits["free"] == (10, 100_000, 200)
+    assert limits["growth"] == (100, 5_000_000, 2_000)
+    assert TABLES.plans["free"].webhook_deliveries_per_day == 1_000
+    assert limits["enterprise"][1] == 0

@@ -1,0 +1,122 @@
+"""The import table: web -> services -> {store, wire, chains} -> core -> errors, and chains -> core."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.house.source import imports_of, modules, ring_of
+
+# What every ring but the pure ones may know beside its inner rings.
+SUPPORT = {"settings", "telemetry", "process"}
+
+# The whole table. A ring may know itself, but for services.
+MAY_KNOW: dict[str, set[str]] = {
+    "errors": set(),
+    "core": {"errors"},
+    "chains": {"core", "errors"},
+    "process": set(),
+    "telemetry": set(),
+    "settings": {"chains", "core", "errors"},
+    "store": {"chains", "core", "errors", *SUPPORT},
+    "wire": {"chains", "core", "errors", *SUPPORT},
+    "services": {"store", "wire", "chains", "core", "errors", *SUPPORT},
+    "web": {"services", "chains", "core", "errors", *SUPPORT},
+}
+# The composition root, the processes around it, and what a person starts.
+SEE_EVERYTHING = {"app", "worker", "supervisor", "commands", "dev", "__main__", ""}
+
+# Services do not import each other: what one needs is passed in. These are passed in as well, and known by type because
+# the two are one decision; a protocol between them would have one implementation and be read twice.
+TOGETHER: dict[tuple[str, str], str] = {
+    ("admission", "keyring"): "who asks is the first of admission's three questions",
+    ("admission", "quotas"): "and how much of the day is left is part of the last",
+    ("readiness", "keyring"): "a worker is ready when its keys are loaded",
+    ("rpc", "admission"): "a call is admitted in the middle of its own flow, item by item in a batch",
+}
+# Where web reaches past services.
+PAST_SERVICES: dict[tuple[str, str], str] = {
+    ("front", "wire"): "a reply is passed on as it arrives, from the upstream's connection to the client's",
+    ("messages", "wire"): "a client that does not read stops the reading of its reply from the upstream",
+    ("hot", "wire"): "replies and calls of one turn of the loop leave together",
+}
+
+# What core and chains may import from outside. No clock, no randomness, no I/O, no logging: whoever adds a module here
+# has made sure that it has none of these.
+PURE = {
+    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "decimal", "enum"),
+    *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "math", "operator", "re"),
+    *("string", "struct", "types", "typing", "zlib", "msgspec", "sha3"),
+}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
+PURE_RINGS = ("core", "chains")
+
+OURS = sorted(modules())
+
+
+def ours(module: str) -> list[str]:
+    return [name for name in imports_of(module) if name.split(".")[0] == "proxy"]
+
+
+def test_every_ring_is_in_the_table() -> None:
+    assert {ring_of(module) for module in OURS} <= set(MAY_KNOW) | SEE_EVERYTHING
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_module_imports_only_from_rings_that_its_own_may_know(module: str) -> None:
+    ring = ring_of(module)
+    if ring in SEE_EVERYTHING:
+        return
+    allowed = {*MAY_KNOW[ring], ring, ""} | {past for name, past in PAST_SERVICES if f"proxy.web.{name}" == module}
+    assert not [name for name in ours(module) if ring_of(name) not in allowed], f"{module} may know {sorted(allowed)}"
+
+
+def test_store_and_wire_never_meet() -> None:
+    for one, other in (("store", "wire"), ("wire", "store")):
+        assert other not in MAY_KNOW[one]
+        assert not [m for m in OURS if ring_of(m) == one and other in map(ring_of, ours(m))]
+
+
+def service_of(module: str) -> str:
+    """A service is a module of services/, or a package there: its rooms are one service."""
+    return module.split(".")[2] if module.startswith("proxy.services.") else ""
+
+
+def service_pairs() -> set[tuple[str, str]]:
+    pairs = {(service_of(module), service_of(name)) for module in OURS for name in ours(module)}
+    return {(one, other) for one, other in pairs if one and other and one != other}
+
+
+def test_services_import_each_other_only_where_the_table_gives_the_reason() -> None:
+    assert not service_pairs() - set(TOGETHER)
+
+
+def test_no_exemption_outlives_its_import() -> None:
+    assert not set(TOGETHER) - service_pairs()
+    web = {(module.removeprefix("proxy.web."), ring_of(name)) for module in OURS for name in ours(module)}
+    assert not set(PAST_SERVICES) - web
+
+
+@pytest.mark.parametrize("module", [module for module in OURS if ring_of(module) in PURE_RINGS])
+def test_pure_module_knows_no_clock_no_chance_no_io_and_no_log(module: str) -> None:
+    foreign = {name.split(".")[0] for name in imports_of(module)} - {"proxy"}
+    assert not foreign - PURE
+    called = {
+        node.func.id
+        for node in ast.walk(modules()[module])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & IMPURE_CALLS
+
+
+def test_only_settings_reads_the_environment() -> None:
+    """And what starts a process, or is the root of one."""
+    allowed = {"settings", "supervisor", "app", "dev"}
+    reads = [
+        module
+        for module in OURS
+        for node in ast.walk(modules()[module])
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and ring_of(module) not in allowed
+    ]
+    assert not reads

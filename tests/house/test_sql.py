@@ -1,0 +1,145 @@
+"""SQL that is true: every query prepares, and the reviewed schema is what the migrations make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import asyncpg
+import pytest
+
+from proxy.settings import SCHEMAS
+from proxy.store import migrate, sql
+from tests.database import MIGRATED, Server, connected
+
+REVIEWED = SCHEMAS / "sql" / "schema.sql"
+FILES = sorted(sql.QUERIES.glob("*.sql"))
+QUERIES = {f"{path.stem}.{name}": text for path in FILES for name, text in sql.parse(path.read_text("utf-8")).items()}
+
+# What makes up a schema, one row for each thing, without the order of columns and without numbers that differ by chance.
+CATALOG = {
+    "relations": """
+        select relname, relkind::text, relpersistence::text, relrowsecurity, reloptions
+        from pg_class where relnamespace = 'public'::regnamespace""",
+    "columns": """
+        select c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity::text,
+            a.attgenerated::text, a.attcollation::regcollation::text, pg_get_expr(d.adbin, d.adrelid)
+        from pg_attribute a join pg_class c on c.oid = a.attrelid
+        left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+        where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'm')
+            and a.attnum > 0 and not a.attisdropped""",
+    "constraints": """
+        select conrelid::regclass::text, conname, contype::text, pg_get_constraintdef(oid), convalidated
+        from pg_constraint where connamespace = 'public'::regnamespace""",
+    "indexes": "select indexname, indexdef from pg_indexes where schemaname = 'public'",
+    "functions": "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = 'public'::regnamespace",
+    "triggers": """
+        select tgname, pg_get_triggerdef(t.oid), tgenabled::text
+        from pg_trigger t where not tgisinternal""",
+    "sequences": """
+        select sequencename, data_type::text, start_value, min_value, max_value, increment_by, cycle, cache_size
+        from pg_sequences where schemaname = 'public'""",
+    "types": """
+        select t.typname, t.typtype::text,
+            array(select enumlabel::text from pg_enum where enumtypid = t.oid order by enumsortorder)
+        from pg_type t where t.typnamespace = 'public'::regnamespace and t.typtype in ('e', 'd', 'r')""",
+    "views": "select viewname, definition from pg_views where schemaname = 'public'",
+    "policies": "select tablename, policyname, qual, with_check from pg_policies where schemaname = 'public'",
+    "extensions": "select extname from pg_extension",
+    "schemas": "select nspname from pg_namespace where nspname !~ '^pg_'",
+}
+
+
+Catalog = dict[str, list[tuple[object, ...]]]
+
+
+async def catalog(url: str) -> Catalog:
+    async with connected(url) as connection:
+        return {
+            part: sorted((tuple(row) for row in await connection.fetch(query)), key=repr)
+            for part, query in CATALOG.items()
+        }
+
+
+@pytest.fixture
+async def reviewed(empty_database: str) -> Catalog:
+    """The catalog of a database that is made from the reviewed file alone."""
+    async with connected(empty_database) as connection:
+        await connection.execute(REVIEWED.read_text("utf-8"))
+    return await catalog(empty_database)
+
+
+async def test_reviewed_schema_equals_all_migrations_applied(reviewed: Catalog, database: str) -> None:
+    migrated = await catalog(database)
+    for part in CATALOG:
+        assert reviewed[part] == migrated[part], part
+
+
+async def test_comparison_sees_what_it_should(reviewed: Catalog, database: str) -> None:
+    """Were one column, check or default different, it would show."""
+    async with connected(database) as connection:
+        await connection.execute("""
+            alter table keys alter column hint drop not null, alter column scopes drop default, add extra text;
+            alter table accounts drop constraint accounts_requests_per_day_check;
+            drop index keys_of_account;
+            alter sequence key_slots increment 2;
+            drop trigger keys_notice on keys;
+            alter function stamp_change() security definer;
+        """)
+    changed = await catalog(database)
+    differing = {part for part in CATALOG if reviewed[part] != changed[part]}
+    assert differing == {"relations", "columns", "constraints", "indexes", "functions", "triggers", "sequences"}
+
+
+@pytest.fixture(scope="module")
+async def migrated(server: Server) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection for those who change nothing."""
+    name = await server.create(MIGRATED)
+    async with connected(server.url(name)) as connection:
+        yield connection
+    await server.drop(name)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+async def test_query_prepares_on_a_migrated_database(migrated: asyncpg.Connection[asyncpg.Record], name: str) -> None:
+    statement = await migrated.prepare(QUERIES[name])
+    numbers = {int(number) for number in re.findall(r"\$(\d+)", QUERIES[name])}
+    assert numbers == set(range(1, len(statement.get_parameters()) + 1))
+
+
+def test_every_query_file_is_loaded_by_its_name() -> None:
+    loaded = {name for name, value in vars(sql).items() if isinstance(value, SimpleNamespace)}
+    assert loaded == {path.stem for path in FILES}
+
+
+def test_every_query_is_used() -> None:
+    code = "\n".join(path.read_text("utf-8") for path in (sql.QUERIES.parents[2] / "proxy").rglob("*.py"))
+    assert not [name for name in QUERIES if f"sql.{name}" not in code]
+
+
+def test_no_sql_is_built_by_formatting() -> None:
+    """A query has its values as parameters: nothing in braces or percent signs, nothing that ends another statement."""
+    for name, text in QUERIES.items():
+        assert not re.search(r"\{[a-z_]+\}|%s|%\(", text), name
+        assert ";" not in re.sub(r"--.*", "", text), name
+
+
+@pytest.mark.parametrize("path", migrate.files(), ids=lambda path: path.stem)
+def test_migration_says_what_it_is_for_and_leaves_the_transaction_to_the_runner(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert text.startswith("-- ")
+    assert re.fullmatch(r"\d{4}_[a-z0-9_]+", path.stem)
+    assert not re.search(r"^\s*(begin|commit|rollback)\s*(transaction|work)?\s*;", text, re.IGNORECASE | re.MULTILINE)
+
+
+def test_two_queries_of_one_name_are_an_error() -> None:
+    with pytest.raises(ValueError, match="used twice"):
+        sql.parse("-- one\nselect 1;\n-- one\nselect 2;\n")
+
+
+def test_query_ends_where_the_next_begins() -> None:
+    text = "-- A heading, in words.\n\n-- one\n-- What it does.\nselect 1;\n\n-- two\nselect\n  2;\n"
+    assert sql.parse(text) == {"one": "-- What it does.\nselect 1", "two": "select\n  2"}
+    assert sql.parse("") == {}

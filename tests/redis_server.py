@@ -1,0 +1,88 @@
+"""A real redis-server on a free port, that a test may stop, freeze and start again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.service import until
+
+PROGRAM = "redis-server"
+
+
+def require_redis() -> None:
+    """Install it where that is possible; skip the test where it is not."""
+    if shutil.which(PROGRAM) is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(
+            ["apt-get", "install", "-y", "-q", "--no-install-recommends", PROGRAM],
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+    if shutil.which(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed, and cannot be: on Debian, apt-get install {PROGRAM}")
+
+
+class RedisServer:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    async def start(self) -> None:
+        self._process = subprocess.Popen(
+            [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory)],
+            stdout=subprocess.DEVNULL,
+        )
+        await until(lambda: self.command("PING") == b"+PONG\r\n")
+
+    def command(self, *words: str) -> bytes:
+        """What it answers; nothing where it does not."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as talk:
+                talk.sendall(" ".join(words).encode() + b"\r\n")
+                return talk.recv(65536)
+        except OSError:
+            return b""
+
+    def size(self) -> int:
+        return int(self.command("DBSIZE")[1:] or 0)
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+@asynccontextmanager
+async def redis_server(directory: Path) -> AsyncIterator[RedisServer]:
+    server = RedisServer(directory)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()

@@ -1,0 +1,135 @@
+"""A worker, its upstreams and what stands between them, in the test's own loop; and a load that checks every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.tracker import Tracker
+from tests.faults import FaultProxy, fault_proxy
+from tests.flows.talk import Reply, rpc
+from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
+from tests.web.worker import LIVE, Client, Worker, worker
+
+# Each call of a load asks something that was never asked before.
+_serial = itertools.count()
+
+
+@dataclass
+class Load:
+    """What became of the calls of a load."""
+
+    took_s: list[float] = field(default_factory=list)
+    wrong: list[Any] = field(default_factory=list)
+    failed: list[Reply] = field(default_factory=list)
+
+    @property
+    def calls(self) -> int:
+        return len(self.took_s)
+
+    def quantile_s(self, share: float) -> float:
+        return sorted(self.took_s)[min(int(share * self.calls), self.calls - 1)]
+
+    def __repr__(self) -> str:
+        p50, p99 = self.quantile_s(0.5) * 1000, self.quantile_s(0.99) * 1000
+        worst = max(self.took_s) * 1000
+        return (
+            f"<Load {self.calls} calls, {len(self.failed)} failed, {len(self.wrong)} wrong; "
+            f"p50 {p50:.1f} p99 {p99:.1f} max {worst:.0f} ms>"
+        )
+
+
+class Scene:
+    def __init__(self, running: Worker, chain: Chain, upstreams: list[ScriptedUpstream], network: str) -> None:
+        self.worker = running
+        self.chain = chain
+        self.upstreams = upstreams
+        self.proxies: list[FaultProxy] = []
+        self.network = network
+        self.route: Route = running.app.networks.routes[network]
+        self.tracker = Tracker(self.route)
+
+    @property
+    def asked(self) -> int:
+        """Requests that reached the upstreams or what stands before them, those about the head left out."""
+        return sum(
+            1 for each in self.upstreams for call in each.calls if call.method not in ("eth_blockNumber", "net_version")
+        )
+
+    def count(self, method: str) -> int:
+        return sum(each.count(method) for each in self.upstreams)
+
+    async def look(self) -> None:
+        """See where the heads are, now."""
+        await self.tracker.look()
+
+    def watch(self) -> None:
+        """See where the heads are from now on, as the product does."""
+        self.worker.app.tasks.start(f"heads {self.network}", self.tracker.run)
+
+    async def ask(self, method: str, params: Sequence[Any] = (), **options: Any) -> Reply:
+        return await self.worker.ask(rpc(method, params), network=self.network, **options)
+
+    async def result(self, method: str, params: Sequence[Any] = (), **options: Any) -> Any:
+        reply = await self.ask(method, params, **options)
+        assert reply.status == 200, reply
+        assert "result" in reply.json, reply.json
+        return reply.json["result"]
+
+    async def batch(self, *calls: tuple[str, Sequence[Any]], **options: Any) -> Reply:
+        body = [{"jsonrpc": "2.0", "id": n, "method": m, "params": list(p)} for n, (m, p) in enumerate(calls)]
+        return await self.worker.ask(orjson.dumps(body), network=self.network, **options)
+
+    async def load(self, calls: int, *, at_once: int = 16) -> Load:
+        """So many reads over so many connections; every answer is checked against what was asked."""
+        load = Load()
+        left = itertools.repeat(None, calls)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(self._ask_on(await self.worker.talk(), left, load))
+        return load
+
+    async def _ask_on(self, talk: Client, left: itertools.repeat[None], load: Load) -> None:
+        async with talk:
+            for _ in left:
+                params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
+                began = time.monotonic()
+                reply = await talk.ask(self.worker.post(rpc("eth_call", params), network=self.network))
+                load.took_s.append(time.monotonic() - began)
+                if reply.status != 200 or "result" not in reply.json:
+                    load.failed.append(reply)
+                elif reply.json["result"] != value_of("eth_call", params):
+                    load.wrong.append((params, reply.json))
+
+
+@asynccontextmanager
+async def scene(
+    count: int = 3,
+    *,
+    faults: bool = False,
+    network: str = LIVE,
+    chain: Chain | None = None,
+    kind: type[ScriptedUpstream] = ScriptedUpstream,
+    options: Sequence[Mapping[str, Any]] = (),
+    **sections: Mapping[str, Any],
+) -> AsyncIterator[Scene]:
+    """A worker whose network has so many upstreams, whose heads are known; with `faults`, each behind a proxy."""
+    chain = chain or Chain()
+    async with AsyncExitStack() as stack:
+        upstreams = await stack.enter_async_context(scripted(count, chain, kind))
+        proxies = [await stack.enter_async_context(fault_proxy(each.port)) for each in upstreams] if faults else []
+        urls = [each.url for each in proxies or upstreams]
+        given = [{"url": url, **more} for url, more in itertools.zip_longest(urls, options, fillvalue={})]
+        running = await stack.enter_async_context(worker({network: given}, **sections))
+        found = Scene(running, chain, upstreams, network)
+        found.proxies = proxies
+        await found.look()
+        yield found

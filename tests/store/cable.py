@@ -1,0 +1,59 @@
+"""The line between a pool and Postgres, with a knife: a forwarder on a unix socket of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+# The name that libpq and asyncpg look for in a socket directory.
+NAME = ".s.PGSQL.5432"
+
+
+class Cable:
+    """Forwards until it is cut; `mute` keeps connections open and says nothing, as a machine does that hangs."""
+
+    def __init__(self, directory: Path, sockets: Path) -> None:
+        self.directory = directory
+        self._path = directory / NAME
+        self._target = sockets / NAME
+        self._server: asyncio.Server | None = None
+        self._ends: set[asyncio.StreamWriter] = set()
+        self.muted = False
+
+    def __repr__(self) -> str:
+        return f"<Cable {'up' if self._server else 'cut'}, {len(self._ends) // 2} connections>"
+
+    async def plug(self) -> None:
+        self.muted = False
+        self._server = await asyncio.start_unix_server(self._carry, self._path)
+
+    async def cut(self) -> None:
+        """Nobody listens any more, and whoever talks is interrupted."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        for end in tuple(self._ends):
+            end.transport.abort()
+        await server.wait_closed()
+        self._path.unlink(missing_ok=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._target)
+        self._ends |= {writer, far_writer}
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(reader, far_writer))
+                group.create_task(self._pump(far_reader, writer))
+        finally:
+            self._ends -= {writer, far_writer}
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                if not self.muted:
+                    writer.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()

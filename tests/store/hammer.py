@@ -1,0 +1,127 @@
+"""A process that does to shared windows what it is told, one JSON line at a time: `python -m tests.store.hammer FD`.
+
+A test that wants several workers starts several of these: real processes on one inherited file.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from proxy.store import windows
+from proxy.store.windows import STRIPES, Windows
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 30.0
+
+
+class Hammer:
+    """The test's end of such a process."""
+
+    def __init__(self, fd: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.store.hammer", str(fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            pass_fds=(fd,),
+        )
+
+    def tell(self, what: str, **how: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(orjson.dumps([what, how]) + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
+        # A mutex that nobody releases must fail a test, not stop them all.
+        ready, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
+        assert ready, f"no answer within {ANSWER_S} s"
+        line = self.process.stdout.readline()
+        assert line, f"the process ended: {self.process.wait(5)}"
+        return orjson.loads(line)
+
+    def ask(self, what: str, **how: Any) -> Any:
+        self.tell(what, **how)
+        return self.hear()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def take(shared: Windows, *, slot: int, tries: int, now: float, request_s: float, unit_s: float = 0.0) -> int:
+    """How many of the tries were granted, all in one instant."""
+    return sum(not shared.take(slot, now, request_s, unit_s) for _ in range(tries))
+
+
+def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
+    """Ask without a pause until the end: how many were granted, and the first and last moments of asking."""
+    granted = 0
+    first = now = time.monotonic()
+    while now < end:
+        granted += not shared.take(slot, now, request_s, 0.0)
+        last, now = now, time.monotonic()
+    return granted, first, last
+
+
+def churn(shared: Windows, *, slot: int, tries: int, now: float, request_s: float) -> int:
+    """Take one and give it back, over and over; how many takes were refused."""
+    refused = 0
+    for _ in range(tries):
+        if shared.take(slot, now, request_s, request_s):
+            refused += 1
+        else:
+            shared.give_back(slot, request_s, request_s)
+    return refused
+
+
+def overstep(shared: Windows, *, slot: int) -> list[str]:
+    """Use a slot that nobody reserved; what came of it."""
+    raised = []
+    for act in (lambda: shared.take(slot, 1.0, 0.1, 0.1), lambda: shared.give_back(slot, 0.1, 0.1)):
+        try:
+            act()
+        except IndexError as exc:
+            raised.append(type(exc).__name__)
+    return raised
+
+
+def reserve(shared: Windows, *, slot: int) -> int:
+    shared.reserve(slot)
+    return shared.slots
+
+
+def edge(shared: Windows, *, slot: int) -> float:
+    return shared.edge(slot)
+
+
+def hold(shared: Windows, *, slot: int) -> str:
+    """Lock the slot's mutex as `take` does, and never unlock it."""
+    windows._lock(shared._locks[slot % STRIPES])
+    return "held"
+
+
+ACTS = {act.__name__: act for act in (take, take_until, churn, overstep, reserve, edge, hold)}
+
+
+def main(fd: int) -> None:
+    shared = Windows(fd)
+    for line in sys.stdin.buffer:
+        what, how = orjson.loads(line)
+        sys.stdout.buffer.write(orjson.dumps(ACTS[what](shared, **how)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,299 @@
+"""Accounts and keys in Postgres: made, read, changed, rotated, revoked."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import math
+
+import pytest
+
+from proxy.core import access
+from proxy.errors import InvalidRequest, NotFound
+from proxy.store.keys import KeyStore, OwnLimits
+from proxy.store.pool import Pool
+from tests.service import until
+
+PEPPER = "p" * 32
+DAY = datetime.date(2026, 1, 15)
+LONG_AGO = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def store(pool: Pool) -> KeyStore:
+    return KeyStore(pool, pepper=PEPPER, plans=("free", "growth", "enterprise"))
+
+
+@pytest.fixture
+async def account(store: KeyStore) -> str:
+    return str((await store.create_account(name="Acme", email="ops@example.com", plan="free"))["id"])
+
+
+async def create(store: KeyStore, account: str, **facts: object) -> tuple[dict, str]:
+    return await store.create_key(account, **({"name": "default", "mode": "live"} | facts))  # type: ignore[arg-type]
+
+
+# Accounts
+
+
+async def test_account_is_read_as_it_was_made(store: KeyStore) -> None:
+    own = OwnLimits(requests_per_second=50, units_per_second=900, requests_per_day=0)
+    made = await store.create_account(name=" Acme ", email="ops@example.com", plan="growth", own=own)
+    assert made["id"].startswith("acct_")
+    assert made["name"] == "Acme"
+    assert (made["requests_per_second"], made["units_per_second"], made["requests_per_day"]) == (50, 900, 0)
+    assert await store.read_account(made["id"]) == made
+
+
+async def test_accounts_are_listed_in_the_order_they_were_made(store: KeyStore) -> None:
+    assert await store.list_accounts() == []
+    ids = [(await store.create_account(name=f"a{n}", email="a@b", plan="free"))["id"] for n in range(3)]
+    await create(store, ids[1])
+    listed = await store.list_accounts()
+    assert [row["id"] for row in listed] == ids
+    assert [row["active_keys"] for row in listed] == [0, 1, 0]
+
+
+async def test_account_is_found_by_mail_in_any_case(store: KeyStore, account: str) -> None:
+    found = await store.find_account("OPS@Example.COM")
+    assert found is not None
+    assert found["id"] == account
+    assert await store.find_account("nobody@example.com") is None
+
+
+async def test_change_touches_only_what_is_given(store: KeyStore, account: str) -> None:
+    own = OwnLimits(requests_per_second=5, requests_per_day=7)
+    changed = await store.update_account(account, plan="growth", own=own)
+    assert (changed["name"], changed["plan"], changed["requests_per_second"]) == ("Acme", "growth", 5)
+    again = await store.update_account(account, name="Other", email="x@y.z")
+    assert (again["name"], again["email"], again["requests_per_day"]) == ("Other", "x@y.z", 7)
+    assert again["changed_at"] > changed["changed_at"]
+
+
+async def test_limit_of_minus_one_is_inherited_again(store: KeyStore, account: str) -> None:
+    inherit = OwnLimits(requests_per_second=-1, units_per_second=-1, requests_per_day=-1)
+    await store.update_account(account, own=OwnLimits(requests_per_second=5, units_per_second=6, requests_per_day=7))
+    for row in (
+        await store.update_account(account, own=inherit),
+        await store.create_account(name="New", email="n@b", plan="free", own=inherit),
+    ):
+        assert (row["requests_per_second"], row["units_per_second"], row["requests_per_day"]) == (None, None, None)
+    row, _ = await create(store, account, own=inherit)
+    assert (row["requests_per_second"], row["units_per_second"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"plan": "gold"}, "plan"),
+        ({"name": ""}, "name"),
+        ({"name": " "}, "name"),
+        ({"name": "x" * 201}, "name"),
+        ({"name": "a\0b"}, "name"),
+        ({"name": "two\nlines"}, "name"),
+        ({"email": ""}, "email"),
+        ({"email": "nobody"}, "email"),
+        ({"email": "@example.com"}, "email"),
+        ({"email": "a b@example.com"}, "email"),
+        ({"own": OwnLimits(requests_per_second=0)}, "requests_per_second"),
+        ({"own": OwnLimits(requests_per_second=2**31)}, "requests_per_second"),
+        ({"own": OwnLimits(units_per_second=-2)}, "units_per_second"),
+        ({"own": OwnLimits(requests_per_day=2**63)}, "requests_per_day"),
+    ],
+)
+async def test_wrong_value_is_refused_by_name_at_creation_and_at_change(
+    store: KeyStore, account: str, change: dict, named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        await store.create_account(**({"name": "a", "email": "a@b", "plan": "free"} | change))
+    with pytest.raises(InvalidRequest, match=named):
+        await store.update_account(account, **change)
+    assert len(await store.list_accounts()) == 1
+
+
+async def test_largest_limits_are_kept_exactly(store: KeyStore) -> None:
+    own = OwnLimits(requests_per_second=2**31 - 1, units_per_second=2**31 - 1, requests_per_day=2**63 - 1)
+    made = await store.create_account(name="a", email="a@b", plan="enterprise", own=own)
+    assert made["requests_per_day"] == 2**63 - 1
+
+
+async def test_absent_account_is_not_found(store: KeyStore) -> None:
+    for work in (store.read_account("acct_0"), store.update_account("acct_0", name="x"), create(store, "acct_0")):
+        with pytest.raises(NotFound, match="acct_0"):
+            await work
+
+
+# Keys
+
+
+async def test_key_is_shown_once_and_only_its_digest_is_kept(store: KeyStore, account: str, pool: Pool) -> None:
+    row, key = await create(store, account, mode="test", scopes=["rpc:read"])
+    assert access.is_well_formed(key)
+    assert access.mode_of(key) == row["mode"] == "test"
+    assert row["hint"] == access.hint_of(key)
+    assert row["scopes"] == ["rpc:read"]
+    assert "digest" not in row
+    assert "digest" not in await store.read_key(row["id"])
+    async with pool.connection() as connection:
+        kept = await connection.fetchrow("select * from keys where id = $1", row["id"])
+    assert kept["digest"] == access.digest(PEPPER.encode(), key)
+    assert key not in repr(dict(kept))
+
+
+async def test_each_new_key_has_a_slot_of_its_own(store: KeyStore, account: str) -> None:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(create(store, account)) for _ in range(20)]
+    rows = [task.result()[0] for task in tasks]
+    assert sorted(row["slot"] for row in rows) == list(range(20))
+    assert all(row["lineage_id"] == row["id"] for row in rows)
+
+
+async def test_keys_are_listed_by_account(store: KeyStore, account: str) -> None:
+    other = (await store.create_account(name="b", email="b@b", plan="growth"))["id"]
+    first, second, third = [(await create(store, owner))[0]["id"] for owner in (account, other, account)]
+    assert [row["id"] for row in await store.list_keys()] == [first, second, third]
+    assert [row["id"] for row in await store.list_keys(account)] == [first, third]
+    assert (await store.list_keys(other))[0]["plan"] == "growth"
+    assert await store.list_keys("acct_0") == []
+
+
+async def test_change_of_a_key_touches_only_what_is_given(store: KeyStore, account: str) -> None:
+    row, _ = await create(store, account, scopes=["rpc:read"], own=OwnLimits(requests_per_second=3))
+    changed = await store.update_key(row["id"], name="renamed")
+    assert (changed["name"], changed["scopes"], changed["requests_per_second"]) == ("renamed", ["rpc:read"], 3)
+    changed = await store.update_key(row["id"], scopes=[], own=OwnLimits(requests_per_second=-1, units_per_second=9))
+    assert (changed["scopes"], changed["requests_per_second"], changed["units_per_second"]) == ([], None, 9)
+
+
+async def test_wrong_scope_name_or_limit_of_a_key_is_refused(store: KeyStore, account: str) -> None:
+    row, _ = await create(store, account)
+    for change in ({"scopes": ["rpc:reed"]}, {"name": ""}, {"own": OwnLimits(units_per_second=0)}):
+        with pytest.raises(InvalidRequest):
+            await create(store, account, **change)
+        with pytest.raises(InvalidRequest):
+            await store.update_key(row["id"], **change)  # type: ignore[arg-type]
+
+
+async def test_disabled_key_can_be_enabled_and_a_revoked_one_never(store: KeyStore, account: str) -> None:
+    row, _ = await create(store, account)
+    for status in ("disabled", "active", "revoked"):
+        assert (await store.set_key_status(row["id"], status))["status"] == status
+    for work in (store.set_key_status(row["id"], "active"), store.update_key(row["id"], name="x")):
+        with pytest.raises(NotFound, match="revoked"):
+            await work
+
+
+async def test_absent_key_is_not_found(store: KeyStore) -> None:
+    for work in (
+        store.read_key("key_0"),
+        store.update_key("key_0", name="x"),
+        store.set_key_status("key_0", "revoked"),
+        store.rotate_key("key_0", overlap_s=1),
+    ):
+        with pytest.raises(NotFound, match="key_0"):
+            await work
+
+
+# Rotation
+
+
+async def test_successor_has_the_lineage_the_slot_and_all_that_was_set(store: KeyStore, account: str) -> None:
+    facts = {"mode": "test", "scopes": ["data:read"], "own": OwnLimits(requests_per_second=3)}
+    old, old_key = await create(store, account, **facts)
+    new, new_key = await store.rotate_key(old["id"], overlap_s=60)
+    for name in ("account_id", "lineage_id", "slot", "name", "mode", "scopes", "requests_per_second"):
+        assert new[name] == old[name]
+    assert new["id"] != old["id"]
+    assert new_key != old_key
+    assert new["expires_at"] is None
+    third, _ = await store.rotate_key(new["id"], overlap_s=60)
+    assert (third["lineage_id"], third["slot"]) == (old["id"], old["slot"])
+
+
+async def test_old_key_works_on_for_the_overlap_and_no_longer(store: KeyStore, account: str) -> None:
+    old, _ = await create(store, account)
+    new, _ = await store.rotate_key(old["id"], overlap_s=3600)
+    rows = {row["id"]: row for row in await store.load(DAY)}
+    assert rows[old["id"]]["expires_in_s"] == pytest.approx(3600, abs=5)
+    assert rows[new["id"]]["expires_in_s"] is None
+    last, _ = await store.rotate_key(new["id"], overlap_s=0)
+    assert {row["id"] for row in await store.load(DAY)} == {old["id"], last["id"]}
+
+
+async def test_second_rotation_cannot_prolong_the_old_key(store: KeyStore, account: str) -> None:
+    old, _ = await create(store, account)
+    await store.rotate_key(old["id"], overlap_s=10)
+    first = (await store.read_key(old["id"]))["expires_at"]
+    await store.rotate_key(old["id"], overlap_s=1000)
+    assert (await store.read_key(old["id"]))["expires_at"] == first
+
+
+@pytest.mark.parametrize("status", ["disabled", "revoked"])
+async def test_key_that_is_not_active_is_not_rotated(store: KeyStore, account: str, status: str) -> None:
+    old, _ = await create(store, account)
+    await store.set_key_status(old["id"], status)
+    with pytest.raises(InvalidRequest, match=status):
+        await store.rotate_key(old["id"], overlap_s=1)
+    assert len(await store.list_keys()) == 1
+
+
+@pytest.mark.parametrize("overlap_s", [-1, 366 * 86400 + 1, math.inf, math.nan])
+async def test_overlap_out_of_range_is_refused(store: KeyStore, account: str, overlap_s: float) -> None:
+    old, _ = await create(store, account)
+    with pytest.raises(InvalidRequest, match="overlap_s"):
+        await store.rotate_key(old["id"], overlap_s=overlap_s)
+
+
+# What workers load
+
+
+async def test_load_leaves_out_what_can_never_work_again(store: KeyStore, account: str) -> None:
+    assert await store.load(DAY) == []
+    active, disabled, revoked = [(await create(store, account))[0]["id"] for _ in range(3)]
+    await store.set_key_status(disabled, "disabled")
+    await store.set_key_status(revoked, "revoked")
+    assert {row["id"]: row["status"] for row in await store.load(DAY)} == {active: "active", disabled: "disabled"}
+
+
+async def test_loaded_limits_are_the_keys_then_the_accounts(store: KeyStore, account: str) -> None:
+    await store.update_account(account, own=OwnLimits(requests_per_second=50, units_per_second=500))
+    row, _ = await create(store, account, own=OwnLimits(requests_per_second=5))
+    (loaded,) = await store.load(DAY)
+    assert (loaded["id"], loaded["requests_per_second"], loaded["units_per_second"]) == (row["id"], 5, 500)
+    assert (loaded["plan"], loaded["requests_per_day"], loaded["used_today"]) == ("free", None, 0)
+
+
+async def test_changes_are_found_by_key_by_account_and_by_time(store: KeyStore, account: str) -> None:
+    first, second = [(await create(store, account))[0]["id"] for _ in range(2)]
+    now = await store.clock()
+
+    async def changed(**which: object) -> set[str]:
+        asked = {"keys": [], "accounts": [], "since": now} | which
+        return {row["id"] for row in await store.load_changed(DAY, **asked)}  # type: ignore[arg-type]
+
+    assert await changed() == set()
+    assert await changed(keys=[first, "key_0"]) == {first}
+    assert await changed(accounts=[account]) == {first, second}
+    assert await changed(since=LONG_AGO) == {first, second}
+    await store.set_key_status(second, "revoked")
+    assert await changed() == {second}
+    await store.update_account(account, plan="growth")
+    assert await changed() == {first, second}
+
+
+async def test_every_change_is_told_to_whoever_listens(store: KeyStore, account: str, pool: Pool) -> None:
+    heard: list[tuple[str, object]] = []
+    listener = await pool.dedicated()
+    for channel in ("penstock_keys", "penstock_accounts"):
+        await listener.add_listener(channel, lambda _c, _p, channel, payload: heard.append((channel, payload)))
+    old, _ = await create(store, account)
+    new, _ = await store.rotate_key(old["id"], overlap_s=5)
+    await store.set_key_status(new["id"], "revoked")
+    await store.update_account(account, plan="growth")
+    told = [("penstock_keys", key) for key in (old["id"], new["id"], old["id"], new["id"])]
+    await until(lambda: heard == [*told, ("penstock_accounts", account)], within_s=5)
+    await listener.close()
+
+
+async def test_usage_of_an_unused_day_is_zero(store: KeyStore, account: str) -> None:
+    assert await store.usage_of_today(account) == 0

@@ -1,0 +1,190 @@
+"""Connections to Postgres: what callers see when it is there, away, or silent."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from proxy.errors import Unavailable
+from proxy.store.pool import Pool
+from tests import database as database_room
+from tests.database import Server, pooled
+from tests.service import until
+from tests.store.cable import Cable
+
+
+@pytest.fixture
+async def cable(server: Server) -> AsyncIterator[Cable]:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        found = Cable(Path(directory), server.sockets)
+        await found.plug()
+        yield found
+        await found.cut()
+
+
+@pytest.fixture
+async def line(server: Server, cable: Cable) -> AsyncIterator[Pool]:
+    """A pool of two at the end of the cable. It waits long enough for a busy machine; a cut cable it notices at once."""
+    url = server.url("postgres", sockets=cable.directory)
+    async with pooled(url, size=2) as found:
+        yield found
+
+
+async def answer(pool: Pool) -> int:
+    async with pool.connection() as connection:
+        return int(await connection.fetchval("select 42"))
+
+
+async def test_pool_answers(line: Pool) -> None:
+    assert await answer(line) == 42
+    assert repr(line) == "<Pool 0 busy of at most 2>"
+
+
+async def test_closed_pool_is_unavailable_and_closing_twice_is_no_error(database: str) -> None:
+    pool = Pool(database, size=1, acquire_timeout_s=1.0)
+    assert repr(pool) == "<Pool closed>"
+    with pytest.raises(Unavailable):
+        await answer(pool)
+    await pool.open()
+    assert await answer(pool) == 42
+    await pool.close()
+    await pool.close()
+    with pytest.raises(Unavailable):
+        await answer(pool)
+
+
+async def test_pool_opens_without_a_database_and_heals_when_it_comes(line: Pool, cable: Cable) -> None:
+    await cable.cut()
+    async with pooled(line.url, size=1) as late:
+        with pytest.raises(Unavailable):
+            await answer(late)
+        await cable.plug()
+        assert await answer(late) == 42
+
+
+async def test_lost_database_is_unavailable_and_heals(line: Pool, cable: Cable) -> None:
+    assert await answer(line) == 42
+    await cable.cut()
+    for _ in range(3):
+        with pytest.raises(Unavailable) as caught:
+            await answer(line)
+        assert "postgres" not in caught.value.message.lower()
+    await cable.plug()
+    assert await answer(line) == 42
+
+
+async def test_statement_cut_off_in_the_middle_is_unavailable(line: Pool, cable: Cable) -> None:
+    async def slow() -> None:
+        async with line.connection() as connection:
+            await connection.execute("select pg_sleep(30)")
+
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(_raised(slow()))
+        await until(lambda: "1 busy" in repr(line))
+        await cable.cut()
+    assert isinstance(waiting.result(), Unavailable)
+    await cable.plug()
+    assert await answer(line) == 42
+
+
+async def test_silent_database_holds_nobody_for_long(line: Pool, cable: Cable) -> None:
+    cable.muted = True
+    async with pooled(line.url, size=1, acquire_timeout_s=0.1) as hurried:
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            await answer(hurried)
+        assert time.monotonic() - began < 3.0
+    cable.muted = False
+    assert await answer(line) == 42
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+async def test_request_beyond_the_last_connection_is_told_at_once(database: str, size: int) -> None:
+    async with pooled(database, size=size, acquire_timeout_s=0.05) as pool:
+        held = [pool.connection(within_s=5.0) for _ in range(size)]
+        for connection in held:
+            await connection.__aenter__()
+        assert repr(pool) == f"<Pool {size} busy of at most {size}>"
+        with pytest.raises(Unavailable):
+            await answer(pool)
+        for connection in held:
+            await connection.__aexit__(None, None, None)
+        assert repr(pool) == f"<Pool 0 busy of at most {size}>"
+        assert await answer(pool) == 42
+
+
+async def test_work_that_nobody_waits_for_may_wait_longer_for_a_connection(database: str) -> None:
+    async def patient() -> int:
+        async with pool.connection(within_s=10.0) as connection:
+            return int(await connection.fetchval("select 42"))
+
+    async with pooled(database, size=1, acquire_timeout_s=0.05) as pool, asyncio.TaskGroup() as group:
+        async with pool.connection(within_s=5.0):
+            waiting = group.create_task(patient())
+            with pytest.raises(Unavailable):
+                await answer(pool)
+            assert not waiting.done()
+        assert await waiting == 42
+
+
+async def test_database_that_does_not_exist_is_an_absence(server: Server) -> None:
+    async with pooled(server.url("nowhere"), size=1) as pool:
+        with pytest.raises(Unavailable):
+            await answer(pool)
+
+
+async def test_broken_statement_is_our_bug_and_not_an_absence(line: Pool) -> None:
+    with pytest.raises(asyncpg.PostgresSyntaxError):
+        async with line.connection() as connection:
+            await connection.execute("selekt 1")
+    assert await answer(line) == 42
+
+
+async def test_ended_backend_is_unavailable_once_and_replaced(line: Pool, server: Server) -> None:
+    with pytest.raises(Unavailable):
+        await _held_until_ended(line, server)
+    assert await answer(line) == 42
+
+
+async def test_restarted_server_is_found_again() -> None:
+    async with database_room.running() as own, pooled(own.postgres.url, size=2) as pool:
+        assert await answer(pool) == 42
+        process = own.postgres.child.process
+        assert process is not None
+        process.kill()
+        await process.wait()
+        # A backend may outlive its server for a moment, and answer.
+        gone = await until(lambda: _raised(answer(pool)))
+        assert isinstance(gone, Unavailable)
+        await own.postgres.start()
+        assert await answer(pool) == 42
+
+
+async def test_dedicated_connection_is_the_callers_own(line: Pool, cable: Cable) -> None:
+    connection = await line.dedicated()
+    assert await connection.fetchval("show application_name") == "penstock-notices"
+    assert repr(line) == "<Pool 0 busy of at most 2>"
+    await connection.close()
+    await cable.cut()
+    with pytest.raises(Unavailable):
+        await line.dedicated()
+
+
+async def _held_until_ended(pool: Pool, server: Server) -> None:
+    async with pool.connection() as connection:
+        await server.admin.execute("select pg_terminate_backend($1, 5000)", connection.get_server_pid())
+        await connection.fetchval("select 1")
+
+
+async def _raised(work: Awaitable[object]) -> BaseException | None:
+    try:
+        await work
+    except Exception as exc:
+        return exc
+    return None

@@ -1,0 +1,113 @@
+"""Upstreams of a real Solana virtual machine (LiteSVM, of the package solders), behind the JSON-RPC that clients speak."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+from solders.transaction import Transaction, VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata
+
+from tests.rpc_upstreams import Call, Chain, Refused, ScriptedUpstream, value_of
+
+PAYER = Keypair.from_seed(bytes([1] * 32))
+PAYEE = Keypair.from_seed(bytes([2] * 32)).pubkey()
+
+
+def signed_transfer(blockhash: str, lamports: int) -> str:
+    """A transfer from PAYER to PAYEE, as sendTransaction takes it."""
+    instruction = transfer(TransferParams(from_pubkey=PAYER.pubkey(), to_pubkey=PAYEE, lamports=lamports))
+    signed = Transaction([PAYER], Message([instruction], PAYER.pubkey()), Hash.from_string(blockhash))
+    return base64.b64encode(bytes(signed)).decode()
+
+
+def _new_machine() -> LiteSVM:
+    machine = LiteSVM()
+    machine.airdrop(PAYER.pubkey(), 10**10)
+    return machine
+
+
+@dataclass
+class SvmChain(Chain):
+    """One machine; `head` is its finalized slot, and what is newer than that is `lead` slots ahead."""
+
+    lead: int = 32
+    machine: LiteSVM = field(default_factory=_new_machine)
+    landed: dict[str, int] = field(default_factory=dict)
+
+    def send(self, raw: str) -> str:
+        """The signature; or Refused, as a node refuses what its simulation refused."""
+        transaction = VersionedTransaction.from_bytes(base64.b64decode(raw))
+        done = self.machine.send_transaction(transaction)
+        if isinstance(done, FailedTransactionMetadata):
+            err = str(done.err()).rpartition(".")[2]
+            data = {"accounts": None, "err": err, "logs": done.meta().logs(), "unitsConsumed": 0}
+            raise Refused(-32002, f"Transaction simulation failed: {err}", data=data)
+        signature = str(transaction.signatures[0])
+        self.landed[signature] = self.head
+        return signature
+
+
+class SvmUpstream(ScriptedUpstream):
+    @property
+    def svm(self) -> SvmChain:
+        return cast(SvmChain, self.chain)
+
+    def _result(self, call: Call) -> Any:
+        if (own := self.answers.get(call.method)) is not None:
+            return own(call.params)
+        answer = getattr(self, f"_{call.method}", None)
+        if answer is None:
+            return value_of(call.method, call.params)
+        config = next((each for each in reversed(call.params) if isinstance(each, dict)), {})
+        return answer(call.params, self._slot(config.get("commitment", "finalized")))
+
+    def _slot(self, commitment: str) -> int:
+        return self.head if commitment == "finalized" else self.head + self.svm.lead
+
+    def _getSlot(self, params: list[Any], slot: int) -> int:
+        return slot
+
+    def _getHealth(self, params: list[Any], slot: int) -> str:
+        return "ok"
+
+    def _getGenesisHash(self, params: list[Any], slot: int) -> str:
+        return self.chain.hash_of(0)
+
+    def _getLatestBlockhash(self, params: list[Any], slot: int) -> Any:
+        return _in_context(slot, {"blockhash": str(self.svm.machine.latest_blockhash()), "lastValidBlockHeight": slot})
+
+    def _getBalance(self, params: list[Any], slot: int) -> Any:
+        return _in_context(slot, self.svm.machine.get_balance(Pubkey.from_string(params[0])) or 0)
+
+    def _getAccountInfo(self, params: list[Any], slot: int) -> Any:
+        account = self.svm.machine.get_account(Pubkey.from_string(params[0]))
+        if account is None:
+            return _in_context(slot, None)
+        value = {"lamports": account.lamports, "owner": str(account.owner), "data": ["", "base64"], "executable": False}
+        return _in_context(slot, value)
+
+    def _getMinimumBalanceForRentExemption(self, params: list[Any], slot: int) -> int:
+        return self.svm.machine.minimum_balance_for_rent_exemption(params[0])
+
+    def _getTransaction(self, params: list[Any], slot: int) -> Any:
+        landed = self.svm.landed.get(params[0])
+        return None if landed is None or landed > slot else {"slot": landed, "transaction": [params[0]], "meta": None}
+
+    def _getSignatureStatuses(self, params: list[Any], slot: int) -> Any:
+        found = [self.svm.landed.get(each) for each in params[0]]
+        return _in_context(slot, [None if each is None else {"slot": each, "err": None} for each in found])
+
+    def _sendTransaction(self, params: list[Any], slot: int) -> str:
+        return self.svm.send(params[0])
+
+
+def _in_context(slot: int, value: Any) -> dict[str, Any]:
+    return {"context": {"apiVersion": "2.2.0", "slot": slot}, "value": value}

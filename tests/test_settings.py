@@ -1,0 +1,291 @@
+"""Settings: where a value comes from, what is refused, and what is never shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy import settings
+from proxy.errors import StartError
+from proxy.settings import Settings
+from tests.service import command
+
+DATABASE = "postgresql://penstock:hunter2@db.example.com/penstock"
+PEPPER = "a-pepper-that-nobody-may-ever-see-x"
+UPSTREAM = "https://user:swordfish@upstream.example.com/v2/opensesame"
+SECRETS = ("hunter2", PEPPER, "swordfish", "opensesame")
+# What has no default and must be given.
+GIVEN = {"DATABASE_URL": DATABASE, "PENSTOCK_KEYS__PEPPER": PEPPER}
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def to(text: str) -> Path:
+        path = tmp_path / "own.toml"
+        path.write_text(text, "utf-8")
+        return path
+
+    return to
+
+
+def load(path: Path | None = None, overrides: Mapping[str, Any] | None = None, **environ: str) -> Settings:
+    return settings.load(path, environ=GIVEN | environ, overrides=overrides)
+
+
+def faults(path: Path | None = None, environ: Mapping[str, str] = GIVEN) -> tuple[str, ...]:
+    with pytest.raises(StartError) as caught:
+        settings.load(path, environ=environ)
+    return caught.value.faults
+
+
+# Where a value comes from
+
+
+def test_defaults_need_only_a_database_and_a_pepper() -> None:
+    found = load()
+    assert (found.database.url, found.keys.pepper) == (DATABASE, PEPPER)
+    assert (found.server.port, found.server.workers, found.server.drain_s) == (8545, 0, 20.0)
+    assert found.upstreams == ()
+
+
+def test_file_goes_before_the_defaults_and_leaves_the_rest(write: Write) -> None:
+    found = load(write("[server]\nport = 9000\n"))
+    assert (found.server.port, found.server.host) == (9000, "127.0.0.1")
+
+
+def test_environment_goes_before_the_file(write: Write) -> None:
+    path = write('[server]\nport = 9000\nhost = "::1"\n')
+    found = load(path, PENSTOCK_SERVER__PORT="9001")
+    assert (found.server.port, found.server.host) == (9001, "::1")
+
+
+def test_overrides_go_before_everything(write: Write) -> None:
+    path = write("[server]\nport = 9000\n")
+    assert load(path, {"server": {"port": 9002}}, PENSTOCK_SERVER__PORT="9001").server.port == 9002
+
+
+def test_environment_heals_a_wrong_value_in_the_file(write: Write) -> None:
+    assert load(write('[server]\nport = "x"\n'), PENSTOCK_SERVER__PORT="9001").server.port == 9001
+
+
+def test_database_url_is_understood_and_our_own_name_for_it_goes_first() -> None:
+    assert load(PENSTOCK_DATABASE__URL="postgres://other/db").database.url == "postgres://other/db"
+    assert load(DATABASE_URL="postgres://other/db").database.url == "postgres://other/db"
+
+
+def test_empty_database_url_is_as_good_as_none() -> None:
+    assert faults(environ={**GIVEN, "DATABASE_URL": ""})[0].startswith("database.url: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "section", "key", "value"),
+    [
+        ("SERVER__PORT", "0", "server", "port", 0),
+        ("SERVER__PORT", "65_535", "server", "port", 65535),
+        ("SERVER__DRAIN_S", "5", "server", "drain_s", 5.0),
+        ("SERVER__DRAIN_S", "0.5", "server", "drain_s", 0.5),
+        ("SERVER__DEV", "true", "server", "dev", True),
+        ("LOG__ACCESS", "false", "log", "access", False),
+        ("LOG__LEVEL", "debug", "log", "level", "debug"),
+        ("SERVER__HOST", "0.0.0.0", "server", "host", "0.0.0.0"),
+        ("SERVER__HOST", "8545", "server", "host", "8545"),
+        ("SERVER__TRUSTED_PROXIES", '["10.0.0.0/8", "::1/128"]', "server", "trusted_proxies", ("10.0.0.0/8", "::1/128")),
+        ("server__port", "1", "server", "port", 1),
+    ],
+)  # fmt: skip
+def test_environment_is_read_as_the_type_of_its_key(
+    name: str, text: str, section: str, key: str, value: object
+) -> None:
+    found = getattr(getattr(load(**{f"PENSTOCK_{name}": text}), section), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_whole_number_written_as_a_decimal_is_one(write: Write) -> None:
+    assert load(write("[server]\nport = 9000.0\ndrain_s = 3\n")).server.port == 9000
+
+
+@pytest.mark.parametrize("name", ["PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG"])
+def test_what_the_development_service_reads_of_the_environment_is_no_setting(name: str) -> None:
+    assert load(**{name: "somewhere"}).server.port == 8545
+
+
+def test_names_without_our_prefix_are_nobodys_business() -> None:
+    assert load(SERVER__PORT="1", PENSTOCKX_SERVER__PORT="1", PATH="x").server.port == 8545
+
+
+def test_upstreams_are_kept_in_order(write: Write) -> None:
+    block = '[[upstreams]]\nnetwork = "ethereum/{}"\nurl = "https://example.com/{}"\n'
+    found = load(write(block.format("mainnet", 1) + block.format("mainnet", 2) + block.format("sepolia", 3)))
+    assert [upstream.url[-1] for upstream in found.upstreams] == ["1", "2", "3"]
+    assert settings.upstream_faults(found, settings.load_tables()) == []
+
+
+def test_settings_survive_the_way_to_a_worker(write: Write) -> None:
+    found = load(write(f'[[upstreams]]\nnetwork = "eth/mainnet"\nurl = "{UPSTREAM}"\n'), PENSTOCK_SERVER__PORT="9")
+    assert settings.from_tree(orjson.loads(orjson.dumps(found.tree))) == found
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("colour = 1", "colour"),
+        ("[colours]\nred = 1", "colours"),
+        ("[server]\nprot = 1", "server: Additional properties are not allowed ('prot' was unexpected)"),
+        ('[server]\nport = "x"', "server.port: "),
+        ("[server]\nport = 65536", "server.port: "),
+        ("[server]\nport = -1", "server.port: "),
+        ("[server]\nport = 99999999999999999999999", "server.port: "),
+        ("[server]\nport = 1979-05-27", "server.port: "),
+        ("[server]\nhead_timeout_s = 0", "server.head_timeout_s: "),
+        ("[server]\nhead_timeout_s = nan", "server.head_timeout_s: "),
+        ("[server]\nhead_timeout_s = inf", "server.head_timeout_s: "),
+        ("[server]\nhead_timeout_s = true", "server.head_timeout_s: "),
+        ('[server]\nhost = ""', "server.host: "),
+        ('[server]\ntrusted_proxies = ["10.0.0.0/8", "10.0.0.1/8"]', "server.trusted_proxies.1: "),
+        ('[server]\ntrusted_proxies = "10.0.0.0/8"', "server.trusted_proxies: "),
+        ("[server]\ntrusted_proxies = [1]", "server.trusted_proxies.0: "),
+        ('[log]\nlevel = "loud"', "log.level: "),
+        ("[database]\npool_size = 1", "database.pool_size: "),
+        ("database = 3", "database: "),
+        ("server = 3", "server: "),
+        ('[[upstreams]]\nurl = "https://example.com"', 'upstreams.0: "network" is a required property'),
+        ('[[upstreams]]\nnetwork = "ethereum"\nurl = "https://example.com"', "upstreams.0.network: "),
+        ('[[upstreams]]\nnetwork = "a/b"\nurl = "ftp://example.com"', "upstreams.0.url: "),
+    ],
+)
+def test_wrong_value_in_a_file_is_refused_by_name(write: Write, text: str, named: str) -> None:
+    assert [fault for fault in faults(write(text)) if named in fault]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("PENSTOCK_SERVER__PORT", "x", "server.port: "),
+        ("PENSTOCK_SERVER__PORT", "true", "server.port: "),
+        ("PENSTOCK_SERVER__PORT", "", "server.port: "),
+        ("PENSTOCK_SERVER__DRAIN_S", "true", "server.drain_s: "),
+        ("PENSTOCK_SERVER__DEV", "yes", "server.dev: "),
+        ("PENSTOCK_SERVER__TRUSTED_PROXIES", "10.0.0.0/8", "server.trusted_proxies: "),
+        ("PENSTOCK_SERVER__PROT", "1", "PENSTOCK_SERVER__PROT: there is no setting server.prot"),
+        ("PENSTOCK_SERVR__PORT", "1", "PENSTOCK_SERVR__PORT: there is no setting servr.port"),
+        ("PENSTOCK_PORT", "1", "PENSTOCK_PORT: write PENSTOCK_SECTION__KEY"),
+        ("PENSTOCK_", "1", "PENSTOCK_: write"),
+        ("PENSTOCK_UPSTREAMS", "x", "PENSTOCK_UPSTREAMS: write"),
+    ],
+)
+def test_wrong_value_in_the_environment_is_refused_by_name(name: str, text: str, named: str) -> None:
+    (fault,) = faults(environ={**GIVEN, name: text})
+    assert fault.startswith(named)
+
+
+def test_every_fault_is_reported_at_once(write: Write) -> None:
+    path = write('[server]\nport = "x"\nprot = 1\ntrusted_proxies = ["nowhere"]\n[log]\nlevel = "loud"\n')
+    found = "\n".join(faults(path, {"PENSTOCK_NO__SUCH": "1"}))
+    for named in ("server.port", "'prot'", "server.trusted_proxies.0", "log.level", "PENSTOCK_NO__SUCH",
+                  "database.url", "keys.pepper"):  # fmt: skip
+        assert named in found
+
+
+def test_file_that_cannot_be_read_or_parsed_is_named(write: Write, tmp_path: Path) -> None:
+    assert "absent.toml: cannot be read" in faults(tmp_path / "absent.toml")[0]
+    assert "own.toml: not valid TOML" in faults(write("[server\n"))[0]
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "bytes.toml: not valid TOML" in faults(tmp_path / "bytes.toml")[0]
+
+
+def test_upstream_of_an_unknown_network_is_a_fault(write: Write) -> None:
+    found = load(write('[[upstreams]]\nnetwork = "ethereum/nowhere"\nurl = "https://example.com"\n'))
+    (fault,) = settings.upstream_faults(found, settings.load_tables())
+    assert fault.startswith("upstreams.0.network: there is no network ethereum/nowhere")
+
+
+# What is never shown
+
+
+def test_secrets_are_masked_and_all_else_is_shown(write: Write) -> None:
+    headers = '{ Authorization = "Bearer swordfish" }'
+    path = write(f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{UPSTREAM}"\nheaders = {headers}\n')
+    shown = dict(settings.masked(load(path)))
+    assert {name for name, value in shown.items() if value == "********"} == {
+        *("database.url", "keys.pepper", "upstreams.0.url", "upstreams.0.headers.Authorization"),
+    }  # fmt: skip
+    assert shown["server.port"] == "8545"
+    assert shown["upstreams.0.network"] == '"ethereum/mainnet"'
+    assert not [secret for secret in SECRETS if secret in repr(shown)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[database]\nurl = "mysql://penstock:{SECRETS[0]}@db"',
+        f'database = "{DATABASE}"',
+        f'database = ["{DATABASE}"]',
+        f'keys = "{PEPPER}"',
+        '[keys]\npepper = "hunter2"',
+        f'[keys]\npepper = ["{PEPPER}"]',
+        f'upstreams = "{UPSTREAM}"',
+        f'upstreams = ["{UPSTREAM}"]',
+        f'[upstreams]\nurl = "{UPSTREAM}"',
+        f'[[upstreams]]\nnetwork = 1\nurl = "{UPSTREAM}"',
+        f'[[upstreams]]\nnetwork = "a/b"\nurl = "ftp{UPSTREAM}"',
+        f'[[upstreams]]\nnetwork = "a/b"\nurl = ["{UPSTREAM}"]',
+        f'[[upstreams]]\nnetwork = "a/b"\nuri = "{UPSTREAM}"',
+        '[[upstreams]]\nnetwork = "a/b"\nurl = "https://a.b"\nheaders = "swordfish"',
+        '[[upstreams]]\nnetwork = "a/b"\nurl = "https://a.b"\nheaders = { Authorization = ["swordfish"] }',
+        '[[upstreams]]\nnetwork = "a/b"\nurl = "https://a.b"\nheaders = { Authorization = "swordfish\\r\\n" }',
+    ],
+)
+def test_message_about_a_secret_does_not_repeat_it(write: Write, text: str) -> None:
+    found = "\n".join(faults(write(text), {}))
+    assert not [secret for secret in SECRETS if secret in found]
+
+
+# The files and the command
+
+
+def test_every_setting_is_in_the_default_file_with_its_reason() -> None:
+    section = ""
+    for line in (settings.CONFIG / "default.toml").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            section = line
+        elif re.match(r"[a-z_]+ = ", line) and line != "port = 8545":
+            assert "  #" in line or " # " in line, f"{section} {line}"
+    schema = orjson.loads((settings.SCHEMAS / "config" / "settings.json").read_bytes())["properties"]
+    tree = load().tree
+    for name, part in schema.items():
+        if name != "upstreams":
+            assert set(tree[name]) == set(part["properties"]) == set(part["required"])
+
+
+def test_check_prints_the_effective_settings_masked(write: Write) -> None:
+    path = write(f'[server]\nport = 9000\n[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{UPSTREAM}"\n')
+    done = command("check", "--config", str(path), env=GIVEN)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "server.port = 9000" in lines
+    assert "database.url = ********" in lines
+    assert not [secret for secret in SECRETS if secret in done.stdout]
+
+
+def test_check_of_wrong_settings_names_each_and_exits_two(write: Write) -> None:
+    path = write('[server]\nport = "x"\n[[upstreams]]\nnetwork = "no/where"\nurl = "https://example.com"\n')
+    done = command("check", "--config", str(path), env={**GIVEN, "PENSTOCK_LOG__LEVEL": "loud"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["log.level", "server.port"]
+
+
+def test_serve_refuses_to_start_on_wrong_settings() -> None:
+    done = command("serve", env={**GIVEN, "PENSTOCK_SERVER__PORT": "x"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: server.port: ")

@@ -1,0 +1,211 @@
+"""Queries and bodies, checked by the document that is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import MultiDict
+
+from proxy.errors import InvalidRequest
+from proxy.settings import SCHEMAS
+from proxy.web import contract
+from proxy.web.contract import Operation
+
+CONTRACT = contract.load(SCHEMAS)
+OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
+LISTS = {"list_token_balances": 50, "list_owned_nfts": 50, "list_wallets": 25, "list_webhooks": 25}
+WALLET = {"owner": OWNER, "chain": "ethereum"}
+WEBHOOK = {"url": "https://hooks.example.com/x", "chain": "ethereum", "event_type": "address_activity"}
+POLICY = {"name": "Free transfers", "chain": "base", "rules": {"max_gas_usd": "0.50", "max_per_user_per_day": 3}}
+
+
+def operation(name: str) -> Operation:
+    return CONTRACT.operations[name]
+
+
+def query_refusal(name: str, *pairs: tuple[str, str]) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        operation(name).check_query(MultiDict(pairs))
+    return caught.value.message
+
+
+def body_refusal(name: str, body: Any) -> str:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    with pytest.raises(InvalidRequest) as caught:
+        operation(name).check_body(raw)
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+# Queries
+
+
+@pytest.mark.parametrize(("name", "limit"), LISTS.items())
+def test_list_without_a_query_has_the_contracts_defaults(name: str, limit: int) -> None:
+    found = operation(name).check_query({})
+    assert (found["page"], found["limit"]) == (1, limit)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize(("page", "limit"), [(1, 1), (2, 100), (1_000_000, 50)])
+def test_page_and_limit_in_range_are_numbers(name: str, page: int, limit: int) -> None:
+    found = operation(name).check_query({"page": str(page), "limit": str(limit)})
+    assert (found["page"], found["limit"]) == (page, limit)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("member", ["page", "limit"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0", "-1", "--1", "-", "", " 1", "1 ", "+1", "1.0", "1e2", "0x1", "1_0", "ten", "true", "null", "١", "²"),
+        *("9" * 18, "9" * 19, "9" * 5000, "-" + "9" * 18, "1\n", "\0", "NaN"),
+    ],
+)
+def test_page_or_limit_that_is_no_number_in_range_is_refused_by_name(name: str, member: str, text: str) -> None:
+    message = query_refusal(name, (member, text))
+    assert message.startswith(f"parameter {member!r}: ")
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(("member", "text"), [("limit", "101"), ("page", "1000001")])
+def test_number_beyond_its_maximum_is_refused_by_name(member: str, text: str) -> None:
+    assert query_refusal("list_wallets", (member, text)).startswith(f"parameter {member!r}: {text} is greater")
+
+
+@given(st.text("0123456789-+ ._eE\n\u0661", max_size=25))
+def test_any_text_for_a_page_is_a_number_or_refused(text: str) -> None:
+    try:
+        found = operation("list_wallets").check_query({"page": text})
+    except InvalidRequest:
+        return
+    assert 1 <= found["page"] <= 1_000_000
+
+
+def test_unknown_parameter_is_refused_and_the_known_are_named() -> None:
+    assert query_refusal("list_webhooks", ("pgae", "1")) == "parameter 'pgae' is unknown; known: page, limit, status"
+    assert query_refusal("read_gas_prices", ("x", "")) == "parameter 'x' is unknown; known: none"
+    assert len(query_refusal("list_webhooks", ("x" * 10_000, "1"))) < 300
+
+
+def test_name_of_a_parameter_is_exact() -> None:
+    for name in ("Page", "page ", "page[]", "limit\0"):
+        assert "is unknown" in query_refusal("list_wallets", (name, "1"))
+
+
+def test_parameter_given_twice_is_refused() -> None:
+    message = "parameter 'page' is given more than once"
+    assert query_refusal("list_wallets", ("page", "1"), ("page", "2")) == message
+    assert query_refusal("list_wallets", ("page", "1"), ("limit", "2"), ("page", "1")) == message
+
+
+@pytest.mark.parametrize("status", ["active", "paused", "disabled"])
+def test_webhooks_are_filtered_by_a_status_that_exists(status: str) -> None:
+    assert operation("list_webhooks").check_query({"status": status})["status"] == status
+    assert operation("list_webhooks").check_query({})["status"] is None
+
+
+@pytest.mark.parametrize("status", ["", "ACTIVE", "deleted"])
+def test_status_that_does_not_exist_is_refused_by_name(status: str) -> None:
+    assert query_refusal("list_webhooks", ("status", status)).startswith("parameter 'status': ")
+
+
+# Bodies
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("create_wallet", WALLET),
+        ("create_wallet", {**WALLET, "salt": "savings"}),
+        ("create_webhook", WEBHOOK),
+        ("create_webhook", {**WEBHOOK, "config": {"addresses": [OWNER]}}),
+        ("update_webhook", {}),
+        ("update_webhook", {"status": "paused"}),
+        ("create_gas_policy", POLICY),
+        ("create_gas_policy", {**POLICY, "rules": {}}),
+    ],
+)
+def test_good_body_is_returned_as_data(name: str, body: dict[str, Any]) -> None:
+    assert operation(name).check_body(orjson.dumps(body)) == body
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("create_wallet", WALLET), ("create_webhook", WEBHOOK), ("create_gas_policy", POLICY)]
+)
+def test_missing_member_is_named(name: str, body: dict[str, Any]) -> None:
+    for member in body:
+        rest = {key: value for key, value in body.items() if key != member}
+        assert body_refusal(name, rest) == f'body: "{member}" is a required property'
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "named"),
+    [
+        ("create_wallet", {**WALLET, "Owner": OWNER}, "'Owner' was unexpected"),
+        ("create_wallet", {**WALLET, "owner": 1}, "owner: "),
+        ("create_wallet", {**WALLET, "owner": OWNER[:-1]}, "owner: "),
+        ("create_wallet", {**WALLET, "owner": OWNER + "\n"}, "owner: "),
+        ("create_wallet", {**WALLET, "owner": None}, "owner: "),
+        ("create_wallet", {**WALLET, "salt": ""}, "salt: "),
+        ("create_wallet", {**WALLET, "salt": "x" * 257}, "salt: "),
+        ("create_webhook", {**WEBHOOK, "url": "ftp://example.com"}, "url: "),
+        ("create_webhook", {**WEBHOOK, "url": "https://"}, "url: "),
+        ("create_webhook", {**WEBHOOK, "url": "https://example.com/" + "x" * 3000}, "url: "),
+        ("create_webhook", {**WEBHOOK, "event_type": "address_Activity"}, "event_type: "),
+        ("create_webhook", {**WEBHOOK, "config": []}, "config: "),
+        ("update_webhook", {"status": "disabled"}, "status: "),
+        ("update_webhook", {"id": "wh_1"}, "'id' was unexpected"),
+        ("create_gas_policy", {**POLICY, "rules": {"max_gas_usd": 0.5}}, "rules.max_gas_usd: "),
+        ("create_gas_policy", {**POLICY, "rules": {"max_gas": "1"}}, "rules: "),
+        ("create_gas_policy", {**POLICY, "rules": {"max_per_user_per_day": -1}}, "rules.max_per_user_per_day: "),
+        ("create_gas_policy", {**POLICY, "rules": {"allowed_contracts": [OWNER, "0x"]}}, "rules.allowed_contracts.1: "),
+    ],
+)
+def test_wrong_member_is_named(name: str, body: dict[str, Any], named: str) -> None:
+    message = body_refusal(name, body)
+    assert named in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("name", ["create_wallet", "create_webhook", "update_webhook", "create_gas_policy"])
+@pytest.mark.parametrize("body", [b"[]", b"null", b"1", b'"text"', b"true"])
+def test_body_that_is_no_object_is_refused(name: str, body: bytes) -> None:
+    assert body_refusal(name, body).startswith("body: ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"{}x", b"\xff\xfe", b"{'a': 1}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xed\xa0\x80"}', b"[" * 100_000],
+)  # fmt: skip
+def test_body_that_is_no_json_is_refused(body: bytes) -> None:
+    assert body_refusal("create_wallet", body).startswith("the body is not valid JSON")
+
+
+def test_hostile_but_valid_json_is_only_refused() -> None:
+    for body in (b"[" * 900 + b"]" * 900, b'{"owner":' * 900 + b"1" + b"}" * 900, orjson.dumps({"x" * 100_000: 1})):
+        assert len(body_refusal("create_wallet", body)) < 400
+
+
+# The document itself
+
+
+def test_document_is_served_as_the_bytes_that_were_merged() -> None:
+    document = orjson.loads(CONTRACT.raw)
+    assert document == CONTRACT.document
+    assert len(document["components"]["schemas"]) > 40
+    assert repr(CONTRACT).startswith("<Contract 17 operations, ")
+
+
+def test_schema_that_two_files_define_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "http").mkdir()
+    (tmp_path / "openapi.json").write_bytes(b'{"paths": {}, "components": {}}')
+    for name in ("a", "b"):
+        (tmp_path / "http" / f"{name}.json").write_bytes(b'{"Thing": {}}')
+    with pytest.raises(ValueError, match=r"b\.json: the schema Thing is defined twice"):
+        contract.load(tmp_path)

@@ -1,0 +1,241 @@
+"""Clients that do not read, and upstreams that send more than fits: what waits for somebody waits in its own kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.talk import Closed, Reply, rpc
+from tests.service import until
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.wire import upstreams
+from tests.wire.upstreams import Exchange, Scripted, huge, stub
+
+CALL = rpc("net_listening", [1])
+GOOD = b'{"jsonrpc":"2.0","id":1,"result":{"method":"net_listening","params":[1]}}'
+WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
+
+
+def is_good(reply: Reply) -> bool:
+    return (reply.status, reply.body) == (200, GOOD)
+
+
+MB = 1 << 20
+
+
+async def slow_client(found: Worker) -> socket.socket:
+    """A client whose kernel takes little: what the service holds for it is then what the service holds."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", found.port))
+    return client
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+async def settled(upstream: Scripted) -> int:
+    """What the upstream has sent once it sends no more."""
+    sent = -1
+    while sent != upstream.sent:
+        sent = upstream.sent
+        await asyncio.sleep(0.1)
+    return sent
+
+
+@WAYS
+@pytest.mark.parametrize("has_length", [True, False])
+@on_uvloop
+async def test_large_reply_to_a_client_that_does_not_read_stays_in_the_upstream(
+    cache: dict[str, Any], has_length: bool
+) -> None:
+    size = 100 * MB if cache and has_length else 30 * MB
+    async with Scripted(huge(size, has_length=has_length)) as upstream, worker(upstream.url, **cache) as found:
+        client = await slow_client(found)
+        loop = asyncio.get_running_loop()
+        before = resident_bytes()
+        await loop.sock_sendall(client, found.post(CALL))
+        assert 0 < await settled(upstream) < 16 * MB
+        assert resident_bytes() - before < 20 * MB
+        got = most = 0
+        while got < size:
+            part = await loop.sock_recv(client, MB)
+            assert part
+            got += len(part)
+            most = max(most, resident_bytes())
+        assert most - before < 20 * MB
+        client.close()
+        upstream.script = stub()
+        assert is_good(await found.ask(CALL))
+
+
+@on_uvloop
+async def test_reply_that_begins_while_its_client_is_stalled_waits_as_well() -> None:
+    """The stall is an earlier reply's: nobody says it twice."""
+    gate = asyncio.Event()
+    script = upstreams.held(gate, huge(60 * MB))
+    async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
+        await talk.send(found.post(CALL))
+        await until(lambda: upstream.bodies, within_s=2.0)
+        (front,) = found.app.door.guests
+        front.pause_writing()
+        gate.set()
+        assert await settled(upstream) < 16 * MB
+        front.resume_writing()
+        assert len((await talk.reply()).body) > 59 * MB
+
+
+@on_uvloop
+async def test_large_replies_to_many_slow_clients_stay_in_the_upstream() -> None:
+    async with Scripted(huge(20 * MB)) as upstream, worker(upstream.url, **NO_CACHE) as found:
+        before = resident_bytes()
+        clients = [await slow_client(found) for _ in range(10)]
+        for client in clients:
+            await asyncio.get_running_loop().sock_sendall(client, found.post(CALL))
+        await settled(upstream)
+        assert resident_bytes() - before < 30 * MB
+        for client in clients:
+            client.close()
+        await until(lambda: not upstream.alive, within_s=5.0)
+
+
+@WAYS
+@on_uvloop
+async def test_large_reply_whose_last_bytes_were_slow_leaves_a_connection_that_serves_the_next(
+    cache: dict[str, Any],
+) -> None:
+    """The client stops reading at the very end: its upstream connection has gone back by then, and must not be paused."""
+    block = {"connections": 1}
+    for size in (6 * MB, 6 * MB + 70_000, 7 * MB):
+        async with Scripted(huge(size)) as upstream, worker({LIVE: [{"url": upstream.url, **block}]}, **cache) as found:
+            client = await slow_client(found)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, found.post(CALL))
+            got = 0
+            (pool,) = found.app.networks.routes[LIVE].upstreams
+            while upstream.sent < size // 2 or not pool.idle:
+                got += len(await loop.sock_recv(client, 16_384))
+                await asyncio.sleep(0)
+            upstream.script = stub()
+            async with asyncio.timeout(5):
+                assert is_good(await found.ask(CALL))
+            while got < size:
+                got += len(await loop.sock_recv(client, MB))
+            client.close()
+            assert upstream.connections == 1
+
+
+@WAYS
+@on_uvloop
+async def test_client_that_leaves_in_the_middle_of_a_large_reply_takes_the_connection_with_it(
+    cache: dict[str, Any],
+) -> None:
+    for method in ("net_listening", "eth_getFilterLogs", "eth_sendRawTransaction"):
+        async with Scripted(stub({"eth_newBlockFilter": "0x1"})) as upstream, worker(upstream.url, **cache) as found:
+            made = (await found.ask(rpc("eth_newBlockFilter"))).json["result"]
+            upstream.script = huge(100 * MB)
+            client = await slow_client(found)
+            await asyncio.get_running_loop().sock_sendall(client, found.post(rpc(method, [made])))
+            assert 0 < await settled(upstream) < 20 * MB
+            client.close()
+            await until(lambda: not upstream.alive, within_s=5.0)
+            upstream.script = stub()
+            assert is_good(await found.ask(CALL))
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+@on_uvloop
+async def test_half_a_large_reply_breaks_the_client_s_connection(has_length: bool) -> None:
+    script = huge(4 * MB, has_length=has_length, closes_early=True)
+    async with Scripted(script) as upstream, worker(upstream.url) as found:
+        with pytest.raises(Closed):
+            await found.ask(CALL)
+        upstream.script = stub()
+        assert is_good(await found.ask(CALL))
+
+
+@on_uvloop
+async def test_large_reply_that_stops_in_the_middle_breaks_the_client_s_connection() -> None:
+    async def act(exchange: Exchange) -> None:
+        start = upstreams.answer(await exchange.call(), result="")[:-2]
+        await exchange.send(upstreams.http(length=MB), start, b"a" * 200_000)
+        await asyncio.sleep(60)
+
+    async with Scripted(act) as upstream, worker(upstream.url, rpc={"call_timeout_s": 0.3}) as found:
+        with pytest.raises(Closed):
+            await found.ask(CALL)
+        await until(lambda: not upstream.alive, within_s=5.0)
+        upstream.script = stub()
+        assert is_good(await found.ask(CALL))
+
+
+@on_uvloop
+async def test_reader_that_is_slow_is_no_upstream_that_stopped() -> None:
+    size = 12 * MB
+    async with Scripted(huge(size)) as upstream, worker(upstream.url, rpc={"call_timeout_s": 0.3}) as found:
+        client = await slow_client(found)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, found.post(CALL))
+        await settled(upstream)
+        await asyncio.sleep(1.0)
+        got = 0
+        while got < size:
+            part = await loop.sock_recv(client, MB)
+            assert part
+            got += len(part)
+        client.close()
+
+
+@WAYS
+@on_uvloop
+async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_served(cache: dict[str, Any]) -> None:
+    size = 50_000
+    script = stub({"net_listening": "a" * size})
+    async with Scripted(script) as upstream, worker(upstream.url, **cache) as found:
+        client = await slow_client(found)
+        loop = asyncio.get_running_loop()
+        before = resident_bytes()
+        count = 600
+        sending = loop.create_task(loop.sock_sendall(client, found.post(CALL) * count))
+        served = -1
+        while served != len(upstream.bodies):
+            served = len(upstream.bodies)
+            await asyncio.sleep(0.1)
+        assert 0 < served < 200, "10 MB of replies wait for nobody"
+        assert resident_bytes() - before < 20 * MB
+        got = 0
+        whole = len((await found.ask(CALL)).body)
+        while got < count * whole:
+            part = await loop.sock_recv(client, MB)
+            assert part
+            got += len(part)
+        await sending
+        assert len(upstream.bodies) == count + 1
+        client.close()
+
+
+@on_uvloop
+async def test_client_that_sends_without_end_is_not_read_without_end() -> None:
+    """While its first request is under way, what it sends ahead stays in the kernels."""
+    gate = asyncio.Event()
+    async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url) as found:
+        client = await slow_client(found)
+        data = found.post(CALL) * 5000
+        sent = quiet = 0
+        while sent < 40 * MB and quiet < 5:
+            try:
+                sent += client.send(data[sent % len(data) :])
+                quiet = 0
+            except BlockingIOError:
+                await asyncio.sleep(0.05)
+                quiet += 1
+        assert len(upstream.bodies) == 1
+        assert sent < 20 * MB
+        client.close()
+        gate.set()

@@ -1,0 +1,473 @@
+"""The two ways in give the same answers: the hot path, and aiohttp with the same bytes.
+
+`TE: trailers` is a header that the strict reader leaves to aiohttp and that nobody answers: a request with it is the same
+request, gone the other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.access import Limits
+from proxy.services.rpc.tracker import Tracker
+from tests.flows.talk import Reply, rpc
+from tests.service import until
+from tests.web.worker import LIVE, NO_CACHE, TEST, Client, Worker, on_uvloop, worker
+from tests.wire.upstreams import Scripted, answer, http, replies, stub
+
+# Numbers of the moment: they must be there, and may differ.
+MOMENTARY = {"x-ratelimit-remaining", "x-ratelimit-reset"}
+COLD = {"TE": "trailers"}
+ERRORS = {
+    "eth_call": {"code": 3, "message": "execution reverted: no", "data": "0x08c379a0"},
+    "eth_estimateGas": {"code": -32000, "message": "insufficient funds for gas * price + value"},
+    "eth_syncing": {"code": -32601, "message": "the method eth_syncing does not exist/is not available"},
+}
+RESULTS = {
+    "eth_chainId": "0x1",
+    "eth_getCode": "0x" + "60" * 300,
+    "eth_blockNumber": "0x10",
+    "eth_getFilterLogs": [],
+    "eth_getBlockReceipts": [{"data": "0x" + "ab" * 500}] * 120,
+}
+WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
+
+
+def compared(reply: Reply) -> tuple[int, dict[str, str], bytes]:
+    headers = {name: "…" if name in MOMENTARY else value for name, value in reply.headers.items() if name != "date"}
+    assert "date" in reply.headers
+    return reply.status, headers, reply.body
+
+
+@asynccontextmanager
+async def both_ways(**sections: Any) -> AsyncIterator[tuple[Worker, Scripted]]:
+    async with Scripted(stub(RESULTS, errors=ERRORS)) as upstream, worker(upstream.url, **sections) as found:
+        yield found, upstream
+
+
+def ways_in(worker: Worker) -> list[str]:
+    """What the open connections are: `Front` or `Visitor`."""
+    return [type(guest).__name__ for guest in worker.app.door.guests]
+
+
+async def ask_both(worker: Worker, body: bytes, *, hot: bool = True, **options: Any) -> Reply:
+    """The reply, which is the same either way. `hot`: whether the front may keep the request at all."""
+    options.setdefault("X_Request_Id", "the-same-for-both")
+    async with await worker.talk() as talk:
+        first = await talk.ask(worker.post(body, **options))
+        assert ways_in(worker) == ["Front" if hot else "Visitor"]
+    await until_empty(worker)
+    async with await worker.talk() as talk:
+        second = await talk.ask(worker.post(body, **options, **COLD))
+        assert ways_in(worker) == ["Visitor"]
+    await until_empty(worker)
+    assert compared(first) == compared(second)
+    return first
+
+
+async def until_empty(worker: Worker) -> None:
+    await until(lambda: not worker.app.door.guests, within_s=5.0, every_s=0.0)
+
+
+def batch(*calls: bytes) -> bytes:
+    return b"[" + b",".join(calls) + b"]"
+
+
+def notification(method: str) -> bytes:
+    return orjson.dumps({"jsonrpc": "2.0", "method": method, "params": []})
+
+
+CALL = rpc("eth_chainId")
+GOOD: dict[str, bytes] = {
+    "call": CALL,
+    "call without params": b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}',
+    "spaces": b' \r\n{ "id" : 1 ,\t"jsonrpc":"2.0","method":"eth_chainId", "params" : [ ] } \n',
+    "text as id": rpc("eth_gasPrice", id='a"b\\ü'),
+    "null as id": rpc("eth_gasPrice", id=None),
+    "huge id": b'{"jsonrpc":"2.0","id":123456789012345678901234567890,"method":"net_version"}',
+    "long id": rpc("eth_gasPrice", id="x" * 254),
+    "block": rpc("eth_getBalance", ["0x" + "11" * 20, "latest"]),
+    "old block": rpc("eth_getBalance", ["0x" + "11" * 20, "0x1"]),
+    "large result": rpc("eth_getCode", ["0x" + "11" * 20, "latest"]),
+    "very large result": rpc("eth_getBlockReceipts", ["0x10"]),
+    "head": rpc("eth_blockNumber"),
+    "never kept": rpc("net_listening"),
+    "write": rpc("eth_sendRawTransaction", ["0x02"]),
+    "filter": rpc("eth_newBlockFilter"),
+    "unknown filter": rpc("eth_getFilterLogs", ["0x00"]),
+    "upstream's error": rpc("eth_call", [{}, "latest"]),
+    "upstream's other error": rpc("eth_estimateGas", [{}]),
+    "upstream lacks the method": rpc("eth_syncing"),
+    "unknown method": rpc("eth_nope"),
+    "subscription": rpc("eth_subscribe", ["newHeads"]),
+    "batch": batch(CALL, rpc("eth_gasPrice", id="b"), rpc("eth_nope", id=3), rpc("eth_call", [{}, "latest"], id=4)),
+    "batch of one": batch(CALL),
+    "mixed batch": batch(notification("eth_gasPrice"), rpc("eth_chainId", id=2), b"1", b'{"jsonrpc":"2.0"}'),
+}
+SILENT: dict[str, bytes] = {
+    "notification": notification("eth_gasPrice"),
+    "notification of a write": notification("eth_sendRawTransaction"),
+    "notification of an error": notification("eth_call"),
+    "notification of an unknown method": notification("eth_nope"),
+    "notification with a large result": notification("eth_getBlockReceipts"),
+    "batch of notifications": batch(notification("eth_gasPrice"), notification("eth_nope")),
+}
+MALFORMED: dict[str, bytes] = {
+    "no JSON": b'{"jsonrpc":"2.0",',
+    "empty object": b"{}",
+    "no object": b'"text"',
+    "number": b"1",
+    "version": b'{"jsonrpc":"1.0","id":1,"method":"eth_chainId"}',
+    "no method": b'{"jsonrpc":"2.0","id":1}',
+    "method is no text": b'{"jsonrpc":"2.0","id":1,"method":1}',
+    "method is not ASCII": '{"jsonrpc":"2.0","id":1,"method":"eth_chainİd"}'.encode(),
+    "params": b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":1}',
+    "id": b'{"jsonrpc":"2.0","id":[],"method":"eth_chainId"}',
+    "member": b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","METHOD":"eth_call"}',
+    "empty batch": b"[]",
+    "broken batch": b'[{"jsonrpc":"2.0","id":1,"method":"eth_chainId"},',
+    "batch too long": batch(*[CALL] * 101),
+    "bytes": b"\xff\xfe",
+    "deep": b'{"jsonrpc":"2.0","id":1,"method":"eth_call","params":' + b"[" * 50_000,
+}
+
+
+@WAYS
+@on_uvloop
+async def test_good_calls(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, _):
+        for name, body in GOOD.items():
+            reply = await ask_both(worker, body)
+            assert reply.status == 200, (name, reply)
+            assert reply.headers["x-compute-units"], name
+            assert orjson.loads(reply.body), name
+
+
+@WAYS
+@on_uvloop
+async def test_calls_without_an_id_have_no_reply(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, upstream):
+        for name, body in SILENT.items():
+            reply = await ask_both(worker, body)
+            assert (reply.status, reply.body) == (204, b""), (name, reply)
+        assert set(upstream.methods) == {"eth_gasPrice", "eth_sendRawTransaction", "eth_call", "eth_getBlockReceipts"}
+
+
+@WAYS
+@on_uvloop
+async def test_bodies_that_are_no_calls(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, upstream):
+        for name, body in MALFORMED.items():
+            reply = await ask_both(worker, body)
+            assert reply.fault(400)["details"]["rpc_code"] in (-32700, -32600), (name, reply)
+            assert "x-compute-units" not in reply.headers
+        assert not upstream.bodies
+
+
+@on_uvloop
+async def test_answers_from_memory() -> None:
+    async with both_ways() as (worker, upstream):
+        for route in worker.app.networks.routes.values():
+            await Tracker(route).look()
+        upstream.bodies.clear()
+        assert (await worker.ask(CALL)).headers["x-cache"] == "miss"
+        assert (await ask_both(worker, CALL)).headers["x-cache"] == "hit"
+        assert len(upstream.bodies) == 1
+        assert (await ask_both(worker, CALL, Cache_Control="no-cache")).headers["x-cache"] == "miss"
+        assert (await ask_both(worker, CALL, Cache_Control="max-age=0, No-Cache")).headers["x-cache"] == "miss"
+        assert (await ask_both(worker, CALL, Cache_Control="max-age=0")).headers["x-cache"] == "hit"
+        assert len(upstream.bodies) == 5
+
+
+# Keys
+
+
+@WAYS
+@on_uvloop
+async def test_keys_that_may_not(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, upstream):
+        worker.add_key("disabled", disabled=True)
+        worker.add_key("test", live=False)
+        worker.add_key("reads", scopes=["rpc:read"])
+        worker.add_key("writes", scopes=["rpc:write"])
+        worker.add_key("neither", scopes=["data:read"])
+        write = rpc("eth_sendRawTransaction", ["0x02"])
+        for body in (CALL, write, batch(CALL), b"{}", rpc("eth_nope"), notification("eth_chainId")):
+            (await ask_both(worker, body, key="disabled")).fault(403)
+            (await ask_both(worker, body, key="test")).fault(403)
+            (await ask_both(worker, body, key="neither")).fault(403)
+        assert "rpc:write" in (await ask_both(worker, write, key="reads")).fault(403)["message"]
+        assert "rpc:read" in (await ask_both(worker, CALL, key="writes")).fault(403)["message"]
+        assert not upstream.bodies
+        mixed = (await ask_both(worker, batch(CALL, rpc("eth_sendRawTransaction", ["0x02"], id=2)), key="reads")).json
+        assert [("error" in item) for item in mixed] == [False, True]
+        assert (await ask_both(worker, CALL, key="test", network=TEST)).status == 200
+
+
+@WAYS
+@on_uvloop
+async def test_key_that_is_revoked_between_two_requests_of_a_connection(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, upstream):
+        for way in ({}, COLD):
+            key = worker.add_key("short-lived")
+            ask = worker.post(CALL, key="short-lived", **way)
+            async with await worker.talk() as talk:
+                for _ in range(3):
+                    assert (await talk.ask(ask)).status == 200
+                worker.app.keyring.forget(key)
+                (await talk.ask(ask)).fault(401)
+        assert len(upstream.bodies) == 6
+        (await ask_both(worker, CALL, key="short-lived", hot=False)).fault(401)
+
+
+@WAYS
+@on_uvloop
+async def test_key_that_expires_between_two_requests_of_a_connection(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, _):
+        said = []
+        for way in ({}, COLD):
+            key = worker.add_key("mortal", lives_s=1000.0)
+            ask = worker.post(CALL, key="mortal", X_Request_Id="same", **way)
+            async with await worker.talk() as talk:
+                for _ in range(3):
+                    assert (await talk.ask(ask)).status == 200
+                key.dies_at = 0.0
+                said.append(await talk.ask(ask))
+                (await talk.ask(ask)).fault(401)
+        said[0].fault(401)
+        assert compared(said[0]) == compared(said[1])
+
+
+@on_uvloop
+async def test_key_in_either_header() -> None:
+    async with both_ways() as (worker, _):
+        key = worker.keys["main"]
+        for headers in (
+            {"Authorization": f"Bearer {key}"},
+            {"Authorization": f"bearer   {key}"},
+            {"Authorization": f"BEARER {key}", "X_API_Key": ""},
+            {"X_API_Key": f"  {key}  "},
+            {"X_API_Key": key, "Authorization": "Basic abc"},
+        ):
+            assert (await ask_both(worker, CALL, key=None, **headers)).status == 200, headers
+        for headers in ({"Authorization": key}, {"Authorization": f"Bearer\t{key}"}, {"X_API_Key": f"{key}é"}, {}):
+            (await ask_both(worker, CALL, key=None, hot=False, **headers)).fault(401)
+
+
+# Limits
+
+
+@WAYS
+@on_uvloop
+async def test_rate_limited_calls_have_one_reply(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, _):
+        bodies = (CALL, rpc("eth_nope"), batch(CALL), notification("eth_gasPrice"), rpc("eth_subscribe"), CALL)
+        for name, way in (("hot", {}), ("cold", COLD)):
+            worker.add_key(name, limits=Limits(1, 1000, 0))
+            async with await worker.talk() as talk:
+                assert (await talk.ask(worker.post(CALL, key=name, **way))).status == 200
+                for body in bodies:
+                    await talk.send(worker.post(body, key=name, X_Request_Id="same", **way))
+                said = [await talk.reply() for _ in bodies]
+            assert {reply.status for reply in said} == {429}, name
+            assert {reply.headers["retry-after"] for reply in said} == {"1"}
+            for reply in said:
+                assert compared(reply) == compared(said[0])
+                assert reply.headers["x-ratelimit-limit"] == "1"
+        worker.add_key("small", limits=Limits(5, 1000, 0))
+        assert "never" in (await ask_both(worker, batch(*[CALL] * 6), key="small")).fault(400)["message"]
+
+
+@on_uvloop
+async def test_bodies_of_another_size_or_kind() -> None:
+    async with both_ways(server={"max_body_bytes": 4096}) as (worker, _):
+        padded = CALL[:-1] + b" " * (4096 - len(CALL)) + b"}"
+        assert (await ask_both(worker, padded)).status == 200
+        (await ask_both(worker, padded + b" ", hot=False)).fault(413)
+        assert (await ask_both(worker, b"", hot=False)).fault(400)["details"]["rpc_code"] == -32700
+        for kind in (
+            "application/json; charset=utf-8",
+            "Application/JSON;charset=UTF-8",
+            "application/json ; charset=utf-8",
+        ):
+            assert (await ask_both(worker, CALL, Content_Type=kind)).status == 200, kind
+        for kind in ("application/json; charset=latin-1", "application/json; x=y"):
+            assert (await ask_both(worker, CALL, Content_Type=kind, hot=False)).status == 200, kind
+        for kind in ("text/plain", "application/jsonx", "", "application/x-www-form-urlencoded"):
+            (await ask_both(worker, CALL, Content_Type=kind, hot=False)).fault(415)
+
+
+@on_uvloop
+async def test_head_up_to_the_cap_and_beyond() -> None:
+    async with both_ways(server={"max_head_bytes": 2048}) as (worker, _):
+        statuses = []
+        for size in range(1700, 1900, 5):
+            async with await worker.talk() as hot, await worker.talk() as cold:
+                first = await hot.ask(worker.post(CALL, X_Wide="a" * size, X_Request_Id="same"))
+                # The header that sends it the other way is a part of the head.
+                narrower = "a" * (size - len("TE: trailers\r\n"))
+                second = await cold.ask(worker.post(CALL, X_Wide=narrower, X_Request_Id="same", **COLD))
+                assert compared(first) == compared(second), size
+                statuses.append(first.status)
+        assert statuses == sorted(statuses)
+        assert set(statuses) == {200, 400}
+
+
+@on_uvloop
+async def test_every_path_of_a_network_and_none_else() -> None:
+    async with both_ways() as (worker, _):
+        for network, hot in ((LIVE, True), ("eth/mainnet", True), ("1/mainnet", False)):
+            assert (await ask_both(worker, CALL, network=network, hot=hot)).status == 200
+        for network in (
+            "ethereum/nope",
+            "ethereum/hoodi",
+            "ETHEREUM/mainnet",
+            "ethereum/mainnet?x",
+            "ethereum//mainnet",
+        ):
+            reply = await ask_both(worker, CALL, network=network, hot=False)
+            assert reply.status in (200, 404), (network, reply)
+
+
+# Heads
+
+
+@on_uvloop
+async def test_headers_in_any_order_and_case() -> None:
+    async with both_ways() as (worker, _):
+        chance = random.Random(7)
+        said = set()
+        body = rpc("net_listening")
+        headers = {
+            "Host": "x",
+            "X-API-Key": worker.keys["main"],
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "X-Request-Id": "same",
+            "Connection": "keep-alive",
+            "User-Agent": "odd/1.0",
+            "X-Trace": "é; a: b",
+        }
+        for _ in range(60):
+            for way in ({}, COLD):
+                lines = [(_any_case(name, chance), value) for name, value in {**headers, **way}.items()]
+                chance.shuffle(lines)
+                space = chance.choice((":", ": ", ":\t ", ":  "))
+                head = "".join(f"{name}{space}{value}{chance.choice(('', ' '))}\r\n" for name, value in lines)
+                data = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\n{head}\r\n".encode() + body
+                async with await worker.talk() as talk:
+                    status, found, said_body = compared(await talk.ask(data))
+                    said.add((status, tuple(sorted(found.items())), said_body))
+                    assert ways_in(worker) == (["Visitor"] if way else ["Front"]), data
+                await until_empty(worker)
+        assert len(said) == 1
+        assert next(iter(said))[0] == 200
+
+
+def _any_case(name: str, chance: random.Random) -> str:
+    return "".join(chance.choice((letter.lower(), letter.upper())) for letter in name)
+
+
+# Framing: the same bytes, however they are cut
+
+
+async def send_cut(talk: Client, data: bytes, cuts: Iterable[int]) -> None:
+    """In as many segments; between two of them the service has read the first."""
+    at = 0
+    for cut in (*cuts, len(data)):
+        await talk.send(data[at:cut])
+        at = cut
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def answers(worker: Worker, data: bytes, count: int, every: Sequence[Sequence[int]]) -> set[Any]:
+    """All the different answers to the same requests, cut in every one of these ways, on one connection."""
+    said = set()
+    async with await worker.talk() as talk:
+        for cuts in every:
+            await send_cut(talk, data, cuts)
+            got = [compared(await talk.reply()) for _ in range(count)]
+            said.add(tuple((status, tuple(sorted(headers.items())), body) for status, headers, body in got))
+    return said
+
+
+@WAYS
+@on_uvloop
+async def test_request_cut_at_every_byte(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, _):
+        said = set()
+        for way in ({}, COLD):
+            data = worker.post(CALL, X_Request_Id="same", **way)
+            said |= await answers(worker, data, 1, [(), *((cut,) for cut in range(1, len(data)))])
+            said |= await answers(worker, data, 1, [range(1, len(data))])
+        assert len(said) == 1
+        ((status, _, body),) = said.pop()
+        assert (status, body) == (200, b'{"jsonrpc":"2.0","id":1,"result":"0x1"}')
+
+
+@WAYS
+@on_uvloop
+async def test_two_requests_glued_and_cut_at_every_byte(cache: dict[str, Any]) -> None:
+    async with both_ways(**cache) as (worker, _):
+        said = set()
+        for way in ({}, COLD):
+            first = worker.post(rpc("eth_chainId", id=1), X_Request_Id="first", **way)
+            second = worker.post(batch(rpc("eth_gasPrice", id=2)), X_Request_Id="second", **way)
+            data = first + second
+            said |= await answers(worker, data, 2, [(), *((cut,) for cut in range(1, len(data)))])
+            said |= await answers(worker, data, 2, [(len(first) - 1, len(first) + 1), range(1, len(data))])
+        assert len(said) == 1
+        one, two = said.pop()
+        assert dict(one[1])["x-request-id"] == "first"
+        assert dict(two[1])["x-request-id"] == "second"
+
+
+@WAYS
+@on_uvloop
+async def test_pipelined_requests_are_answered_in_order(cache: dict[str, Any]) -> None:
+    """Quick ones behind slow ones, faults between results, and a large one in the middle."""
+
+    def make(call: Any) -> bytes:
+        return http(answer(call, result=RESULTS.get(call["method"], call["params"])))
+
+    async def act(exchange: Any) -> None:
+        call = await exchange.call()
+        await asyncio.sleep(0.02 if call["method"] == "eth_gasPrice" else 0)
+        await replies(make)(exchange)
+
+    bodies = [
+        rpc("eth_gasPrice", id=1), rpc("eth_chainId", id=2), b"{}", rpc("eth_getBlockReceipts", ["0x10"], id=3),
+        rpc("eth_nope", id=4), rpc("eth_gasPrice", id=5), notification("net_listening"), rpc("net_listening", [7], id=6),
+    ]  # fmt: skip
+    async with Scripted(act) as upstream, worker(upstream.url, **cache) as found:
+        said = []
+        for way in ({}, COLD):
+            data = b"".join(found.post(body, X_Request_Id=f"r{at}", **way) for at, body in enumerate(bodies))
+            async with await found.talk() as talk:
+                await talk.send(data)
+                got = [await talk.reply() for _ in bodies]
+            assert [reply.headers["x-request-id"] for reply in got] == [f"r{at}" for at in range(len(bodies))]
+            assert [reply.status for reply in got] == [200, 200, 400, 200, 200, 200, 204, 200]
+            said.append([compared(reply) for reply in got])
+        assert said[0] == said[1]
+
+
+@on_uvloop
+async def test_connection_goes_over_to_aiohttp_for_good() -> None:
+    """In the middle of a pipeline, and every request after it gets the same answer as before."""
+    async with both_ways(**NO_CACHE) as (worker, _):
+        hot, cold = (worker.post(CALL, X_Request_Id="same", **way) for way in ({}, COLD))
+        async with await worker.talk() as talk:
+            await talk.send(hot * 5 + cold + hot * 5)
+            said = [compared(await talk.reply()) for _ in range(11)]
+            assert said == said[:1] * 11
+            assert ways_in(worker) == ["Visitor"]
+            assert compared(await talk.ask(hot)) == said[0]

@@ -1,0 +1,400 @@
+"""Messages that are not plain, clients that leave or do not read, and the end of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.flows.talk import Reply, rpc
+from tests.service import until
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.wire import upstreams
+from tests.wire.upstreams import Exchange, Scripted, chunked, huge, stub
+
+CALL = rpc("net_listening", [1])
+GOOD = b'{"jsonrpc":"2.0","id":1,"result":{"method":"net_listening","params":[1]}}'
+WRITE = rpc("eth_sendRawTransaction", ["0x02"])
+WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
+
+
+def ways_in(worker: Worker) -> list[str]:
+    return [type(guest).__name__ for guest in worker.app.door.guests]
+
+
+def is_good(reply: Reply) -> bool:
+    return (reply.status, reply.body) == (200, GOOD)
+
+
+# Messages that the front hands over
+
+
+@pytest.mark.parametrize("first", [b"", b"hot"])
+@on_uvloop
+async def test_client_that_expects_continue_gets_it_and_then_its_reply(first: bytes) -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        if first:
+            assert is_good(await talk.ask(found.post(CALL)))
+        data = found.post(CALL, Expect="100-continue")
+        await talk.send(data[: -len(CALL)])
+        async with asyncio.timeout(5):
+            assert await talk.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await talk.send(CALL)
+        assert is_good(await talk.reply())
+        assert is_good(await talk.ask(found.post(CALL)))
+        assert ways_in(found) == ["Visitor"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@on_uvloop
+async def test_chunked_request_is_answered_like_any_other(size: int) -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        head = found.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+        data = head + chunked(CALL, size)
+        assert is_good(await talk.ask(data))
+        await talk.send(found.post(CALL) + data + found.post(CALL))
+        assert [is_good(await talk.reply()) for _ in range(3)] == [True] * 3
+
+
+@on_uvloop
+async def test_chunked_request_over_the_cap_is_refused() -> None:
+    async with Scripted() as upstream, worker(upstream.url, server={"max_body_bytes": 4096}) as found:
+        head = found.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+        for size in (4097, 1_000_000):
+            async with await found.talk() as talk:
+                (await talk.ask(head + chunked(b" " * size, 1000))).fault(413)
+        assert not upstream.bodies
+
+
+@on_uvloop
+async def test_length_beside_chunks_is_no_message() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        for lines in (
+            {"Content_Length": "5", "Transfer_Encoding": "chunked"},
+            {"Transfer_Encoding": "chunked, identity"},
+        ):
+            async with await found.talk() as talk:
+                (await talk.ask(found.post(b"", **lines) + chunked(CALL, 10))).fault(400)
+                assert await talk.is_closed(5)
+        assert not upstream.bodies
+
+
+@on_uvloop
+async def test_old_version_is_answered_and_closed() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        await talk.send(found.post(CALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        async with asyncio.timeout(5):
+            said = await talk.reader.read()
+        assert said.startswith(b"HTTP/1.0 200 OK\r\n")
+        assert said.endswith(b"\r\n\r\n" + GOOD)
+
+
+@on_uvloop
+async def test_client_that_says_close_is_answered_and_closed() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        await talk.send(found.post(CALL) * 2 + found.post(CALL, Connection="close"))
+        assert [is_good(await talk.reply()) for _ in range(3)] == [True] * 3
+        assert await talk.is_closed(5)
+        assert len(upstream.bodies) == 3
+
+
+@on_uvloop
+async def test_body_longer_than_its_length_is_the_next_message_and_no_part_of_the_first() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        for rest in (b"}", b"garbage\r\n\r\n", b"\0" * 300, CALL + b"\r\n\r\n"):
+            async with await found.talk() as talk:
+                await talk.send(found.post(CALL) + rest)
+                assert is_good(await talk.reply())
+                if b"\r\n\r\n" not in rest:
+                    talk.writer.write_eof()
+                    assert await talk.is_closed(5)
+                else:
+                    (await talk.reply(5)).fault(400)
+                    assert await talk.is_closed(5)
+        assert len(upstream.bodies) == 4
+
+
+@pytest.mark.parametrize("empty", [b"\r\n", b"\r\n\r\n"])
+@on_uvloop
+async def test_empty_line_before_a_request_is_passed_over(empty: bytes) -> None:
+    """RFC 9112, 2.2: old clients end a body with one."""
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        for apart in (False, True):
+            async with await found.talk() as talk:
+                for _ in range(2):
+                    await talk.send(found.post(CALL) + empty)
+                    if apart:
+                        await asyncio.sleep(0.01)
+                    await talk.send(found.post(CALL))
+                    assert is_good(await talk.reply())
+                    assert is_good(await talk.reply())
+
+
+@on_uvloop
+async def test_body_shorter_than_its_length_is_waited_for() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        data = found.post(CALL)
+        await talk.send(data[:-1])
+        await asyncio.sleep(0.05)
+        assert not upstream.bodies
+        await talk.send(data[-1:] + data[:-1])
+        assert is_good(await talk.reply())
+        assert len(upstream.bodies) == 1
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@on_uvloop
+async def test_head_over_the_limit_is_refused(ended: bool) -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        wide = found.post(CALL, **{f"X-{at}": "a" * 1000 for at in range(30)})
+        async with await found.talk() as talk:
+            said = await talk.ask(wide if ended else wide[:25_000] * 2)
+            assert said.status in (400, 431)
+            said.fault(said.status)
+        assert not upstream.bodies
+
+
+NO_MESSAGES = (
+    b"\0", b"\0" * 1000, b"\r\n\r\n", b"\r\n\r\n\r\n", b"X: y\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"POST /v1/rpc/x HTTP/9.9\r\n\r\n", b"\xff\xfe\r\n\r\n", b" POST / HTTP/1.1\r\n\r\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("data", NO_MESSAGES)
+@on_uvloop
+async def test_bytes_that_are_no_message_harm_nobody(data: bytes) -> None:
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as other:
+        for before in (b"", found.post(CALL)):
+            async with await found.talk() as talk:
+                await talk.send(before + data)
+                if before:
+                    assert is_good(await talk.reply())
+                talk.writer.write_eof()
+                assert await talk.is_closed(5)
+            assert is_good(await other.ask(found.post(CALL)))
+    assert not problems
+
+
+# Clients that leave
+
+
+@WAYS
+@pytest.mark.parametrize("way", ["single", "batch", "convoy", "aiohttp", "aiohttp batch", "aiohttp convoy"])
+@on_uvloop
+async def test_read_of_a_client_that_left_is_given_up(cache: dict[str, Any], way: str) -> None:
+    gate = asyncio.Event()
+    async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url, **cache) as found:
+        async with await found.talk() as talk:
+            body = CALL
+            if "batch" in way or "convoy" in way:
+                body = b"[%b]" % b",".join([CALL] * (3 if "convoy" in way else 1))
+            await talk.send(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
+            await until(lambda: upstream.bodies, within_s=2.0)
+        await until(lambda: not upstream.alive, within_s=2.0)
+        gate.set()
+        assert is_good(await found.ask(CALL))
+        assert upstream.connections == 2
+
+
+@pytest.mark.parametrize("way", ["single", "batch", "aiohttp", "aiohttp batch"])
+@on_uvloop
+async def test_write_of_a_client_that_left_goes_on(way: str) -> None:
+    gate = asyncio.Event()
+    async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url) as found:
+        async with await found.talk() as talk:
+            body = b"[%b]" % WRITE if "batch" in way else WRITE
+            await talk.send(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
+            await until(lambda: upstream.bodies, within_s=2.0)
+        await until(lambda: not found.app.door.guests, within_s=2.0)
+        await asyncio.sleep(0.05)
+        assert upstream.alive == 1
+        gate.set()
+        assert is_good(await found.ask(CALL))
+        assert upstream.methods == ["eth_sendRawTransaction", "net_listening"]
+        assert upstream.connections == 1
+
+
+@pytest.mark.parametrize("way", [{}, {"TE": "trailers"}, {"Expect": "100-continue"}])
+def test_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours(
+    way: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_uvloop
+    async def leave() -> None:
+        async with Scripted() as upstream, worker(upstream.url) as found:
+            data = found.post(CALL, **way)
+            for cut in (1, 20, len(data) - len(CALL), len(data) - 1):
+                async with await found.talk() as talk:
+                    await talk.send(data[:cut])
+                    await asyncio.sleep(0.01)
+                await until(lambda: not found.app.door.guests, within_s=2.0)
+            assert not upstream.bodies
+
+    leave()
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+
+
+@WAYS
+@on_uvloop
+async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None:
+    """Clients that come and go while their replies are on the way; those who stay get their own."""
+
+    async def act(exchange: Exchange) -> None:
+        call = await exchange.call()
+        await asyncio.sleep(0.002 * (call["params"][0] % 3))
+        await exchange.send(upstreams.http(upstreams.answer(call, result=call["params"])))
+
+    block = {"connections": 3}
+    async with Scripted(act) as upstream, worker({LIVE: [{"url": upstream.url, **block}]}, **cache) as found:
+
+        async def stay(first: int) -> None:
+            async with await found.talk() as talk:
+                for number in range(first, first + 30):
+                    reply = await talk.ask(found.post(rpc("net_listening", [number], id=number)))
+                    assert reply.json == {"jsonrpc": "2.0", "id": number, "result": [number]}
+
+        async def leave(first: int) -> None:
+            for number in range(first, first + 30):
+                async with await found.talk() as talk:
+                    await talk.send(found.post(rpc("net_listening", [number], id=number)))
+                    await asyncio.sleep(0.001 * (number % 4))
+
+        async with asyncio.TaskGroup() as group:
+            for first in range(0, 500, 100):
+                group.create_task(stay(first))
+                group.create_task(leave(first + 50))
+
+
+@on_uvloop
+async def test_one_of_two_who_share_a_call_may_leave() -> None:
+    gate = asyncio.Event()
+    script = upstreams.held(gate, stub({"eth_gasPrice": "0x5"}))
+    async with Scripted(script) as upstream, worker(upstream.url) as found, await found.talk() as stays:
+        async with await found.talk() as leaves:
+            await leaves.send(found.post(rpc("eth_gasPrice", id="leaves")))
+            await until(lambda: upstream.bodies, within_s=2.0)
+            await stays.send(found.post(rpc("eth_gasPrice", id="stays")))
+            await asyncio.sleep(0.02)
+        await until(lambda: len(found.app.door.guests) == 1, within_s=2.0)
+        gate.set()
+        said = await stays.reply()
+        assert said.json == {"jsonrpc": "2.0", "id": "stays", "result": "0x5"}
+        assert said.headers["x-cache"] == "join"
+        assert len(upstream.bodies) == 1
+
+
+# The end of a connection
+
+
+@WAYS
+@pytest.mark.parametrize("body", [CALL, rpc("eth_nope"), b"{}", b"[%b]" % CALL, rpc("eth_chainId")])
+@on_uvloop
+async def test_last_of_a_connection_s_requests_says_close(cache: dict[str, Any], body: bytes) -> None:
+    async with Scripted() as upstream, worker(upstream.url, **cache, server={"keepalive_requests": 5}) as found:
+        async with await found.talk() as talk:
+            said = [await talk.ask(found.post(body)) for _ in range(5)]
+            assert [reply.closes for reply in said] == [False] * 4 + [True]
+            assert await talk.is_closed(5)
+        async with await found.talk() as talk:
+            await talk.send(found.post(body) * 8)
+            said = [await talk.reply() for _ in range(5)]
+            assert [reply.closes for reply in said] == [False] * 4 + [True]
+            assert await talk.is_closed(5)
+
+
+@WAYS
+@on_uvloop
+async def test_large_reply_can_be_the_last(cache: dict[str, Any]) -> None:
+    async with (
+        Scripted(huge(3 << 20)) as upstream,
+        worker(upstream.url, **cache, server={"keepalive_requests": 1}) as found,
+        await found.talk() as talk,
+    ):
+        reply = await talk.ask(found.post(CALL))
+        assert reply.closes
+        assert set(reply.json["result"]) == {"a"}
+        assert await talk.is_closed(5)
+
+
+@WAYS
+@on_uvloop
+async def test_worker_that_drains_answers_what_is_under_way_and_closes(cache: dict[str, Any]) -> None:
+    gate = asyncio.Event()
+    server = {"drain_s": 5.0}
+    async with (
+        Scripted(upstreams.held(gate, stub())) as upstream,
+        worker(upstream.url, **cache, server=server) as found,
+    ):
+        talks = [await found.talk() for _ in range(4)]
+        ways: list[dict[str, str]] = [{}, {}, {"TE": "trailers"}, {}]
+        bodies = [CALL, b"[%b]" % CALL, CALL, WRITE]
+        for talk, way, body in zip(talks, ways, bodies, strict=True):
+            await talk.send(found.post(body, **way))
+        idle = await found.talk()
+        await until(lambda: len(upstream.bodies) == 4, within_s=2.0)
+        stopping = asyncio.get_running_loop().create_task(found.app.stop())
+        await until(lambda: found.app.hot.draining, within_s=2.0)
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        gate.set()
+        for talk in talks:
+            reply = await talk.reply()
+            assert reply.status == 200
+            assert reply.closes
+            assert await talk.is_closed(5)
+        assert await idle.is_closed(5)
+        await stopping
+        for talk in (*talks, idle):
+            await talk.close()
+
+
+@on_uvloop
+async def test_request_that_comes_while_the_worker_drains_is_answered_and_closed() -> None:
+    async with Scripted() as upstream, worker(upstream.url, **NO_CACHE, server={"drain_s": 5.0}) as found:
+        talks = [await found.talk() for _ in range(3)]
+        for talk in talks:
+            assert is_good(await talk.ask(found.post(CALL)))
+        stopping = asyncio.get_running_loop().create_task(found.app.stop())
+        await until(lambda: found.app.hot.draining, within_s=2.0)
+        for talk in talks:
+            reply = await talk.ask(found.post(CALL))
+            assert is_good(reply)
+            assert reply.closes
+            assert await talk.is_closed(5)
+            await talk.close()
+        await stopping
+
+
+# Clocks
+
+
+@on_uvloop
+async def test_clock_of_a_message_starts_with_its_first_byte() -> None:
+    """A client whose messages all come in two pieces is not late because the first of them once was a piece."""
+    limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5}
+    async with Scripted() as upstream, worker(upstream.url, server=limits) as found, await found.talk() as talk:
+        data = found.post(CALL)
+        for cut in (20, len(data) - 10):
+            end = asyncio.get_running_loop().time() + 1.2
+            await talk.send(data[:cut])
+            while asyncio.get_running_loop().time() < end:
+                await asyncio.sleep(0.005)
+                # The rest of one and the beginning of the next: there is always a message that is not complete.
+                await talk.send(data[cut:] + data[:cut])
+                assert is_good(await talk.reply())
+            await talk.send(data[cut:])
+            assert is_good(await talk.reply())
+
+
+@on_uvloop
+async def test_body_in_very_small_pieces_costs_no_more_memory_than_its_size() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        body = rpc("net_listening", ["x" * 20_000])
+        data = found.post(body)
+        for at in range(0, len(data), 7):
+            await talk.send(data[at : at + 7])
+            if not at % 70:
+                await asyncio.sleep(0)
+        assert (await talk.reply()).json["result"]["params"] == ["x" * 20_000]

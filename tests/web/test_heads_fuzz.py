@@ -1,0 +1,355 @@
+"""The strict head reader against aiohttp's parser: whatever the reader accepts must mean the same to both.
+
+Heads are made by chance from good ones, by the thousand; the seed is printed, and fixed by PENSTOCK_SEED to repeat a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.helpers import HeadersMixin
+from aiohttp.http_parser import HttpRequestParser
+from aiohttp.http_writer import HttpVersion11
+
+from proxy.core.access import Key
+from proxy.web.door import MAX_HEADERS, MAX_LINE_BYTES
+from proxy.web.gate import _WELL_FORMED, _is_json, _presented
+from proxy.web.heads import LONGEST_REMEMBERED, MAX_HOT_HEAD, MOST_REMEMBERED, Head, HeadReader
+from tests.flows.talk import rpc
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.wire.upstreams import Scripted
+
+HEADS = 200_000
+PATH = f"/v1/rpc/{LIVE}"
+
+
+def reader_of(worker: Worker, **limits: int) -> HeadReader:
+    """A reader of its own, with the worker's routes and keys."""
+    routes = {PATH: worker.app.networks.routes[LIVE]}
+    return HeadReader(
+        routes,
+        lambda text: worker.app.keyring.find(text, 0.0),
+        **{"max_head": MAX_HOT_HEAD, "max_body": 100_000, **limits},
+    )
+
+
+# Heads by chance
+
+
+class Chance:
+    """Makes heads: a good one, then a few changes of lines, then perhaps of bytes."""
+
+    def __init__(self, seed: int, keys: Iterable[str]) -> None:
+        self._random = random.Random(seed)
+        self._keys = [key.encode() for key in keys]
+
+    def heads(self, count: int) -> Iterator[bytes]:
+        pick, changes = self._random.random, (self._change_line, self._change_line, self._double, self._swap, self._add)
+        for _ in range(count):
+            lines = self._good()
+            while pick() < 0.5:
+                self._random.choice(changes)(lines)
+            head = b"\r\n".join((*lines, b"", b""))
+            if pick() < 0.4:
+                head = self._change_bytes(head)
+            yield head
+
+    def _good(self) -> list[bytes]:
+        key = self._random.choice((b"X-API-Key: ", b"Authorization: Bearer ")) + self._random.choice(self._keys)
+        length = b"Content-Length: %d" % self._random.choice((1, 40, 130, 9999, 0))
+        lines = [b"Host: x", b"Content-Type: application/json", length, key, b"User-Agent: f", b"Accept: */*"]
+        self._random.shuffle(lines)
+        return [b"POST %b HTTP/1.1" % PATH.encode(), *lines]
+
+    def _change_line(self, lines: list[bytes]) -> None:
+        at = self._random.randrange(len(lines))
+        name, colon, value = lines[at].partition(b":")
+        lines[at] = self._random.choice(
+            (
+                name.upper() + colon + value,
+                name.swapcase() + colon + value,
+                name + colon + value.strip(),
+                name + colon + self._space() + value + self._space(),
+                name + self._space() + colon + value,
+                self._space() + lines[at],
+                name + colon,
+                name,
+                name + colon + self._random.choice(VALUES),
+                self._random.choice(NAMES) + colon + value,
+            )
+        )
+
+    def _space(self) -> bytes:
+        return self._random.choice((b"", b" ", b"\t", b"  ", b"\x0b", b"\x0c", b"\xc2\xa0", b"\r\n ", b"\0"))
+
+    def _double(self, lines: list[bytes]) -> None:
+        lines.insert(self._random.randrange(1, len(lines) + 1), self._random.choice(lines))
+
+    def _swap(self, lines: list[bytes]) -> None:
+        one, two = self._random.randrange(len(lines)), self._random.randrange(len(lines))
+        lines[one], lines[two] = lines[two], lines[one]
+
+    def _add(self, lines: list[bytes]) -> None:
+        line = self._random.choice(NAMES) + b": " + self._random.choice((*VALUES, *self._keys))
+        lines.insert(self._random.randrange(1, len(lines) + 1), line)
+
+    def _change_bytes(self, head: bytes) -> bytes:
+        at = self._random.randrange(len(head) - 4)
+        odd = self._random.choice(BYTES) if self._random.random() < 0.5 else bytes([self._random.randrange(256)])
+        match self._random.randrange(4):
+            case 0:
+                return head[:at] + odd + head[at:]
+            case 1:
+                return head[:at] + head[at + 1 :]
+            case 2:
+                return head[:at] + odd + head[at + 1 :]
+            case _:
+                return head[:at] + head[at : at + 3] + head[at:]
+
+
+NAMES = (
+    b"Content-Length", b"Transfer-Encoding", b"Connection", b"Host", b"Expect", b"Upgrade", b"TE",
+    b"Content-Type", b"X-API-Key",
+    b"Authorization", b"Cache-Control", b"X-Request-Id", b"Content-Encoding", b"User-Agent", b"X",
+    b"Cookie", b"Keep-Alive",
+    b"Proxy-Connection", b"Trailer", b"Sec-WebSocket-Key1", b"HTTP2-Settings", b"Content_Length", b"", b"Server", b"ETag",
+    b"Content-Location", b"Content-Range", b"Max-Forwards", b"Range", b"X-Forwarded-For", b"Accept",
+    b"x-api-key", b"Date",
+    "Content-Length\u017f".encode(), b"X\x80", b"X Y", b"(x)", b"Age", b"From", b"Referer", b"Origin",
+)  # fmt: skip
+VALUES = (
+    b"", b"1", b"0", b"40", b"+40", b"-1", b"040", b"4 0", b"40, 40", b"0x28", b"4_0", b"40\x0b",
+    b"99999999999", b"chunked",
+    b"identity", b"gzip", b"close", b"keep-alive", b"Keep-Alive", b"keep-alive, close", b"upgrade",
+    b"Upgrade, TE", b"h2c",
+    b"application/json", b"application/json; charset=utf-8", b"application/json;charset=x", b"text/plain", b"websocket",
+    b"no-cache", b"No-Cache, max-age=0", b"100-continue", b"Bearer x", b"\xff\xfe", b"a" * 300,
+    b"trailers", b"req-1", b"\xc3\xa9",
+    b'"quoted, text"', b"a:b:c", b"a;b=c", b"x\ty", b"\x7f", b"\x1b[0m", "\u2028".encode(), b"same", b"a" * 65,
+)  # fmt: skip
+BYTES = (
+    b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"\n\n", b"\0", b" ", b"\t", b":", b"\x0b", b"\x80", b"\xff",
+    b"\r\r\n", b"\n\r", b"\r\n ",
+    b"\r\nContent-Length: 5", b"\r\nTransfer-Encoding: chunked", b"\nContent-Length: 7", b"HTTP/1.0", b";", b",",
+)  # fmt: skip
+
+
+# What aiohttp makes of them
+
+
+class _Request(HeadersMixin):
+    """As much of a request as the gate looks at."""
+
+    def __init__(self, headers: Any) -> None:
+        self.headers = self._headers = headers
+
+
+class Theirs:
+    """aiohttp's parser as the door sets it up, one message after the other."""
+
+    def __init__(self, find: Callable[[str], Key | None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._find = find
+        self._parser = HttpRequestParser(
+            BaseProtocol(loop),
+            loop,
+            2**16,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            auto_decompress=False,
+        )
+
+    def compare(self, raw: bytes, ours: Head) -> None:
+        """The parser goes on with the next message: had it framed this one otherwise, the next would not parse."""
+        messages, upgraded, tail = self._parser.feed_data(raw + b"a" * ours.length)
+        ((message, payload),) = messages
+        assert not upgraded
+        assert not tail
+        assert payload.is_eof()
+        assert payload.total_bytes == ours.length
+        assert (message.method, message.path, message.version) == ("POST", PATH, HttpVersion11)
+        assert (message.should_close, message.upgrade, message.chunked, message.compression) == (
+            False,
+            False,
+            False,
+            None,
+        )
+        headers = message.headers
+        assert "Expect" not in headers
+        assert "Transfer-Encoding" not in headers
+        assert headers.getall("Content-Length") == [headers["Content-Length"]]
+        assert int(headers["Content-Length"]) == ours.length
+        asked: Any = _Request(headers)
+        assert _is_json(asked)
+        assert headers.get("Content-Encoding", "identity").lower() == "identity"
+        assert ours.key is self._find(_presented(asked) or "")
+        assert ours.fresh is ("no-cache" in headers.get("Cache-Control", "").lower())
+        given = headers.get("X-Request-Id", "")
+        assert ours.request_id.decode() == (given if _WELL_FORMED.fullmatch(given) else "")
+        assert ours.size == len(raw)
+        assert ours.total == len(raw) + ours.length
+
+
+@on_uvloop
+async def test_whatever_the_reader_accepts_means_the_same_to_aiohttp() -> None:
+    seed = int(os.environ.get("PENSTOCK_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"PENSTOCK_SEED={seed}")
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        found.add_key("other")
+        reader, theirs = reader_of(found), Theirs(lambda text: found.app.keyring.find(text, 0.0))
+        accepted = 0
+        for place, made in enumerate(Chance(seed, found.keys.values()).heads(HEADS)):
+            # As the front does: what stands before the first empty line.
+            raw = made[: made.index(b"\r\n\r\n") + 4]
+            head = reader.read(raw)
+            if head is None:
+                continue
+            accepted += 1
+            try:
+                theirs.compare(raw, head)
+            except Exception as exc:
+                raise AssertionError(f"seed {seed}, head {place}: {raw!r}") from exc
+        assert accepted > HEADS // 10, "the heads are too wild to say anything"
+
+
+# What the reader must leave alone, and what it need not
+
+
+def head_with(worker: Worker, *lines: str, length: int = 5, without: str = "") -> bytes:
+    good = {
+        "Host": "x",
+        "X-API-Key": worker.keys["main"],
+        "Content-Type": "application/json",
+        "Content-Length": str(length),
+    }
+    good.pop(without, None)
+    text = "\r\n".join((f"POST {PATH} HTTP/1.1", *(f"{name}: {value}" for name, value in good.items()), *lines))
+    return f"{text}\r\n\r\n".encode("latin-1")
+
+
+@on_uvloop
+async def test_ordinary_heads_are_kept_and_others_left_to_aiohttp() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found, max_body=10)
+        kept = (
+            [], ["Accept: */*", "Accept-Encoding: gzip, br", "User-Agent: x", "Origin: https://x"], ["Connection: keep-alive"],
+            ["Cache-Control: no-cache"], ["X-Request-Id: a"], ["traceparent: 00-1-2-01"], ["X-Forwarded-For: 1.2.3.4"],
+        )  # fmt: skip
+        for lines in kept:
+            assert reader.read(head_with(found, *lines)) is not None, lines
+        left = (
+            ["Expect: 100-continue"], ["Transfer-Encoding: chunked"], ["Connection: close"], ["Connection: upgrade"],
+            ["Upgrade: h2c"], ["Content-Length: 5"], ["Host: y"], ["X-API-Key: z"], ["TE: trailers"],
+            ["X"], [": x"], [" folded"],
+            ["Content-Encoding: gzip"], ["User-Agent: a", "User-Agent: b"], ["X: \0"], ["X : y"],
+            [f"X-{n}: y" for n in range(64)],
+        )  # fmt: skip
+        for lines in left:
+            assert reader.read(head_with(found, *lines)) is None, lines
+        assert reader.read(head_with(found, without="Content-Type")) is not None
+        for without in ("Host", "X-API-Key", "Content-Length"):
+            assert reader.read(head_with(found, without=without)) is None, without
+        for length in (0, 11, 99_999_999):
+            assert reader.read(head_with(found, length=length)) is None, length
+        assert reader.read(head_with(found, length=10)) is not None
+        assert reader.read(head_with(found, "X: " + "a" * MAX_HOT_HEAD)) is None
+
+
+# The memory
+
+
+def remembered(reader: HeadReader) -> int:
+    return int(repr(reader).split()[1])
+
+
+@on_uvloop
+async def test_head_is_remembered_from_its_second_sighting_on() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        raw = head_with(found)
+        assert reader.read(raw) is not None
+        assert remembered(reader) == 0
+        head = reader.read(raw)
+        assert remembered(reader) == 1
+        assert reader.read(raw) is reader.read(bytes(bytearray(raw))) is head
+
+
+@on_uvloop
+async def test_heads_that_never_come_again_are_not_remembered() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        for place in range(2 * MOST_REMEMBERED):
+            assert reader.read(head_with(found, f"traceparent: {place}")) is not None
+        assert remembered(reader) <= 1  # Two hashes may be the same.
+
+
+@on_uvloop
+async def test_memory_of_heads_is_bounded() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        most = 0
+        for place in range(MOST_REMEMBERED + 500):
+            raw = head_with(found, f"traceparent: {place}")
+            assert reader.read(raw) is not None
+            assert reader.read(raw) is not None
+            most = max(most, remembered(reader))
+        assert most == MOST_REMEMBERED
+        assert 0 < remembered(reader) <= 500
+        raw = head_with(found, "X-Long: " + "a" * LONGEST_REMEMBERED)
+        before = remembered(reader)
+        for _ in range(3):
+            assert reader.read(raw) is not None
+        assert remembered(reader) == before
+
+
+@on_uvloop
+async def test_head_is_forgotten_when_its_key_dies_and_learnt_anew_when_the_key_changes() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        raw = head_with(found)
+        for _ in range(3):
+            assert reader.read(raw) is not None
+        key = found.app.keyring.find(found.keys["main"], 0.0)
+        assert key is not None
+        found.app.keyring.forget(key)
+        assert reader.read(raw) is None
+        assert remembered(reader) == 0
+        found.keys.clear()
+        changed = found.add_key("main", scopes=["rpc:read"])
+        head = reader.read(raw)
+        assert head is not None
+        assert head.key is changed
+
+
+@on_uvloop
+async def test_unknown_keys_leave_nothing_behind() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        raw = head_with(found, "X-API-Key: svc_live_nobody", without="X-API-Key")
+        for _ in range(3):
+            assert reader.read(raw) is None
+        assert remembered(reader) == 0
+
+
+@pytest.mark.parametrize("cuts", [0, 1, 3])
+@on_uvloop
+async def test_request_that_comes_in_pieces_is_one_sighting(cuts: int) -> None:
+    """Its head is read once, however often more of its body comes."""
+    async with Scripted() as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
+        body = rpc("net_listening", ["x" * 100])
+        for place in range(20):
+            data = found.post(body, Traceparent=str(place))
+            at = [len(data) - 30 * cut for cut in range(cuts, 0, -1)]
+            for start, end in zip([0, *at], [*at, len(data)], strict=True):
+                await talk.send(data[start:end])
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            assert (await talk.reply()).status == 200
+        assert remembered(found.app.hot.heads) == 0

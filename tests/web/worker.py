@@ -1,0 +1,168 @@
+"""One worker inside the test's own loop: the product's composition root, without a database.
+
+Keys are put into the keyring directly; everything else is what runs in production, on the loop that runs in production:
+`on_uvloop` runs a test there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec
+
+import uvloop
+
+from proxy.app import App
+from proxy.core import access
+from proxy.core.access import Account, Key, Limits
+from proxy.settings import load, load_tables
+from proxy.store import windows
+from proxy.store.windows import OwnWindows
+from tests.flows.talk import Reply, Talk
+from tests.flows.talk import post as post_to
+
+P = ParamSpec("P")
+
+TABLES = load_tables()
+PEPPER = "a pepper that no attacker can guess"
+# A live network and a test network, and what a request to them begins with.
+LIVE, TEST = "ethereum/mainnet", "ethereum/sepolia"
+# Reads that no method's rule keeps: with the cache off all reads are like them.
+NO_CACHE = {"cache": {"enabled": False, "coalesce": False}}
+PLENTY = Limits(100_000, 10_000_000, 0)
+
+
+def on_uvloop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def main() -> None:
+            await test(*args, **kwargs)
+
+        uvloop.run(main())
+
+    return run
+
+
+class Worker:
+    def __init__(self, app: App, port: int) -> None:
+        self.app = app
+        self.port = port
+        self.keys: dict[str, str] = {}
+        # What every request of `ask` carries.
+        self.headers: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.app.door!r}>"
+
+    def add_key(
+        self,
+        name: str,
+        *,
+        live: bool = True,
+        scopes: Sequence[str] = (),
+        limits: Limits = PLENTY,
+        disabled: bool = False,
+        lives_s: float = math.inf,
+    ) -> Key:
+        """A key of its own account; `keys[name]` is its text."""
+        place = len(self.keys) + 1
+        text = access.mint("live" if live else "test", place.to_bytes(32, "big"))
+        self.keys[name] = text
+        key = Key(
+            id=f"key_{place}",
+            lineage=f"key_{place}",
+            digest=access.digest(PEPPER.encode(), text),
+            slot=place,
+            live=live,
+            scopes=access.scope_bits(tuple(scopes)),
+            account=Account(id=f"acc_{place}", plan="enterprise", day_limit=limits.requests_per_day),
+            limits=limits,
+            disabled=disabled,
+            dies_at=time.monotonic() + lives_s,
+        )
+        self.app.keyring.add(key)
+        return key
+
+    def post(self, body: bytes, *, key: str | None = "main", network: str = LIVE, **headers: str) -> bytes:
+        """A whole request; `key` is a name of `keys`."""
+        return post_to(body, key=self.keys[key] if key else None, network=network, **headers)
+
+    async def talk(self) -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
+
+    async def ask(self, body: bytes, **options: Any) -> Reply:
+        """One request on a connection of its own."""
+        async with await self.talk() as talk:
+            return await talk.ask(self.post(body, **self.headers, **options))
+
+
+class Client(Talk):
+    """Reads chunked replies too: large results of unknown length come so."""
+
+    async def _read(self) -> Reply:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(head[0].split(" ")[1])
+        # aiohttp answers what it cannot parse in the older version.
+        assert head[0].startswith("HTTP/1.1 " if status != 400 else "HTTP/1."), head[0]
+        pairs = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in head[1:-2])]
+        headers = dict(pairs)
+        assert len(headers) == len(pairs), f"a header twice: {head}"
+        if status in (100, 204):
+            assert "transfer-encoding" not in headers
+            return Reply(status, headers, b"")
+        if headers.get("transfer-encoding") == "chunked":
+            assert "content-length" not in headers
+            return Reply(status, headers, await self._read_chunks())
+        return Reply(status, headers, await self.reader.readexactly(int(headers["content-length"])))
+
+    async def _read_chunks(self) -> bytes:
+        parts = []
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            parts.append(await self.reader.readexactly(size))
+            assert await self.reader.readexactly(2) == b"\r\n"
+        assert await self.reader.readexactly(2) == b"\r\n"
+        return b"".join(parts)
+
+
+@asynccontextmanager
+async def worker(
+    upstreams: Mapping[str, Sequence[str | Mapping[str, Any]]] | str, /, **sections: Mapping[str, Any]
+) -> AsyncIterator[Worker]:
+    """A worker with these upstreams by network (or one for both), and settings that differ from the default ones."""
+    if isinstance(upstreams, str):
+        upstreams = {LIVE: [upstreams], TEST: [upstreams]}
+    blocks = [
+        {"network": network, **({"url": given} if isinstance(given, str) else given)}
+        for network, found in upstreams.items()
+        for given in found
+    ]
+    over = {
+        "database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"},
+        "keys": {"pepper": PEPPER},
+        "log": {"access": False},
+        "server": {"drain_s": 0.1},
+        "upstreams": blocks,
+    }
+    for name, section in sections.items():
+        over[name] = {**over.get(name, {}), **section}  # type: ignore[dict-item]
+    fd = windows.create()
+    app = App(load(environ={}, overrides=over), TABLES, OwnWindows(fd))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    found = Worker(app, listener.getsockname()[1])
+    found.add_key("main")
+    await app.listen(listener)
+    try:
+        yield found
+    finally:
+        # Clients that have just left are noticed a turn later: the drain would wait for them.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await app.stop()
+        os.close(fd)

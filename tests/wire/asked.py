@@ -1,0 +1,101 @@
+"""A pool of connections to a scripted server, and a sink that remembers everything it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from proxy.core.routing import Health
+from proxy.wire.connection import Connection
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.turn import Turn
+from proxy.wire.upstream import Address, Upstream
+from tests.wire.upstreams import Script, Scripted, stub
+
+GOOD = stub({"ask": "0x1"})
+
+
+@dataclass(eq=False)
+class Asked:
+    """A sink: one call, and everything that it was told."""
+
+    takes_large: bool = False
+    told: list[str] = field(default_factory=list)
+    status: int = 0
+    body: bytes = b""
+    reason: str = ""
+    sent: bool | None = None
+    connection: Connection | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+        self._end("reply")
+        self.status, self.body = head.status, body
+
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+        self.told.append("large")
+        if self.takes_large:
+            self.connection, self.body = connection, beginning
+        return self.takes_large
+
+    def on_piece(self, connection: Connection, piece: bytes) -> None:
+        self.told.append("piece")
+        self.body += piece
+
+    def on_end(self, connection: Connection) -> None:
+        self._end("end")
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._end("fail")
+        self.reason, self.sent = reason, sent
+
+    def on_tick(self, connection: Connection | None, now: float) -> None:
+        self.connection = connection
+
+    def _end(self, how: str) -> None:
+        assert not self.done.is_set(), f"told twice: {self.told}, {how}"
+        self.told.append(how)
+        self.done.set()
+
+    async def result(self) -> Any:
+        async with asyncio.timeout(10):
+            await self.done.wait()
+        assert self.told[-1] in ("reply", "end"), self
+        return orjson.loads(self.body)["result"]
+
+    async def failure(self) -> str:
+        async with asyncio.timeout(10):
+            await self.done.wait()
+        assert self.told[-1] == "fail", self
+        return self.reason
+
+
+def ask(upstream: Upstream, number: int = 1, *, once: bool = False, takes_large: bool = False) -> Asked:
+    asked = Asked(takes_large)
+    body = b'{"jsonrpc":"2.0","id":%d,"method":"ask","params":[%d]}' % (number, number)
+    upstream.submit(asked, body, once=once)
+    return asked
+
+
+@asynccontextmanager
+async def pool(
+    script: Script = GOOD, *, limit: int = 4, depth: int = 1, turn: Turn | None = None
+) -> AsyncIterator[tuple[Upstream, Scripted]]:
+    async with Scripted(script) as server:
+        turn = turn or Turn(asyncio.get_running_loop())
+        upstream = Upstream(Health("test#1"), Address.of(server.url, {}), turn, limit=limit, depth=depth, batch=1)
+        try:
+            yield upstream, server
+        finally:
+            await upstream.close()
+
+
+async def still_works(upstream: Upstream, server: Scripted) -> None:
+    """Whatever happened before, the next call goes well."""
+    server.script = GOOD
+    assert await ask(upstream, 99).result() == "0x1"

@@ -1,0 +1,497 @@
+"""Connections to upstreams that do all that an upstream may do, and much that none should."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import orjson
+import pytest
+
+from proxy.wire import connection as connection_room
+from proxy.wire.turn import Turn
+from proxy.wire.upstream import Address, Upstream
+from tests.service import until
+from tests.web.worker import on_uvloop
+from tests.wire import upstreams
+from tests.wire.asked import GOOD, Asked, ask, pool, still_works
+from tests.wire.upstreams import CHUNKED, Exchange, Script, answer, chunked, http, replies, stub
+
+# Replies, however they come
+
+
+@on_uvloop
+async def test_reply_cut_at_every_byte() -> None:
+    whole = http(answer({"id": 1}, result="0x1"))
+    cut = 0
+
+    async def act(exchange: Exchange) -> None:
+        await exchange.body()
+        await exchange.send(whole[:cut])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await exchange.send(whole[cut:])
+
+    async with pool(act) as (upstream, server):
+        for cut in range(1, len(whole)):
+            assert await ask(upstream).result() == "0x1", cut
+        assert server.connections == 1
+
+
+BODY = answer({"id": 1}, result="0x1")
+WAYS: dict[str, tuple[bytes, bool]] = {
+    "chunks": (CHUNKED + chunked(BODY, 7), True),
+    "chunks of one byte": (CHUNKED + chunked(BODY, 1), True),
+    "chunks with trailers": (CHUNKED + chunked(BODY, 50)[:-2] + b"X-Sum: 1\r\n\r\n", True),
+    "continue first": (b"HTTP/1.1 100 Continue\r\n\r\n" + http(BODY), True),
+    "hints first": (b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 3 + http(BODY), True),
+    "hints before chunks": (b"HTTP/1.1 103 E\r\n\r\n" + CHUNKED + chunked(BODY, 9), True),
+    "close": (http(BODY, Connection="close"), False),
+    "old version": (http(BODY).replace(b"HTTP/1.1", b"HTTP/1.0"), False),
+    "cookies": (http(BODY).replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\n\r\n", 1), True),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@on_uvloop
+async def test_reply_in_another_form_is_read_and_the_connection_used_again_if_it_may_be(name: str) -> None:
+    data, stays = WAYS[name]
+    async with pool(replies(lambda _: data)) as (upstream, server):
+        for _ in range(3):
+            assert await ask(upstream).result() == "0x1"
+        assert server.connections == (1 if stays else 3)
+        cuts = iter(range(1, len(data)))
+
+        async def act(exchange: Exchange) -> None:
+            await exchange.body()
+            cut = next(cuts)
+            await exchange.send_each((data[:cut], data[cut:]))
+
+        server.script = act
+        for _ in range(1, len(data)):
+            assert await ask(upstream).result() == "0x1"
+
+
+@on_uvloop
+async def test_reply_without_a_length_ends_with_the_connection() -> None:
+    async with pool(upstreams.until_close(lambda call: answer(call, result="0x1"))) as (upstream, server):
+        for _ in range(2):
+            assert await ask(upstream).result() == "0x1"
+        assert server.connections == 2
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_reply_without_a_body_is_told_as_such() -> None:
+    async with pool(replies(lambda _: b"HTTP/1.1 204 No Content\r\n\r\n")) as (upstream, server):
+        for _ in range(2):
+            asked = ask(upstream)
+            await asked.done.wait()
+            assert (asked.told, asked.status, asked.body) == (["reply"], 204, b"")
+        assert server.connections == 1
+
+
+# Replies that are none
+
+BAD: dict[str, bytes] = {
+    "garbage": b"\x00\xff garbage \r\n\r\n",
+    "page": b"<html>502</html>\r\n\r\n",
+    "two lengths": http(BODY).replace(b"Content-Length", b"Content-Length: 3\r\nContent-Length", 1),
+    "length and chunks": http(BODY).replace(b"Content-Length", b"Transfer-Encoding: chunked\r\nContent-Length", 1),
+    "bad length": http(BODY).replace(b"Content-Length: ", b"Content-Length: -", 1),
+    "bad chunk": CHUNKED + b"zz\r\n",
+    "bad chunk end": CHUNKED + b"2\r\nabc\r\n",
+    "endless head": b"HTTP/1.1 200 OK\r\n" + b"X-Wide: %b\r\n" % (b"a" * 1000) * 100,
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n",
+    "tunnelled": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@on_uvloop
+async def test_malformed_reply_fails_the_call_and_ends_the_connection(name: str) -> None:
+    async with pool(replies(lambda _: BAD[name])) as (upstream, server):
+        asked = ask(upstream)
+        assert "malformed" in await asked.failure()
+        assert (asked.told, asked.sent) == (["fail"], True)
+        await until(lambda: not server.writers, within_s=2.0)
+        await still_works(upstream, server)
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
+@on_uvloop
+async def test_half_a_reply_fails_the_call(share: float) -> None:
+    async with pool(upstreams.half(share)) as (upstream, server):
+        asked = ask(upstream)
+        assert await asked.failure() == "connection lost"
+        assert asked.sent
+        await still_works(upstream, server)
+
+
+@pytest.mark.parametrize("script", [upstreams.reset, upstreams.close_unread])
+@on_uvloop
+async def test_connection_that_breaks_fails_the_call(script: Script) -> None:
+    async with pool(script) as (upstream, server):
+        asked = ask(upstream)
+        assert await asked.failure()
+        assert asked.sent
+        await still_works(upstream, server)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@on_uvloop
+async def test_second_reply_to_one_call_reaches_nobody(apart: bool) -> None:
+    async def act(exchange: Exchange) -> None:
+        call = await exchange.call()
+        good, stray = http(answer(call, result="0x1")), http(answer(call, result="stray"))
+        await exchange.send_each((good, stray) if apart else (good + stray,))
+
+    async with pool(act, limit=1) as (upstream, server):
+        for number in range(1, 5):
+            asked = ask(upstream, number)
+            await asked.done.wait()
+            assert asked.told == ["reply"]
+            assert b"stray" not in asked.body
+            await until(lambda: not server.writers, within_s=2.0)
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_early_reply_is_taken_and_the_next_call_is_not_mistaken() -> None:
+    async with pool(upstreams.early, limit=1) as (upstream, server):
+        for _ in range(3):
+            assert await ask(upstream).result() == "early"
+        assert server.connections == 1
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_bytes_on_an_idle_connection_end_it_before_it_is_used_again() -> None:
+    async with pool() as (upstream, server):
+        await still_works(upstream, server)
+        (writer,) = server.writers
+        writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+        await until(lambda: not upstream.idle, within_s=2.0)
+        await still_works(upstream, server)
+        assert server.connections == 2
+
+
+# Connections that end between calls
+
+
+@on_uvloop
+async def test_idle_connections_that_the_upstream_closes_are_noticed() -> None:
+    async with pool() as (upstream, server):
+        gate = asyncio.Event()
+        server.script = upstreams.held(gate, GOOD)
+        several = [ask(upstream, number) for number in range(4)]
+        await until(lambda: len(server.bodies) == 4, within_s=2.0)
+        gate.set()
+        for asked in several:
+            assert await asked.result() == "0x1"
+        assert len(upstream.idle) == 4
+        server.drop_all()
+        await until(lambda: not upstream.idle, within_s=2.0)
+        assert await ask(upstream).result() == "0x1"
+        assert server.connections == 5
+
+
+@on_uvloop
+async def test_call_sent_into_a_closing_connection_is_told_that_it_may_ask_again() -> None:
+    """The race of every keep-alive: the upstream has gone, and we do not know yet."""
+    async with pool() as (upstream, server):
+        for _ in range(20):
+            assert await ask(upstream).result() == "0x1"
+            server.drop_all()
+            asked = ask(upstream)
+            await asked.done.wait()
+            assert asked.told in (["reply"], ["fail"])
+            if asked.told == ["fail"]:
+                assert asked.reason == connection_room.STALE
+            await until(lambda: not server.writers or upstream.idle, within_s=2.0)
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_call_that_may_go_out_once_takes_no_connection_that_has_been_idle_for_long() -> None:
+    async with pool() as (upstream, server):
+        assert await ask(upstream, once=True).result() == "0x1"
+        assert await ask(upstream, once=True).result() == "0x1"
+        assert server.connections == 1
+        upstream.tick(time.monotonic() + 60)
+        assert await ask(upstream, once=True).result() == "0x1"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_call_that_may_go_out_once_goes_out_once(depth: int) -> None:
+    async with pool(depth=depth) as (upstream, server):
+        for script in (upstreams.close_unread, upstreams.reset, upstreams.half(0.3), replies(lambda _: BAD["garbage"])):
+            await still_works(upstream, server)
+            server.bodies.clear()
+            server.script = script
+            asked = ask(upstream, 7, once=True)
+            await asked.failure()
+            assert asked.sent
+            assert len(server.bodies) == 1
+
+
+@on_uvloop
+async def test_call_that_never_left_is_told_so() -> None:
+    async with pool() as (upstream, server):
+        await server.close()
+        several = [ask(upstream, number, once=number > 2) for number in range(6)]
+        for asked in several:
+            assert await asked.failure() == "connection refused"
+            assert asked.sent is False
+
+
+@on_uvloop
+async def test_upstream_that_closes_what_it_accepts_leaves_no_dead_connection_behind() -> None:
+    async with pool() as (upstream, server):
+        serve = server.on_connect
+        for _ in range(30):
+            server.on_connect = lambda writer: writer.transport.abort()
+            asked = ask(upstream)
+            assert await asked.failure()
+            server.on_connect = serve
+        await still_works(upstream, server)
+
+
+# Those who leave
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_reply_to_a_call_that_was_left_reaches_nobody(depth: int) -> None:
+    gate = asyncio.Event()
+    async with pool(limit=1, depth=depth) as (upstream, server):
+        await still_works(upstream, server)
+        server.script = upstreams.held(gate, stub({"ask": "not for you"}))
+        left = ask(upstream, 1)
+        await until(lambda: len(server.bodies) == 2, within_s=2.0)
+        upstream.leave(left)
+        gate.set()
+        server.script = GOOD
+        assert await ask(upstream, 2).result() == "0x1"
+        assert left.told == []
+        assert server.connections == 2
+
+
+@on_uvloop
+async def test_waiting_call_that_is_left_is_never_sent() -> None:
+    gate = asyncio.Event()
+    async with pool(upstreams.held(gate, GOOD), limit=1) as (upstream, server):
+        first, left, last = (ask(upstream, number) for number in range(3))
+        await until(lambda: len(server.bodies) == 1, within_s=2.0)
+        upstream.leave(left)
+        gate.set()
+        assert await first.result() == await last.result() == "0x1"
+        assert [call["id"] for call in server.calls] == [0, 2]
+        assert left.told == []
+
+
+# Several under way on one connection
+
+
+def echo_slowly(seconds: float) -> Script:
+    async def act(exchange: Exchange) -> None:
+        call = await exchange.call()
+        await asyncio.sleep(seconds)
+        await exchange.send(http(answer(call, result=call["params"])))
+
+    return act
+
+
+@pytest.mark.parametrize(("limit", "depth"), [(1, 1), (1, 2), (1, 8), (3, 4), (2, 16)])
+@on_uvloop
+async def test_every_call_gets_its_own_reply(limit: int, depth: int) -> None:
+    """More calls than fit, sent in bursts while replies come in: the order on the wire is the order of the sinks."""
+    async with pool(echo_slowly(0.0005), limit=limit, depth=depth) as (upstream, server):
+        asked: list[Asked] = []
+
+        async def burst(first: int) -> None:
+            for number in range(first, first + 40):
+                asked.append(ask(upstream, number, once=number % 7 == 0))
+                if number % 3 == 0:
+                    await asyncio.sleep(0)
+                if number % 10 == 0:
+                    await asked[-1].done.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for first in range(0, 400, 40):
+                group.create_task(burst(first))
+        for one in asked:
+            await one.result()
+            assert (reply := orjson.loads(one.body))["result"] == [reply["id"]]
+        assert len({orjson.loads(one.body)["id"] for one in asked}) == 400
+        assert server.connections <= upstream.limit
+        assert sorted(call["id"] for call in server.calls) == list(range(400))
+
+
+@on_uvloop
+async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come() -> None:
+    """In one turn of the loop: some are corked, some had waited, and somebody else's write has asked for the flush."""
+
+    async def act(exchange: Exchange) -> None:
+        call = await exchange.call()
+        if call["id"] >= 10:
+            await exchange.send(http(answer(call, result=call["params"])))
+
+    def reply(number: int) -> bytes:
+        return http(answer({"id": number}, result="0x1"))
+
+    turn = Turn(asyncio.get_running_loop())
+    async with pool(act, depth=2, turn=turn) as (upstream, server):
+        several = [ask(upstream, number) for number in range(2 * upstream.limit)]
+        await until(lambda: len(server.bodies) == len(several), within_s=2.0)
+        upstream.tick(time.monotonic())
+        connection = several[0].connection
+        assert connection is not None
+        first, second = connection.sinks
+        turn.write(SimpleNamespace(transport=None), b"")
+        connection.data_received(reply(several.index(first)))
+        corked, waited = ask(upstream, 10), ask(upstream, 11)
+        connection.data_received(reply(several.index(second)))
+        assert await corked.result() == [10]
+        assert await waited.result() == [11]
+
+
+@on_uvloop
+async def test_several_replies_in_one_segment_and_a_segment_in_several_replies() -> None:
+    for size in (1, 50, 137, 1000, 100_000):
+        gate = asyncio.Event()
+        out = bytearray()
+
+        async def act(exchange: Exchange, out: bytearray = out, size: int = size, gate: asyncio.Event = gate) -> None:
+            call = await exchange.call()
+            reply = answer(call, result=call["params"])
+            out.extend(http(reply) if call["id"] % 2 else CHUNKED + chunked(reply, 30))
+            if len(exchange.server.bodies) % 9 == 0:
+                await exchange.send_each(bytes(out[at : at + size]) for at in range(0, len(out), size))
+                out.clear()
+
+        async with pool(act, limit=1, depth=9) as (upstream, server):
+            server.script = GOOD
+            await still_works(upstream, server)
+            server.script = act
+            server.bodies.clear()
+            several = [ask(upstream, number) for number in range(9)]
+            for number, asked in enumerate(several):
+                assert await asked.result() == [number]
+            assert server.connections == 1
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "garbage", "says close"])
+@on_uvloop
+async def test_lost_connection_fails_every_call_behind_it(how: str) -> None:
+    async with pool(limit=1, depth=8) as (upstream, server):
+        await still_works(upstream, server)
+        count = 0
+
+        async def act(exchange: Exchange) -> None:
+            nonlocal count
+            count += 1
+            call = await exchange.call()
+            if count <= 2:
+                extra = {"Connection": "close"} if how == "says close" and count == 2 else {}
+                await exchange.send(http(answer(call, result="0x1"), **extra))
+            elif how == "close":
+                exchange.close()
+            elif how == "reset":
+                await asyncio.sleep(0.01)
+                exchange.reset()
+            elif how == "garbage":
+                await exchange.send(b"\r\n\r\n")
+            else:
+                await asyncio.sleep(0.01)
+
+        server.script = act
+        several = [ask(upstream, number) for number in range(8)]
+        assert [await asked.result() for asked in several[:2]] == ["0x1"] * 2
+        for asked in several[2:]:
+            assert await asked.failure()
+            assert asked.sent
+        await still_works(upstream, server)
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_connection_that_ends_takes_no_call_of_the_same_turn(depth: int) -> None:
+    async with pool(depth=depth) as (upstream, server):
+        for once in (False, True):
+            await still_works(upstream, server)
+            left = ask(upstream)
+            upstream.leave(left)
+            assert await ask(upstream, once=once).result() == "0x1"
+            assert not left.told
+            asked = Asked()
+            connection = upstream.submit(asked, b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[]}')
+            assert connection is not None
+            assert await asked.result() == "0x1"
+            # As the transport does when the upstream has closed.
+            connection.eof_received()
+            assert connection.transport is not None
+            connection.transport.close()
+            assert await ask(upstream, once=once).result() == "0x1"
+
+
+@on_uvloop
+async def test_call_that_is_asked_again_when_it_fails_is_not_asked_on_the_same_connection() -> None:
+    again: list[Asked] = []
+
+    class Stubborn(Asked):
+        def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+            super().on_fail(upstream, reason, sent=sent)
+            again.append(ask(upstream))
+
+    async with pool(depth=4) as (upstream, server):
+        await still_works(upstream, server)
+        server.script = upstreams.first(replies(lambda _: BAD["garbage"]), GOOD)
+        for _ in range(3):
+            upstream.submit(Stubborn(), b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[]}')
+        await until(lambda: len(again) == 3, within_s=2.0)
+        assert [await asked.result() for asked in again] == ["0x1"] * 3
+
+
+@on_uvloop
+async def test_lost_connection_takes_no_more_calls_of_the_same_turn() -> None:
+    async with pool(limit=2, depth=8) as (upstream, server):
+        await still_works(upstream, server)
+        for _ in range(10):
+            several = [ask(upstream, 1)]
+            server.drop_all()
+            for _ in range(6):
+                several.append(ask(upstream, 1))
+                await asyncio.sleep(0)
+            for asked in several:
+                async with asyncio.timeout(2):
+                    await asked.done.wait()
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_call_that_may_go_out_once_shares_no_connection_that_it_can_have_alone() -> None:
+    gate = asyncio.Event()
+    async with pool(limit=1, depth=4) as (upstream, server):
+        assert await ask(upstream).result() == await ask(upstream, once=True).result() == "0x1"
+        assert server.connections == 1
+        server.script = upstreams.first(upstreams.held(gate, GOOD), GOOD)
+        slow = ask(upstream)
+        assert await ask(upstream, once=True).result() == "0x1"
+        assert server.connections == 2
+        assert not slow.told
+        gate.set()
+        assert await slow.result() == "0x1"
+        upstream.tick(time.monotonic() + 60)
+        assert await ask(upstream, once=True).result() == "0x1"
+        assert server.connections == 3
+
+
+def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
+    address = Address.of("http://user:secret@127.0.0.1:1/secret", {"X-Secret": "secret"})
+    assert "secret" not in repr(address)
+    assert b"secret" in address.head

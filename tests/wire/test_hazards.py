@@ -1,0 +1,233 @@
+"""Upstreams that misbehave, as a caller sees it: what is no good reply is never relayed, and the next call goes well."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from typing import Any
+
+import pytest
+
+from tests.flows.talk import Reply, rpc
+from tests.service import until
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.wire import upstreams
+from tests.wire.upstreams import CHUNKED, Exchange, Script, Scripted, answer, chunked, http, replies, stub
+
+CALL = rpc("net_listening", [1])
+GOOD = b'{"jsonrpc":"2.0","id":1,"result":{"method":"net_listening","params":[1]}}'
+WRITE = rpc("eth_sendRawTransaction", ["0x02"])
+WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
+# What only a bad upstream says: it must never be seen in a reply.
+SECRET = "relayed"
+
+
+def is_good(reply: Reply) -> bool:
+    return (reply.status, reply.body) == (200, GOOD)
+
+
+def says(make: Any) -> Script:
+    return replies(lambda call: make(answer(call, result=SECRET), call))
+
+
+def two_replies(body: bytes, call: Any) -> bytes:
+    return http(b'{"jsonrpc":"2.0","id":0,"result":"relayed"}') + http(body)
+
+
+BAD: dict[str, Script] = {
+    "garbage": says(lambda body, _: b"\0\0" + body + b"\r\n\r\n"),
+    "wrong id": says(lambda body, call: http(answer({"id": call["id"] + 1}, result=SECRET))),
+    "id as text": says(lambda body, call: http(answer({"id": str(call["id"])}, result=SECRET))),
+    "no id": says(lambda body, _: http(b'{"jsonrpc":"2.0","result":"relayed"}')),
+    "null id": says(lambda body, _: http(b'{"jsonrpc":"2.0","id":null,"result":"relayed"}')),
+    "early": upstreams.early,
+    "two, the first not ours": says(two_replies),
+    "half": upstreams.half(0.9),
+    "nothing": upstreams.half(0.0),
+    "reset": upstreams.reset,
+    "compressed": says(lambda body, _: http(gzip.compress(body), Content_Encoding="gzip")),
+    "says compressed": says(lambda body, _: http(body, Content_Encoding="gzip")),
+    "bomb": says(lambda body, _: http(gzip.compress(b"0" * (10 << 20)), Content_Encoding="gzip")),
+    "page": says(lambda body, _: http(b"<html>relayed</html>", status=200)),
+    "bad gateway": says(lambda body, _: http(b"<html>relayed</html>", status=502)),
+    "redirect": says(lambda body, _: http(b"relayed", status=302, Location="http://127.0.0.1:1/")),
+    "empty": says(lambda body, _: http(b"")),
+    "no content": says(lambda body, _: b"HTTP/1.1 204 No Content\r\n\r\n"),
+    "half of JSON": says(lambda body, _: http(body[:-1])),
+    "more than JSON": says(lambda body, _: http(body + b"x")),
+    "array": says(lambda body, _: http(b"[%b]" % body)),
+    "result and error": says(lambda body, call: http(answer(call, result=SECRET, error={"code": 1, "message": "x"}))),
+    "neither": says(lambda body, call: http(answer(call))),
+    "not UTF-8": says(lambda body, _: http(body.replace(b"relayed", b"relayed\xff"))),
+    "deep": says(lambda body, _: http(body.replace(b'"relayed"', b"[" * 60_000))),
+    "no length": upstreams.until_close(lambda call: answer(call, result=SECRET)[:-2]),
+    "bad chunks": says(lambda body, _: CHUNKED + chunked(body, 5)[:-5] + b"zz\r\n"),
+    "two lengths": says(
+        lambda body, _: http(body).replace(b"Content-Length", b"Content-Length: 1\r\nContent-Length", 1)
+    ),
+    "switching": says(lambda body, _: b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + body),
+    "endless head": says(lambda body, _: b"HTTP/1.1 200 OK\r\n" + b"X: relayed\r\n" * 10_000),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", BAD)
+@on_uvloop
+async def test_bad_reply_is_never_relayed(cache: dict[str, Any], name: str) -> None:
+    async with Scripted() as upstream, worker(upstream.url, **cache) as found:
+        assert is_good(await found.ask(CALL))
+        for body in (CALL, b"[%b]" % CALL):
+            upstream.script = BAD[name]
+            said = await found.ask(body)
+            assert SECRET.encode() not in said.body
+            if body is CALL:
+                assert "upstream" in said.fault(500)["message"]
+                assert "127.0.0.1" not in said.body.decode()
+            else:
+                assert [item["error"]["code"] for item in said.json] == [-32603]
+            assert said.headers["x-ratelimit-remaining"] == "100000", "what we fail is free"
+            upstream.script = stub()
+            assert is_good(await found.ask(CALL))
+
+
+async def recovered(found: Worker) -> None:
+    """The breaker may need its moment: then calls go well again."""
+
+    async def is_back() -> bool:
+        return is_good(await found.ask(CALL))
+
+    await until(is_back, within_s=5.0)
+
+
+@on_uvloop
+async def test_bad_upstream_does_not_spoil_a_good_one() -> None:
+    async with Scripted() as good, Scripted() as bad, worker({LIVE: [bad.url, good.url]}, **NO_CACHE) as found:
+        for script in BAD.values():
+            bad.script = script
+            for _ in range(3):
+                assert is_good(await found.ask(CALL))
+        assert good.bodies
+        assert bad.bodies
+
+
+@pytest.mark.parametrize("name", ["garbage", "wrong id", "half", "nothing", "reset", "bad gateway", "no length"])
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_write_is_sent_once_whatever_becomes_of_it(name: str, depth: int) -> None:
+    async with Scripted() as one, Scripted() as two, worker({LIVE: [
+        {"url": one.url, "depth": depth}, {"url": two.url, "depth": depth},
+    ]}) as found:  # fmt: skip
+        for _ in range(4):
+            assert is_good(await found.ask(CALL))
+        one.script = two.script = BAD[name]
+        one.bodies.clear()
+        two.bodies.clear()
+        (await found.ask(WRITE)).fault(500)
+        assert len(one.bodies) + len(two.bodies) == 1
+
+
+# Connections that end
+
+
+@WAYS
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_reads_do_not_notice_an_upstream_that_closes_its_idle_connections(
+    cache: dict[str, Any], depth: int
+) -> None:
+    async with (
+        Scripted() as upstream,
+        worker({LIVE: [{"url": upstream.url, "depth": depth}]}, **cache) as found,
+        await found.talk() as talk,
+    ):
+        for turn in range(100):
+            assert is_good(await talk.ask(found.post(CALL))), turn
+            upstream.drop_all()
+            for _ in range(turn % 4):
+                await asyncio.sleep(0)
+
+
+@WAYS
+@pytest.mark.parametrize("how", ["close", "reset", "says close"])
+@pytest.mark.parametrize("depth", [1, 4])
+@on_uvloop
+async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
+    cache: dict[str, Any], how: str, depth: int
+) -> None:
+    """Also with several under way on each: those that were not answered are asked again, and each gets its own reply."""
+    served: dict[int, int] = {}
+
+    async def act(exchange: Exchange) -> None:
+        call = await exchange.call()
+        place = id(exchange.writer)
+        served[place] = served.get(place, 0) + 1
+        last = served[place] % 20 == 0
+        extra = {"Connection": "close"} if last and how == "says close" else {}
+        await exchange.send(http(answer(call, result=call["params"]), **extra))
+        if last:
+            served.pop(place)
+            if how == "reset":
+                exchange.reset()
+            else:
+                exchange.close()
+
+    async with (
+        Scripted(act) as upstream,
+        worker({LIVE: [{"url": upstream.url, "depth": depth, "connections": 8}]}, **cache) as found,
+    ):
+
+        async def client(first: int) -> None:
+            async with await found.talk() as talk:
+                for number in range(first, first + 25):
+                    said = await talk.ask(found.post(rpc("net_listening", [number], id=number)))
+                    assert said.json == {"jsonrpc": "2.0", "id": number, "result": [number]}, said
+
+        async with asyncio.TaskGroup() as group:
+            for first in range(0, 800, 100):
+                group.create_task(client(first))
+        assert upstream.connections > 10
+
+
+@on_uvloop
+async def test_upstream_that_never_answers_is_given_up_and_its_connection_dropped() -> None:
+    async with (
+        Scripted(upstreams.slow(60, stub())) as upstream,
+        worker(upstream.url, rpc={"call_timeout_s": 0.2}, **NO_CACHE) as found,
+    ):
+        for body in (CALL, WRITE):
+            began = time.monotonic()
+            (await found.ask(body)).fault(504)
+            assert time.monotonic() - began < 2.0
+            await until(lambda: not upstream.alive, within_s=2.0)
+        upstream.script = stub()
+        assert is_good(await found.ask(CALL))
+
+
+@on_uvloop
+async def test_upstream_that_asks_for_a_pause_gets_it() -> None:
+    script = replies(lambda _: http(b"slow down", status=429, Retry_After="2"))
+    async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found:
+        (await found.ask(CALL)).fault(500)
+        upstream.script = stub()
+        upstream.bodies.clear()
+        for _ in range(3):
+            assert (await found.ask(CALL)).status in (500, 503)
+        assert not upstream.bodies
+        await recovered(found)
+
+
+@WAYS
+@on_uvloop
+async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: dict[str, Any]) -> None:
+    async with (
+        Scripted(upstreams.slow(0.05, replies(lambda call: http(answer(call, result=SECRET))))) as upstream,
+        worker({LIVE: [{"url": upstream.url, "connections": 1}]}, **cache) as found,
+    ):
+        for _ in range(5):
+            async with await found.talk() as talk:
+                await talk.send(found.post(CALL))
+                await asyncio.sleep(0.02)
+            await until(lambda: not found.app.door.guests, within_s=2.0)
+        upstream.script = stub()
+        assert is_good(await found.ask(CALL))
