@@ -111,6 +111,7 @@ class Key:
     __slots__ = (
         "account",
         "alive",
+        "counts_day",
         "dies_at",
         "digest",
         "disabled",
@@ -148,6 +149,8 @@ class Key:
         self.live = live
         self.scopes = scopes
         self.account = account
+        # Whether the account had a daily limit when this was made: one that gets or loses it has new keys.
+        self.counts_day = account.day_limit > 0
         self.requests_per_second = limits.requests_per_second
         self.units_per_second = limits.units_per_second
         self.limit_line = b"\r\nX-RateLimit-Limit: %d\r\nX-RateLimit-Remaining: " % limits.requests_per_second

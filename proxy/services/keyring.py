@@ -213,7 +213,7 @@ class Keyring:
 
 
 _LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-_COMPARED = ("scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest")
+_COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest")
 
 
 def _same(old: Key, new: Key) -> bool:

@@ -220,6 +220,28 @@ async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_served(
         client.close()
 
 
+@WAYS
+@on_uvloop
+async def test_stalled_client_is_served_when_it_reads_again_however_its_request_comes(cache: dict[str, Any]) -> None:
+    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.talk() as talk:
+        data = found.post(CALL)
+        for cuts in ([], [], [20], [len(data) - 5], [20, len(data) - 5]):
+            assert is_good(await talk.ask(data))
+            (front,) = found.app.door.guests
+            served = len(upstream.bodies)
+            if cuts:
+                # What began before the stall goes on in it.
+                await talk.send(data[: cuts[0]])
+                await asyncio.sleep(0.01)
+            front.pause_writing()
+            for start, end in zip(cuts or [0], [*cuts[1:], len(data)], strict=True):
+                await talk.send(data[start:end])
+                await asyncio.sleep(0.01)
+            assert len(upstream.bodies) == served
+            front.resume_writing()
+            assert is_good(await talk.reply())
+
+
 @on_uvloop
 async def test_client_that_sends_without_end_is_not_read_without_end() -> None:
     """While its first request is under way, what it sends ahead stays in the kernels."""

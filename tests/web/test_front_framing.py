@@ -131,6 +131,36 @@ async def test_empty_line_before_a_request_is_passed_over(empty: bytes) -> None:
                     assert is_good(await talk.reply())
 
 
+@WAYS
+@on_uvloop
+async def test_rest_of_a_body_is_never_taken_for_a_request(cache: dict[str, Any]) -> None:
+    """Even if it is one, byte for byte, that the connection has seen before."""
+    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.talk() as talk:
+        known = found.post(CALL)
+        for _ in range(3):
+            assert is_good(await talk.ask(known))
+        whole = found.post(b" " * 10 + known)
+        for cut in (len(whole) - len(known), 20):
+            await talk.send(whole[:cut])
+            await asyncio.sleep(0.02)
+            await talk.send(whole[cut:])
+            assert (await talk.reply()).fault(400)["details"]["rpc_code"] == -32700
+        assert is_good(await talk.ask(known))
+        assert len(upstream.bodies) == 4
+
+
+@on_uvloop
+async def test_reply_that_waits_for_its_turn_is_written_before_the_connection_goes_over() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+        assert is_good(await talk.ask(found.post(CALL)))
+        (front,) = found.app.door.guests
+        # Two segments in one turn of the loop, as the transport may bring them.
+        front.data_received(found.post(b"{}"))
+        front.data_received(found.post(CALL, TE="trailers"))
+        (await talk.reply()).fault(400)
+        assert is_good(await talk.reply())
+
+
 @on_uvloop
 async def test_body_shorter_than_its_length_is_waited_for() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
