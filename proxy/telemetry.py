@@ -31,8 +31,6 @@ LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 requests_total = Counter("penstock_requests_total", "Answered requests", ["operation", "status"])
 request_seconds = Histogram("penstock_request_seconds", "Time to answer", ["operation"], buckets=LATENCY_S)
-refusals_total = Counter("penstock_refusals_total", "Requests refused at the gate", ["code"])
-units_total = Counter("penstock_units_total", "Compute units charged", ["operation"])
 connections_open = Gauge("penstock_connections_open", "Open client connections", multiprocess_mode="livesum")
 connections_refused_total = Counter("penstock_connections_refused_total", "Connections refused at the door", ["reason"])
 keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")

@@ -78,7 +78,6 @@ class Hot:
         self.max_head = max_head
         self.max_requests = max_requests
         self.log = log
-        self.charge = admission.charge
         self.windows = admission.windows
         self._edge = admission.edge
         self._admission = admission

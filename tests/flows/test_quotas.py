@@ -96,3 +96,17 @@ async def test_day_of_zero_has_no_limit(service: Service) -> None:
         for _ in range(8):
             assert (await talk.call("eth_chainId", key=made["key"])).status == 200
     assert (await service.ask("accounts", "show", account["id"]))["used_today"] == 0
+
+
+async def test_limit_that_an_account_gets_later_holds_on_a_connection_that_is_already_known(service: Service) -> None:
+    """The connection's head is remembered with the short way open: the new limit has to close it."""
+    account = await service.new_account("enterprise", "--requests-per-day", "0")
+    made = await service.new_key(account["id"])
+    async with await Talk.open(service.port) as talk:
+        for _ in range(3):
+            assert (await talk.call("eth_chainId", key=made["key"])).status == 200
+        await service.ask("accounts", "set", account["id"], "--requests-per-day", "5")
+        await asyncio.sleep(SOON_S)
+        replies = [await talk.call("eth_chainId", key=made["key"]) for _ in range(40)]
+    assert 5 <= sum(reply.status == 200 for reply in replies) <= 7
+    is_over(replies[-1])
