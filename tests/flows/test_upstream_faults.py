@@ -213,7 +213,8 @@ async def test_only_upstream_that_breaks_every_reply_is_asked_within_the_budget(
 def test_upstream_that_says_429_is_left_alone_for_as_long_as_it_asks(together: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
+        # In the order of their tiers, so that the limited one is asked first, however fast the other is.
+        async with scene(2, options=[{"tier": tier} for tier in range(2)]) as found:
             limited = found.upstreams[0]
             limited.limited = 1_000_000
             limited.retry_after = "30"
