@@ -43,7 +43,9 @@ from proxy.web.gate import Gate
 from proxy.web.heads import HeadReader
 from proxy.web.hot import Hot
 from proxy.web.pages import Pages
+from proxy.web.rest import Rest
 from proxy.web.rpc import RpcHandler
+from proxy.web.where import Where
 from proxy.wire.socket import SocketUpstream
 from proxy.wire.turn import Turn
 from proxy.wire.upstream import Address, Upstream
@@ -100,8 +102,11 @@ class App:
         self.contract = contract.load(SCHEMAS)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=settings.server.max_body_bytes)
         shown = settings.rpc.show_upstream
-        rpc_handler = RpcHandler(gate, self.admission, tables.chains, self.networks, self.rpc, shows_upstream=shown)
-        handlers: dict[str, routes.Handler] = {"rpc_call": rpc_handler.answer}
+        where = Where(tables.chains, self.networks, self.admission)
+        handlers: dict[str, routes.Handler] = {
+            "rpc_call": RpcHandler(gate, where, self.rpc, shows_upstream=shown).answer,
+            **Rest(gate, self.admission, self.contract, tables.prices.rest, where).handlers({}),
+        }
         self.web.add_routes(Pages(self.contract, self.readiness).routes())
         self.web.add_routes(routes.of_contract(self.contract, handlers))
         self.hot = Hot(

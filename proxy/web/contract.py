@@ -1,7 +1,7 @@
 """The OpenAPI document, whole: what is published is what requests are checked by.
 
 `schemas/openapi.json` and the schemas in `schemas/http/*.json` are merged into one document, served as it is. Each
-operation's query and body are checked by validators compiled from it once, at start-up; a refusal names the parameter.
+operation's path, query and body are checked by validators compiled from it once, at start-up; a refusal names the parameter.
 """
 
 from __future__ import annotations
@@ -51,8 +51,13 @@ class Operation:
     path: str
     scope: str
     planned: bool
+    path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
     body: jsonschema_rs.Draft202012Validator | None
+
+    def check_path(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The path's values; a refusal names the one that is wrong."""
+        return {name: parameter.read(given[name]) for name, parameter in self.path_parameters.items()}
 
     def check_query(self, given: Mapping[str, str]) -> dict[str, Any]:
         """The query's values, typed, with their defaults."""
@@ -119,6 +124,7 @@ def _operations(document: dict[str, Any]) -> Iterator[Operation]:
                 path=path,
                 scope=spec["x-scope"],
                 planned=spec.get("x-planned", False),
+                path_parameters={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "query"},
                 body=_body(document, spec),
             )

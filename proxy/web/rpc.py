@@ -3,46 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 
 from aiohttp import web
 
-from proxy.chains.registry import Registry
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import Call, Malformed
-from proxy.errors import Fault, InvalidRequest, NotFound
-from proxy.services.admission import Admission
+from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.calls import Batch, Pending, Rpc, RpcError
-from proxy.services.rpc.networks import ANY_SCOPE, Networks, Route
+from proxy.services.rpc.networks import ANY_SCOPE, Route
 from proxy.web.door import Visitor
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
-
-_NAME = re.compile(r"[a-z0-9-]{1,40}/[a-z0-9-]{1,40}", re.ASCII)
+from proxy.web.where import Where
 
 
 class RpcHandler:
     def __init__(
         self,
         gate: Gate,
-        admission: Admission,
-        chains: Registry,
-        networks: Networks,
+        where: Where,
         rpc: Rpc,
         *,
         shows_upstream: bool = False,
     ) -> None:
         self._gate = gate
-        self._admission = admission
-        self._chains = chains
-        self._networks = networks
+        self._where = where
         self._rpc = rpc
         self._shows_upstream = shows_upstream
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         key = self._gate.authenticate(request, "rpc_call")
-        route = self._route(key, request.match_info["chain"], request.match_info["network"])
+        route = self._where.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request)
         fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
         try:
@@ -55,19 +47,6 @@ class RpcHandler:
         if not reply:
             return web.Response(status=204)
         return web.Response(body=reply, content_type="application/json")
-
-    def _route(self, key: Key, chain: str, name: str) -> Route:
-        network = self._chains.find(chain, name)
-        if network is None:
-            # Only what could be a name is repeated: a key may stand in a path by mistake.
-            named = f" {chain}/{name}" if _NAME.fullmatch(f"{chain}/{name}") else ""
-            raise NotFound(f"there is no network{named}")
-        if refusal := self._admission.may(key, ANY_SCOPE, network):
-            raise refusal
-        route = self._networks.find(network)
-        if route is None:
-            raise NotFound(f"the network {network.id} is known, but no upstream is configured for it")
-        return route
 
     async def _single(self, request: web.Request, route: Route, key: Key, call: Call, *, fresh: bool) -> bytes:
         pending = Pending()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -93,7 +93,7 @@ class Rpc:
         self,
         asker: Asker,
         route: Route,
-        key: Key,
+        key: Key | None,
         plan: Plan,
         params: bytes,
         now: float,
@@ -106,11 +106,30 @@ class Rpc:
         if flight is not None and (route.shelf is None or fresh or route.shelf.take([flight], now)):
             route.launch(flight, now)
 
+    def answer_all(
+        self,
+        asked: Iterable[tuple[Asker, Plan, bytes]],
+        route: Route,
+        key: Key | None,
+        now: float,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Several calls at once: those that need an upstream go out together."""
+        flights: list[Flight] = []
+        for asker, plan, params in asked:
+            flight = self._flight(asker, route, key, plan, params, now, fresh=fresh)
+            if flight is not None:
+                flights.append(flight)
+        if flights:
+            shelf = None if fresh else route.shelf
+            route.launch_many(flights if shelf is None else shelf.take(flights, now), now)
+
     def _flight(
         self,
         asker: Asker,
         route: Route,
-        key: Key,
+        key: Key | None,
         plan: Plan,
         params: bytes,
         now: float,
@@ -127,6 +146,7 @@ class Rpc:
                 return None
             asker.cache = "miss"
         elif plan.method.kind == "filter":
+            assert key is not None  # a filter is its key's own: we ask for none ourselves
             self._filters.ask(asker, route, key, plan, params, now)
             return None
         elif route.broadcast > 1 and plan.may_broadcast:
@@ -203,15 +223,11 @@ class Rpc:
             return refusal
         batch.units = units
         batch.expect(len(planned))
-        flights: list[Flight] = []
+        asked = []
         for item, plan, call, price in planned:
             item.units = price
-            flight = self._flight(item, route, key, plan, call[1], now, fresh=fresh)
-            if flight is not None:
-                flights.append(flight)
-        if flights:
-            shelf = None if fresh else route.shelf
-            route.launch_many(flights if shelf is None else shelf.take(flights, now), now)
+            asked.append((item, plan, call[1]))
+        self.answer_all(asked, route, key, now, fresh=fresh)
         return batch
 
     # Money back
