@@ -186,6 +186,7 @@ class Reply(msgspec.Struct, gc=False):
 _reply = msgspec.json.Decoder(Reply).decode
 _replies = msgspec.json.Decoder(list[Reply]).decode
 read_any_reply = _reply
+read_any_replies = _replies
 
 
 def read_reply(body: bytes, id: bytes) -> Reply:  # noqa: A002

@@ -24,7 +24,7 @@ from proxy.web.reply import SERVER
 from proxy.wire.turn import Turn
 
 if TYPE_CHECKING:
-    from proxy.web.front import Front
+    from proxy.web.answers import Answers
 
 _LINE = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
@@ -34,7 +34,7 @@ _HEX = [b"%02x" % number for number in range(256)]
 DIGITS = [b"%d" % number for number in range(1024)]
 _CLOSE = b"Connection: close\r\n"
 _UNITS = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
-_CACHE = {"": b"", "hit": b"X-Cache: hit\r\n", "miss": b"X-Cache: miss\r\n", "join": b"X-Cache: join\r\n"}
+CACHE = {"": b"", "hit": b"X-Cache: hit\r\n", "miss": b"X-Cache: miss\r\n", "join": b"X-Cache: join\r\n"}
 
 
 def reply_length(size: int) -> bytes:
@@ -45,7 +45,7 @@ def reply_length(size: int) -> bytes:
 REPLY_LENGTHS = [reply_length(size) for size in range(1024)]
 
 
-def _upstream_line(front: Front) -> bytes:
+def _upstream_line(front: Answers) -> bytes:
     """Which upstream answered, by its name in the metrics. Memory, a batch and a refusal have none."""
     route, flight = front.head.route, front.flight
     if flight is not None:
@@ -123,7 +123,7 @@ class Hot:
             self._request_ids = b"%b%06x" % (STEM, served >> 8)
         return self._request_ids + _HEX[served & 0xFF]
 
-    def result(self, front: Front, result: bytes | msgspec.Raw, now: float) -> bytes:
+    def result(self, front: Answers, result: bytes | msgspec.Raw, now: float) -> bytes:
         """A whole reply with a result. The front writes the same out for calls that went the short way."""
         head = front.head
         key = head.key
@@ -143,7 +143,7 @@ class Hot:
                 b"%d" % (held if 0 < held < rate else rate if held > 0 else 0),
                 self.reset_lines.get(resets) or self.reset_line(resets),
                 _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
-                _CACHE[front.cache],
+                CACHE[front.cache],
                 _upstream_line(front) if self.shows_upstream else b"",
                 _CLOSE if front.left <= 1 or self.draining else b"",
                 REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
@@ -160,11 +160,11 @@ class Hot:
         line = self.reset_lines[resets] = b"\r\nX-RateLimit-Reset: %d\r\n" % resets
         return line
 
-    def error(self, front: Front, error: bytes) -> bytes:
+    def error(self, front: Answers, error: bytes) -> bytes:
         body = error_reply(front.id, error)
         return self.ok(front, len(body)) + body
 
-    def ok(self, front: Front, size: int | None) -> bytes:
+    def ok(self, front: Answers, size: int | None) -> bytes:
         """The head of a result of this size; without one, of a reply in chunks."""
         units = front.units
         return b"".join(
@@ -173,25 +173,25 @@ class Hot:
                 self._stamp,
                 self._common(front, 200),
                 _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
-                _CACHE[front.cache],
+                CACHE[front.cache],
                 _upstream_line(front) if self.shows_upstream else b"",
                 b"Transfer-Encoding: chunked\r\n\r\n" if size is None else b"Content-Length: %d\r\n\r\n" % size,
             )
         )
 
-    def empty(self, front: Front) -> bytes:
+    def empty(self, front: Answers) -> bytes:
         units = b"X-Compute-Units: %d\r\n" % front.units
-        cache = _CACHE[front.cache]
+        cache = CACHE[front.cache]
         return b"".join((b"HTTP/1.1 204 No Content", self._stamp, self._common(front, 204), units, cache, b"\r\n"))
 
-    def fault(self, front: Front, fault: Fault) -> bytes:
+    def fault(self, front: Answers, fault: Fault) -> bytes:
         body = orjson.dumps(fault.body())
         extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
         line = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: application/json"
         tail = f"{extra}Content-Length: {len(body)}\r\n\r\n"
         return b"".join((line.encode(), self._stamp, self._common(front, fault.status), tail.encode(), body))
 
-    def _common(self, front: Front, status: int) -> bytes:
+    def _common(self, front: Answers, status: int) -> bytes:
         """Request id, the three rate headers, and whether the connection ends here."""
         head = front.head
         request_id = head.request_id or self.request_id()
@@ -212,7 +212,7 @@ class Hot:
             return Unauthorized("the API key is not valid")
         return self._admission.may(key, ANY_SCOPE, head.route.network) or Unauthorized("the API key is not valid")
 
-    def note(self, front: Front, status: int, request_id: bytes, now: float) -> None:
+    def note(self, front: Answers, status: int, request_id: bytes, now: float) -> None:
         """The request's line in the access log."""
         if self.log is None:
             return

@@ -13,7 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from proxy.errors import Fault, RequestTimeout
-from proxy.web.heads import Head
+from proxy.web.heads import Head, Shape
 from proxy.wire.connection import NEVER
 from proxy.wire.connection import Connection as UpstreamConnection
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 # What a client may send ahead while its request is under way.
 MAX_AHEAD = 262_144
+# How often a connection's heads are compared to find what they have in common: some have nothing.
+SHAPES = 4
+# A body of this size takes longer to copy than to decide about.
+LARGE_BODY = 16_384
 _END = b"\r\n\r\n"
 _monotonic = time.monotonic
 
@@ -32,7 +36,7 @@ class Messages(asyncio.Protocol):
 
     __slots__ = (
         "_address", "_ahead", "_began", "_body", "_door", "_head", "_hot", "_known", "_known_bytes", "_paused_reading",
-        "_source", "_stalled_since", "_unsent", "busy", "left", "since", "transport",
+        "_raw", "_shape", "_shapes_left", "_source", "_stalled_since", "_unsent", "busy", "left", "since", "transport",
     )  # fmt: skip
 
     def __init__(self, door: Door, hot: Hot) -> None:
@@ -42,10 +46,14 @@ class Messages(asyncio.Protocol):
         self._address = ""
         # Bytes that wait: for the rest of a head, or for their turn.
         self._ahead = b""
-        # A message whose body is still coming, and its head; without such a message, the last head.
+        # A body that is still coming, and its head as it was sent and read; without such a body, the last head.
         self._body: BytesIO | None = None
+        self._raw = b""
         self._known_bytes = NEVER
         self._known: Head | None = None
+        # What the client's heads have in common, where each is another.
+        self._shape: Shape | None = None
+        self._shapes_left = SHAPES
         self._paused_reading = False
         self._stalled_since = 0.0
         self._unsent = 0
@@ -72,6 +80,10 @@ class Messages(asyncio.Protocol):
         """Answer a request, now or later; `busy` until then."""
         raise NotImplementedError
 
+    def _ask_large(self, head: Head, body: bytes) -> None:
+        """The same for a body that should not be copied more than it must."""
+        raise NotImplementedError
+
     def pause_writing(self) -> None:
         """The client does not take its reply: stop making more of it."""
         self._stalled_since = _monotonic()
@@ -95,10 +107,14 @@ class Messages(asyncio.Protocol):
             self._continue(self._body, data)
             return
         is_new = not self._ahead
+        shape = self._shape
+        if shape is not None and is_new and len(data) == shape.head.total and self._is_free() and shape.fits(data):
+            self._serve(shape.head, data[shape.head.size :])
+            return
         if not is_new:
             data = self._ahead + data
             self._ahead = b""
-        if self.busy or self._stalled_since:
+        if not self._is_free():
             self._keep_ahead(data)
             return
         size = data.find(_END) + 4
@@ -110,11 +126,18 @@ class Messages(asyncio.Protocol):
         if head is None:
             self._hand_over(data)
         elif len(data) < head.total:
-            self._wait_for_body(head, data, is_new=is_new)
+            self._wait_for_body(head, raw, data, is_new=is_new)
         else:
-            self._known_bytes, self._known = raw, head
+            if head is self._known and self._shapes_left:
+                self._shapes_left -= 1
+                self._shape = self._hot.heads.shape(self._known_bytes, raw, head)
+            # What is large is not for the quick way of small messages, which would copy it.
+            self._known_bytes, self._known = raw if head.length < LARGE_BODY else NEVER, head
             self._ahead = data[head.total :]
             self._serve(head, data[size : head.total])
+
+    def _is_free(self) -> bool:
+        return not self.busy and not self._stalled_since
 
     def _keep_ahead(self, data: bytes) -> None:
         self._ahead = data
@@ -129,9 +152,10 @@ class Messages(asyncio.Protocol):
         self._ahead = data
         self._run_clock(is_new=is_new)
 
-    def _wait_for_body(self, head: Head, data: bytes, *, is_new: bool) -> None:
+    def _wait_for_body(self, head: Head, raw: bytes, data: bytes, *, is_new: bool) -> None:
         self._body = BytesIO()
-        self._body.write(data)
+        self._body.write(memoryview(data)[head.size :])
+        self._raw = raw
         self._known_bytes, self._known = NEVER, head
         self._run_clock(is_new=is_new)
 
@@ -146,17 +170,20 @@ class Messages(asyncio.Protocol):
         head = self._known
         assert head is not None
         body.write(data)
-        if body.tell() < head.total:
+        size = body.tell()
+        if size < head.length:
             return
         self._body = None
-        data = body.getvalue()
+        whole = body.getvalue()
         if self._stalled_since:
-            self._keep_ahead(data)
+            self._keep_ahead(self._raw + whole)
         elif not head.key.alive:
-            self._hand_over(data)
+            self._hand_over(self._raw + whole)
+        elif size == head.length:
+            self._serve(head, whole)
         else:
-            self._ahead = data[head.total :]
-            self._serve(head, data[head.size : head.total])
+            self._ahead = whole[head.length :]
+            self._serve(head, whole[: head.length])
 
     def _hand_over(self, data: bytes) -> None:
         """Not for us: aiohttp's from here on, with every byte of the message."""
@@ -187,7 +214,10 @@ class Messages(asyncio.Protocol):
     def _serve(self, head: Head, body: bytes) -> None:
         self.busy = True
         self._head = head
-        self._ask(head, body)
+        if head.length < LARGE_BODY:
+            self._ask(head, body)
+        else:
+            self._ask_large(head, body)
 
     # What the door asks
 

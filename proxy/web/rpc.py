@@ -11,8 +11,10 @@ from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.errors import Fault, InvalidRequest
-from proxy.services.rpc.calls import Batch, Pending, Rpc, RpcError
+from proxy.services.rpc.batches import Batch
+from proxy.services.rpc.calls import Pending, Rpc, RpcError
 from proxy.services.rpc.networks import ANY_SCOPE, Route
+from proxy.services.rpc.shorts import ShortBatch
 from proxy.web.door import Visitor
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
 from proxy.web.where import Where
@@ -76,7 +78,7 @@ class RpcHandler:
     ) -> bytes:
         pending = Pending()
 
-        def done(batch: Batch) -> None:
+        def done(batch: Batch | ShortBatch) -> None:
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 

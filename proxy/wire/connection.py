@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
 
@@ -34,12 +34,16 @@ _START = b"HTTP/1."
 NEVER = bytes(1 << 20)
 
 
+# A part of a large reply: a view where a copy would be the only reason for bytes.
+Piece: TypeAlias = bytes | memoryview
+
+
 class Sink(Protocol):
     """Whoever waits for a reply on a connection."""
 
     def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None: ...
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool: ...
-    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool: ...
+    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
     def on_end(self, connection: Connection) -> None: ...
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
     def on_tick(self, connection: Connection | None, now: float) -> None: ...
@@ -69,7 +73,7 @@ class Connection(asyncio.Protocol):
         self._head: ReplyHead | None = None
         self._left = 0
         self._chunks: Chunks | None = None
-        self._collected: list[bytes] = []
+        self._collected: list[Piece] = []
         self._size = 0
         self._may_stream = False
         self._streams = False
@@ -103,7 +107,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             if self._head is not None:
-                data = self._continue_body(data)
+                data = bytes(self._continue_body(data))
                 self._usual = self._head is None
                 if not data:
                     return
@@ -211,7 +215,7 @@ class Connection(asyncio.Protocol):
                 at = body_at
             else:
                 self._begin_body(head)
-                rest = self._continue_body(data[body_at:])
+                rest = self._continue_body(memoryview(data)[body_at:])
                 at = end - len(rest)
                 if head.close:
                     return
@@ -254,12 +258,13 @@ class Connection(asyncio.Protocol):
         self._size = 0
         self._streams = False
 
-    def _continue_body(self, data: bytes) -> bytes:
+    def _continue_body(self, data: Piece) -> Piece:
         """Take what belongs to the body under way; what is left belongs to the next reply."""
         assert self._head is not None
-        rest = b""
+        piece: Piece
+        rest: Piece = b""
         if self._chunks is not None:
-            piece = self._chunks.feed(data)
+            piece = self._chunks.feed(bytes(data))
             done, rest = self._chunks.done, self._chunks.rest
         elif self._head.length == UNTIL_CLOSE:
             piece, done = data, False
@@ -273,7 +278,7 @@ class Connection(asyncio.Protocol):
             self._finish_body()
         return rest
 
-    def _take_piece(self, piece: bytes) -> None:
+    def _take_piece(self, piece: Piece) -> None:
         if self._streams:
             self.idle_since = self.upstream.now
             self.sinks[0].on_piece(self, piece)
@@ -290,7 +295,7 @@ class Connection(asyncio.Protocol):
         """Once in a reply."""
         self._may_stream = False
         self.idle_since = self.upstream.now
-        beginning = b"".join(self._collected)
+        beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
         self._streams = self.sinks[0].on_large(self, head, beginning)
         self._collected = [] if self._streams else [beginning]
         if head.length > MOST and not self._streams:
@@ -316,10 +321,10 @@ class _Nobody:
 
     def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None: ...
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
         return True
 
-    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
 
     def on_end(self, connection: Connection) -> None: ...
 

@@ -143,6 +143,18 @@ class Upstream:
             self._out += parts
         return call_id
 
+    def send_large(self, sink: Sink, tail: bytes, params: memoryview) -> bytes:
+        """The same for params that are too large to copy; an idle connection is there."""
+        connection = self.idle.pop()
+        connection.sinks.append(sink)
+        connection.turn = turn = (connection.turn + 1) & 255
+        self._turn.flush()
+        if connection.transport is not None:
+            connection.transport.writelines(
+                (self.head + _length(len(tail) + len(params)) + _IDS[turn] + tail, params, b"}")
+            )
+        return _IDS[turn]
+
     def submit(self, sink: Sink, body: bytes, *, once: bool = False, fresh: bool = False) -> Connection | None:
         """Send a call. The connection that it went out on, or None while it waits for one.
 

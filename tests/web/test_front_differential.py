@@ -304,6 +304,53 @@ async def test_bodies_of_another_size_or_kind() -> None:
             (await ask_both(worker, CALL, Content_Type=kind, hot=False)).fault(415)
 
 
+@WAYS
+def test_large_bodies(cache: dict[str, Any]) -> None:
+    data = "0x" + "60806040" * 8192
+    large = {
+        "call": rpc("eth_getBalance", [data, "latest"], id=7),
+        "old block": rpc("eth_getBalance", [data, "0x1"], id="x"),
+        "no block": rpc("eth_gasPrice", [data]),
+        "spaces": rpc("eth_gasPrice", []) + b" " * 20_000,
+        "not ASCII": rpc("eth_gasPrice", ["ü" * 20_000]),
+        "error": rpc("eth_call", [{"data": data}, "latest"]),
+        "unknown method": rpc("eth_nope", [data]),
+        "notification": orjson.dumps({"jsonrpc": "2.0", "method": "eth_gasPrice", "params": [data]}),
+        "large id": rpc("eth_gasPrice", [], id=data),
+        "large method": rpc(data, []),
+        "no params": rpc("eth_gasPrice", {"a": data}).replace(b'"params":{"a":', b'"params":').replace(b'"}}', b'"}'),
+        "control byte": rpc("eth_gasPrice", [data]).replace(b"60806040", b"60806\n40", 1),
+        "broken": rpc("eth_gasPrice", [data])[:-3],
+        "bytes": rpc("eth_gasPrice", [data]).replace(b"60806040", b"6080\xff640", 1),
+        "batch": batch(rpc("eth_gasPrice", [data]), rpc("eth_getBalance", [data, "latest"], id=2)),
+    }
+
+    @on_uvloop
+    async def run() -> None:
+        async with both_ways(**cache) as (worker, upstream):
+            for name, body in large.items():
+                upstream.bodies.clear()
+                reply = await ask_both(worker, body)
+                asked = [[call["method"], call["params"]] for call in upstream.calls]
+                assert asked[: len(asked) // 2] == asked[len(asked) // 2 :] or reply.headers.get("x-cache"), name
+
+    run()
+
+
+@on_uvloop
+async def test_heads_that_are_never_the_same() -> None:
+    async with both_ways(**NO_CACHE) as (worker, _), await worker.talk() as talk:
+        for place in range(8):
+            options = {"X_Request_Id": "the-same-for-both", "X_Trace_Id": f"{place:016x}"}
+            varied = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), **options))
+            plain = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), X_Request_Id="the-same-for-both"))
+            assert compared(varied) == compared(plain)
+        assert ways_in(worker) == ["Front"]
+        worker.app.keyring.find(worker.keys["main"], 0.0).alive = False  # type: ignore[union-attr]
+        late = await talk.ask(worker.post(CALL, X_Trace_Id=f"{99:016x}"))
+        assert ways_in(worker) == ["Visitor"], late
+
+
 @on_uvloop
 async def test_head_up_to_the_cap_and_beyond() -> None:
     async with both_ways(server={"max_head_bytes": 2048}) as (worker, _):

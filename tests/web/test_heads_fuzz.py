@@ -353,3 +353,67 @@ async def test_request_that_comes_in_pieces_is_one_sighting(cuts: int) -> None:
                     await asyncio.sleep(0)
             assert (await talk.reply()).status == 200
         assert remembered(found.app.hot.heads) == 0
+
+
+# Heads that differ in one value
+
+
+@on_uvloop
+async def test_heads_that_differ_in_a_value_that_decides_nothing_have_a_shape() -> None:
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        heads = [head_with(found, f"X-Trace-Id: {place:08d}", "Accept: */*") for place in range(3)]
+        meaning = [reader.read(raw) for raw in heads]
+        assert meaning[0] is not None
+        assert meaning[0] is meaning[1] is meaning[2]
+        shape = reader.shape(heads[0], heads[1], meaning[0])
+        assert shape is not None
+        assert all(shape.fits(raw + b"12345") for raw in heads)
+        meaning[0].key.alive = False
+        assert not shape.fits(heads[0] + b"12345")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("X-Request-Id: a1", "X-Trace: 1"), ("X-Request-Id: a2", "X-Trace: 1")),
+        (("X-Trace: 1", "X-Span: 1"), ("X-Trace: 2", "X-Span: 2")),
+        (("X-Trace: 1", "Accept: 1"), ("X-Trace: 1", "Accept: 12")),
+        (("X-Trace: 1", "TE: a"), ("X-Trace: 1", "TE: b")),
+    ],
+    ids=["a value that decides", "two values", "another size", "not for us"],
+)
+def test_heads_that_differ_otherwise_have_none(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with Scripted() as upstream, worker(upstream.url) as found:
+            reader = reader_of(found)
+            plain = reader.read(head_with(found))
+            assert plain is not None
+            assert reader.shape(head_with(found, *one), head_with(found, *other), plain) is None
+
+    run()
+
+
+@on_uvloop
+async def test_whatever_fits_a_shape_means_the_same_to_the_reader() -> None:
+    chance = random.Random(4)
+    hostile = (b"\r\nX-API-Key: x", b"\r\n\r\nPOST", b"\r", b"\n", b"\0", b"\x7f", b"\xff", b": ", b"\t", b"\r\nTE: y")
+    async with Scripted() as upstream, worker(upstream.url) as found:
+        reader = reader_of(found)
+        good = [head_with(found, f"X-Trace: {place:032x}", "Accept: */*") for place in range(2)]
+        head = reader.read(good[1])
+        assert head is not None
+        shape = reader.shape(good[0], good[1], head)
+        assert shape is not None
+        fitting = 0
+        for _ in range(20_000):
+            value = chance.randbytes(16).hex().encode()
+            for _ in range(chance.randrange(3)):
+                at, text = chance.randrange(33), chance.choice(hostile)
+                value = (value[:at] + text + value[at + len(text) :])[:32]
+            raw = good[0].replace(b"%032x" % 0, value.ljust(32, b" "))
+            if shape.fits(raw + b"12345"):
+                fitting += 1
+                assert reader.read(raw[: raw.index(b"\r\n\r\n") + 4]) is head, raw
+        assert fitting > 5_000

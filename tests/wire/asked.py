@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from proxy.core.routing import Health
-from proxy.wire.connection import Connection
+from proxy.wire.connection import Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.turn import Turn
 from proxy.wire.upstream import Address, Upstream
@@ -37,13 +37,13 @@ class Asked:
         self._end("reply")
         self.status, self.body = head.status, body
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
         self.told.append("large")
         if self.takes_large:
-            self.connection, self.body = connection, beginning
+            self.connection, self.body = connection, bytes(beginning)
         return self.takes_large
 
-    def on_piece(self, connection: Connection, piece: bytes) -> None:
+    def on_piece(self, connection: Connection, piece: Piece) -> None:
         self.told.append("piece")
         self.body += piece
 

@@ -19,15 +19,15 @@ from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.core.pricing import Prices
-from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.admission import Admission
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, Item
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filters import Filters
 from proxy.services.rpc.flights import Flight, Waiter, Whole
 from proxy.services.rpc.networks import Plan, Route
-
-# What a call costs that is answered with an error of its own making.
-UNITS_OF_AN_ERROR = 1
+from proxy.services.rpc.shorts import ShortBatch, may_be_short
+from proxy.wire.upstream import Upstream
 
 
 class Asker(Waiter, Protocol):
@@ -198,10 +198,10 @@ class Rpc:
         route: Route,
         key: Key,
         now: float,
-        done: Callable[[Batch], None],
+        done: Callable[[Batch | ShortBatch], None],
         *,
         fresh: bool = False,
-    ) -> Batch | Fault:
+    ) -> Batch | ShortBatch | Fault:
         """Admit a whole batch, then answer its items; `done` is called when the last one is in."""
         batch = Batch(items, done, now)
         planned: list[tuple[Item, Plan, Call, int]] = []
@@ -221,6 +221,11 @@ class Rpc:
         refusal = self._admission.charge(key, len(items), units, now)
         if refusal is not None:
             return refusal
+        if len(planned) == len(items) and not fresh and (upstream := self._short_way(route, planned)) is not None:
+            short = ShortBatch([call for _, _, call, _ in planned], [plan for _, plan, _, _ in planned], route, done)
+            short.units = units
+            short.send(upstream, now)
+            return short
         batch.units = units
         batch.expect(len(planned))
         asked = []
@@ -230,9 +235,16 @@ class Rpc:
         self.answer_all(asked, route, key, now, fresh=fresh)
         return batch
 
+    def _short_way(self, route: Route, planned: Sequence[tuple[Item, Plan, Call, int]]) -> Upstream | None:
+        """The one upstream, where all of these are plain reads and it takes them in one request."""
+        upstream = route.only
+        if upstream is None or not upstream.health.free or not 1 < len(planned) <= upstream.batch:
+            return None
+        return upstream if all(may_be_short(plan, call) for _, plan, call, _ in planned) else None
+
     # Money back
 
-    def settle_batch(self, key: Key, batch: Batch) -> int:
+    def settle_batch(self, key: Key, batch: Batch | ShortBatch) -> int:
         """What a batch costs in the end: items that we failed are free."""
         units = batch.units
         for item in batch.failed():
@@ -245,96 +257,6 @@ class Rpc:
         """What we failed ourselves costs nothing."""
         if isinstance(fault, InternalError):
             self._admission.refund(key, requests, units)
-
-
-class Item(Whole):
-    """One place in a batch: its reply, when it is there."""
-
-    __slots__ = ("batch", "cache", "fault", "flight", "id", "plan", "reply", "settled", "units")
-
-    def __init__(self, batch: Batch, id_: bytes | None) -> None:
-        self.batch = batch
-        self.id = id_
-        self.plan: Plan | None = None
-        self.flight: Flight | None = None
-        self.units = 0
-        self.cache = ""
-        self.reply = b""
-        self.fault: Fault | None = None
-        self.settled = False
-
-    def on_result(self, result: bytes | msgspec.Raw) -> None:
-        if self.id:
-            self.reply = jsonrpc.result_reply(self.id, result)
-        self._settle("results")
-
-    def on_error(self, error: bytes) -> None:
-        if self.id:
-            self.reply = jsonrpc.error_reply(self.id, error)
-        self._settle("errors" if self.fault is None else "faults")
-
-    def on_fault(self, fault: Fault) -> None:
-        self.fault = fault
-        self.on_error(rpc_error_of(fault))
-
-    def decline(self, why: bytes | Fault) -> int:
-        """It is not asked at all. What that costs: a refusal is free."""
-        if isinstance(why, Fault):
-            self.on_fault(why)
-        else:
-            self.units = UNITS_OF_AN_ERROR
-            self.on_error(why)
-        return self.units
-
-    def _settle(self, outcome: str) -> None:
-        if self.settled:
-            return
-        self.settled = True
-        if self.plan is not None:
-            units = self.units if self.fault is None else 0
-            self.plan.tally.count(outcome, self.cache, units, time.monotonic() - self.batch.began)
-        self.batch.settled()
-
-
-class Batch:
-    """The items of one request, answered in order."""
-
-    __slots__ = ("_done", "_open", "began", "items", "units")
-
-    def __init__(self, calls: Sequence[Call | Malformed], done: Callable[[Batch], None], now: float) -> None:
-        self.items = [Item(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
-        self.units = 0
-        self.began = now
-        self._open = -1
-        self._done = done
-
-    def __repr__(self) -> str:
-        return f"<Batch of {len(self.items)}, {max(self._open, 0)} open>"
-
-    def expect(self, count: int) -> None:
-        """How many items are still to come; those refused before are settled already."""
-        self._open = count
-        if count == 0:
-            self._done(self)
-
-    def settled(self) -> None:
-        if self._open > 0:
-            self._open -= 1
-            if self._open == 0:
-                self._done(self)
-
-    def body(self) -> bytes:
-        """Empty where all items were notifications."""
-        replies = [item.reply for item in self.items if item.reply]
-        return b"[" + b",".join(replies) + b"]" if replies else b""
-
-    def failed(self) -> list[Item]:
-        return [item for item in self.items if isinstance(item.fault, InternalError)]
-
-    def leave(self) -> None:
-        for item in self.items:
-            if item.flight is not None and not item.settled:
-                item.flight.leave(item)
 
 
 class Pending(Whole):
@@ -381,20 +303,6 @@ class RpcError(Exception):
     def __init__(self, error: bytes) -> None:
         super().__init__(error)
         self.error = error
-
-
-def rpc_error_of(fault: Fault) -> bytes:
-    """Our fault as a JSON-RPC error, for batches and sockets."""
-    match fault:
-        case RateLimited():
-            code = jsonrpc.LIMIT_EXCEEDED
-        case Forbidden():
-            code = jsonrpc.UNAUTHORIZED
-        case InvalidRequest():
-            code = jsonrpc.INVALID_REQUEST
-        case _:
-            code = jsonrpc.INTERNAL_ERROR
-    return jsonrpc.error(code, fault.message)
 
 
 def _no_method(name: str) -> bytes:

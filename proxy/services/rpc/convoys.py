@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core import dialect, jsonrpc
-from proxy.wire.connection import OUT_OF_STEP, Connection
+from proxy.wire.connection import OUT_OF_STEP, Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Convoy:
     __slots__ = ("_began", "_flights")
 
-    def __init__(self, flights: Sequence[Flight]) -> None:
+    def __init__(self, flights: Sequence[Flight], *, began: float = 0.0) -> None:
         self._flights = flights
-        self._began = 0.0
+        self._began = began
 
     def __repr__(self) -> str:
         return f"<Convoy of {len(self._flights)}>"
@@ -75,8 +75,9 @@ class Convoy:
         return [flight for flight in self._flights if not flight.done and flight.is_carried_by(upstream)]
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        for flight in self._still_carried(upstream):
-            flight.on_fail(upstream, reason, sent=sent)
+        """One request failed, and its upstream once, however many calls were in it."""
+        for place, flight in enumerate(self._still_carried(upstream)):
+            flight.on_fail(upstream, reason, sent=sent, blame=not place)
 
     def on_tick(self, connection: Connection | None, now: float) -> None:
         for flight in self._flights:
@@ -84,10 +85,10 @@ class Convoy:
         if connection is not None and all(flight.done for flight in self._flights):
             connection.leave(self)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
         return False
 
-    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
     def on_end(self, connection: Connection) -> None: ...
 
 

@@ -21,7 +21,7 @@ import msgspec
 from proxy.core import dialect, jsonrpc
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.wire.connection import OUT_OF_STEP, STALE, Connection
+from proxy.wire.connection import OUT_OF_STEP, STALE, Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -43,8 +43,8 @@ class Waiter(Protocol):
     def on_result(self, result: bytes | msgspec.Raw) -> None: ...
     def on_error(self, error: bytes) -> None: ...
     def on_fault(self, fault: Fault) -> None: ...
-    def on_stream(self, beginning: bytes, left: int | None, connection: Connection) -> None: ...
-    def on_stream_piece(self, piece: bytes) -> None: ...
+    def on_stream(self, beginning: memoryview, left: int | None, connection: Connection) -> None: ...
+    def on_stream_piece(self, piece: Piece) -> None: ...
     def on_stream_end(self) -> None: ...
     def on_stream_broken(self) -> None: ...
 
@@ -247,13 +247,15 @@ class Flight:
             return
         self.land(reply.result)
 
-    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool, blame: bool = True) -> None:
+        """`blame`: whether this is the upstream's failure, and not a part of one that was counted."""
         now = _monotonic()
         self._ended(upstream)
         if reason == STALE and self.plan.may_repeat and not self._is_under_way() and self._tries < MOST_TRIES:
             self.send(upstream, now, fresh=True)
             return
-        upstream.health.failed(now)
+        if blame:
+            upstream.health.failed(now)
         if self._streaming:
             self._streaming = False
             self.done = True
@@ -262,12 +264,12 @@ class Flight:
             return
         self._after_failure(now, f"an upstream failed: {reason}", sent=sent)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
         """Pass a large result on as it comes, if one waits who can take it and the beginning is a reply to our call."""
         start = b'%b%b,"result":' % (jsonrpc.HEAD, self.id)
         if len(self.waiters) != 1 or not self.waiters[0].streams or head.status != 200 or not head.plain:
             return False
-        if not beginning.startswith(start):
+        if beginning[: len(start)] != start:
             return False
         self._streaming = True
         self.answered_by = connection.upstream.health.index
@@ -277,10 +279,10 @@ class Flight:
                 self._ended(other)
                 other.leave(self)
         left = head.length - len(start) if head.length >= 0 else None
-        self.waiters[0].on_stream(beginning[len(start) :], left, connection)
+        self.waiters[0].on_stream(memoryview(beginning)[len(start) :], left, connection)
         return True
 
-    def on_piece(self, connection: Connection, piece: bytes) -> None:
+    def on_piece(self, connection: Connection, piece: Piece) -> None:
         self.waiters[0].on_stream_piece(piece)
 
     def on_end(self, connection: Connection) -> None:
@@ -426,10 +428,10 @@ class Whole:
     __slots__ = ()
     streams: bool = False
 
-    def on_stream(self, beginning: bytes, left: int | None, connection: Connection) -> None:
+    def on_stream(self, beginning: memoryview, left: int | None, connection: Connection) -> None:
         raise AssertionError("this waiter takes its result whole")
 
-    def on_stream_piece(self, piece: bytes) -> None:
+    def on_stream_piece(self, piece: Piece) -> None:
         raise AssertionError("this waiter takes its result whole")
 
     def on_stream_end(self) -> None:

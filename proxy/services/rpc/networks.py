@@ -172,10 +172,13 @@ class Route:
         self._short: dict[int, Mapping[str, Plan]] = {}
         for plan in plans.values():
             plan.shared = plan.keeps and (keeps or coalesces)
-            plan.short = plan.may_repeat and not plan.by_range and (plan.shared or self.only is not None)
+            plan.short = plan.may_repeat and not plan.by_range and (plan.shared or self._only_serves(plan))
 
     def __repr__(self) -> str:
         return f"<Route {self.network.id}: {len(self.upstreams)} upstreams, {self.heads!r}>"
+
+    def _only_serves(self, plan: Plan) -> bool:
+        return self.only is not None and self.only.health.may_serve(plan.method.name)
 
     def short_plans(self, key: Key) -> Mapping[str, Plan]:
         """The methods whose calls may take the short way (web/front), if this key's may at all."""
@@ -213,9 +216,9 @@ class Route:
             self.budget.earn()
 
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
-        if (only := self.only) is not None:
-            return None if tried or not only.health.takes_calls(now) else only
         name = flight.plan.method.name
+        if (only := self.only) is not None:
+            return None if tried or not only.health.takes_calls(now) or not only.health.may_serve(name) else only
         found = self.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
         return None if found is None else self.upstreams[found.index]
 

@@ -17,7 +17,7 @@ from proxy.chains import families
 from proxy.core import jsonrpc
 from proxy.services.rpc.flights import next_id
 from proxy.services.rpc.networks import Route
-from proxy.wire.connection import Connection
+from proxy.wire.connection import Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -58,10 +58,10 @@ class Probe:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._settle(None)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: bytes) -> bool:
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
         return False
 
-    def on_piece(self, connection: Connection, piece: bytes) -> None: ...
+    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
     def on_end(self, connection: Connection) -> None: ...
     def on_tick(self, connection: Connection | None, now: float) -> None: ...
 

@@ -1,0 +1,127 @@
+"""Several calls of one request, answered in order.
+
+Every item is checked, priced and answered on its own: a refused one has its own JSON-RPC error while the others run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.core import jsonrpc
+from proxy.core.jsonrpc import Call, Malformed
+from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.services.rpc.flights import Flight, Whole
+
+if TYPE_CHECKING:
+    from proxy.services.rpc.networks import Plan
+
+# What a call costs that is answered with an error of its own making.
+UNITS_OF_AN_ERROR = 1
+
+
+class Item(Whole):
+    """One place in a batch: its reply, when it is there."""
+
+    __slots__ = ("batch", "cache", "fault", "flight", "id", "plan", "reply", "settled", "units")
+
+    def __init__(self, batch: Batch, id_: bytes | None) -> None:
+        self.batch = batch
+        self.id = id_
+        self.plan: Plan | None = None
+        self.flight: Flight | None = None
+        self.units = 0
+        self.cache = ""
+        self.reply = b""
+        self.fault: Fault | None = None
+        self.settled = False
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        if self.id:
+            self.reply = jsonrpc.result_reply(self.id, result)
+        self._settle("results")
+
+    def on_error(self, error: bytes) -> None:
+        if self.id:
+            self.reply = jsonrpc.error_reply(self.id, error)
+        self._settle("errors" if self.fault is None else "faults")
+
+    def on_fault(self, fault: Fault) -> None:
+        self.fault = fault
+        self.on_error(rpc_error_of(fault))
+
+    def decline(self, why: bytes | Fault) -> int:
+        """It is not asked at all. What that costs: a refusal is free."""
+        if isinstance(why, Fault):
+            self.on_fault(why)
+        else:
+            self.units = UNITS_OF_AN_ERROR
+            self.on_error(why)
+        return self.units
+
+    def _settle(self, outcome: str) -> None:
+        if self.settled:
+            return
+        self.settled = True
+        if self.plan is not None:
+            units = self.units if self.fault is None else 0
+            self.plan.tally.count(outcome, self.cache, units, time.monotonic() - self.batch.began)
+        self.batch.settled()
+
+
+class Batch:
+    """The items of one request, answered in order."""
+
+    __slots__ = ("_done", "_open", "began", "items", "units")
+
+    def __init__(self, calls: Sequence[Call | Malformed], done: Callable[[Batch], None], now: float) -> None:
+        self.items = [Item(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
+        self.units = 0
+        self.began = now
+        self._open = -1
+        self._done = done
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self.items)}, {max(self._open, 0)} open>"
+
+    def expect(self, count: int) -> None:
+        """How many items are still to come; those refused before are settled already."""
+        self._open = count
+        if count == 0:
+            self._done(self)
+
+    def settled(self) -> None:
+        if self._open > 0:
+            self._open -= 1
+            if self._open == 0:
+                self._done(self)
+
+    def body(self) -> bytes:
+        """Empty where all items were notifications."""
+        replies = [item.reply for item in self.items if item.reply]
+        return b"[" + b",".join(replies) + b"]" if replies else b""
+
+    def failed(self) -> list[Item]:
+        return [item for item in self.items if isinstance(item.fault, InternalError)]
+
+    def leave(self) -> None:
+        for item in self.items:
+            if item.flight is not None and not item.settled:
+                item.flight.leave(item)
+
+
+def rpc_error_of(fault: Fault) -> bytes:
+    """Our fault as a JSON-RPC error, for batches and sockets."""
+    match fault:
+        case RateLimited():
+            code = jsonrpc.LIMIT_EXCEEDED
+        case Forbidden():
+            code = jsonrpc.UNAUTHORIZED
+        case InvalidRequest():
+            code = jsonrpc.INVALID_REQUEST
+        case _:
+            code = jsonrpc.INTERNAL_ERROR
+    return jsonrpc.error(code, fault.message)

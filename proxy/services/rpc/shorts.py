@@ -1,0 +1,166 @@
+"""Batches on the short way: plain reads, all of them for the one upstream of a network that takes batches.
+
+One request goes out and one reply comes back, in order and without an error: then nothing has to be kept for each item, which
+costs a third of what a flight each does. Whatever is not so becomes a `Convoy` of flights, as if it had always been one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.core import jsonrpc
+from proxy.core.jsonrpc import Call
+from proxy.services.rpc.batches import Batch, Item
+from proxy.services.rpc.convoys import Convoy
+from proxy.services.rpc.flights import Flight, next_id
+from proxy.wire.connection import Connection, Piece
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Upstream
+
+if TYPE_CHECKING:
+    from proxy.services.rpc.networks import Plan, Route
+
+# A batch that has been under way for this long is looked at by the sweep.
+LOOK_AFTER_S = 0.05
+_LATEST = (b'"latest"]', b"[]")
+
+
+def may_be_short(plan: Plan, call: Call) -> bool:
+    """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
+    return plan.short and not plan.shared and call[2] != b"" and (not plan.has_block or call[1].endswith(_LATEST))
+
+
+class ShortBatch:
+    __slots__ = ("_became", "_body", "_calls", "_done", "_first_id", "_plans", "_route", "_upstream", "began", "units")
+
+    def __init__(
+        self, calls: Sequence[Call], plans: Sequence[Plan], route: Route, done: Callable[[Batch | ShortBatch], None]
+    ) -> None:
+        self._calls = calls
+        self._plans = plans
+        self._route = route
+        self._done = done
+        self._first_id = 0
+        self._upstream: Upstream | None = None
+        self._became: Batch | None = None
+        self._body = b""
+        self.began = 0.0
+        self.units = 0
+
+    def __repr__(self) -> str:
+        return f"<ShortBatch of {len(self._calls)}{'' if self._body else ', under way'}>"
+
+    def send(self, upstream: Upstream, now: float) -> None:
+        self.began = now
+        self._upstream = upstream
+        # Far from the flights' own: whoever takes over goes on under these.
+        self._first_id = number = next_id() * 1000
+        parts: list[bytes] = []
+        for call, plan in zip(self._calls, self._plans, strict=True):
+            parts += (b",", jsonrpc.HEAD, b"%d" % number, plan.request_tail, call[1], b"}")
+            number += 1
+        parts[0] = b"["
+        parts.append(b"]")
+        upstream.health.inflight += 1
+        upstream.submit(self, b"".join(parts))
+
+    # What the connection tells
+
+    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+        results = self._results(head, body)
+        if results is None:
+            self._take_off().on_reply(connection, head, body)
+            return
+        now = time.monotonic()
+        took = now - self.began
+        health = connection.upstream.health
+        health.inflight -= 1
+        health.succeeded(took)
+        health.good += len(results) - 1
+        self._upstream = None
+        parts: list[bytes | msgspec.Raw] = []
+        for call, plan, result in zip(self._calls, self._plans, results, strict=True):
+            parts += (b",", jsonrpc.HEAD, call[2], b',"result":', result, b"}")
+            plan.tally.count("results", "", plan.units, took)
+        parts[0] = b"["
+        parts.append(b"]")
+        self._body = b"".join(parts)
+        self._done(self)
+
+    def _results(self, head: ReplyHead, body: bytes) -> list[msgspec.Raw] | None:
+        """The results in order, if that is what came."""
+        if head.status != 200 or not head.plain or not body.isascii():
+            return None
+        try:
+            replies = jsonrpc.read_any_replies(body)
+        except jsonrpc.NOT_JSON:
+            return None
+        number = self._first_id
+        if len(replies) != len(self._calls):
+            return None
+        results: list[msgspec.Raw] = []
+        for reply in replies:
+            if not reply.result or reply.error or bytes(reply.id) != b"%d" % number:
+                return None
+            results.append(reply.result)
+            number += 1
+        return results
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._take_off().on_fail(upstream, reason, sent=sent)
+
+    def on_tick(self, connection: Connection | None, now: float) -> None:
+        if connection is not None and now - self.began > LOOK_AFTER_S:
+            convoy = self._take_off()
+            connection.replace(self, convoy)
+            convoy.on_tick(connection, now)
+
+    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+        return False
+
+    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
+    def on_end(self, connection: Connection) -> None: ...
+
+    def _take_off(self) -> Convoy:
+        """It did not go as usual: each item becomes a flight, and this batch an ordinary one."""
+        upstream = self._upstream
+        assert upstream is not None
+        self._upstream = None
+        self._became = batch = Batch(self._calls, self._done, self.began)
+        batch.units = self.units
+        batch.expect(len(self._calls))
+        flights = []
+        for place, (item, call, plan) in enumerate(zip(batch.items, self._calls, self._plans, strict=True)):
+            item.plan, item.units = plan, plan.units
+            item.flight = Flight.taking_over(
+                self._route,
+                plan,
+                call[1],
+                item,
+                upstream,
+                id_=b"%d" % (self._first_id + place),
+                began=self.began,
+            )
+            flights.append(item.flight)
+        upstream.health.inflight += len(flights) - 1
+        return Convoy(flights, began=self.began)
+
+    # What whoever asked wants to know: as of any batch
+
+    def body(self) -> bytes:
+        return self._body
+
+    def failed(self) -> list[Item]:
+        return []
+
+    def leave(self) -> None:
+        if self._became is not None:
+            self._became.leave()
+        elif self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.health.inflight -= 1
+            upstream.leave(self)
