@@ -67,10 +67,10 @@ def is_batch(body: bytes) -> bool:
     return body[:1] == b"[" or body.lstrip(b" \t\r\n")[:1] == b"["
 
 
-def parse(body: bytes, envelope: Envelope | None = None) -> Call:
-    """A single call, or Malformed. The envelope saves reading it again."""
+def parse(body: bytes, envelope: Envelope | None = None, *, is_ascii: bool = False) -> Call:
+    """A single call, or Malformed. The envelope saves reading it again, `is_ascii` looking at its bytes."""
     try:
-        if not body.isascii():
+        if not is_ascii and not body.isascii():
             body.decode()  # Members that are kept as bytes are not read by the decoder: nonsense must not pass in them.
         return _checked(envelope or _envelope(body))
     except _BAD as exc:

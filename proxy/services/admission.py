@@ -112,12 +112,6 @@ class Admission:
             "X-RateLimit-Reset": str(math.ceil(time.time() + limits.full_in(edge, now))),
         }
 
-    def header_bytes(self, key: Key, now: float) -> bytes:
-        """The same, as the hot path writes them."""
-        return b"".join(
-            b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in self.headers(key, now).items()
-        )
-
     def _refusal(self, key: Key, requests: int, units: int, wait: float) -> Fault:
         if not limits.fits_ever(requests * key.request_s, units * key.unit_s):
             return InvalidRequest(

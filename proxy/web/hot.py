@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import orjson
 
+from proxy.core import limits
+from proxy.core.access import Key
 from proxy.core.jsonrpc import HEAD, error_reply
 from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, Unauthorized
@@ -197,10 +199,17 @@ class Hot:
         request_id = head.request_id or self.request_id()
         now = time.monotonic()
         self.note(front, status, request_id, now)
-        # A key that has expired is nobody's: as for any unknown key, its rates are not told.
-        rates = self._admission.header_bytes(head.key, now) if now < head.key.dies_at else b""
         close = _CLOSE if front.left <= 1 or self.draining else b""
-        return b"".join((b"X-Request-Id: ", request_id, b"\r\n", rates, close))
+        # A key that has expired is nobody's: as for any unknown key, its rates are not told.
+        rates = self._rates(head.key, now) if now < head.key.dies_at else b"\r\n"
+        return b"".join((b"X-Request-Id: ", request_id, rates, close))
+
+    def _rates(self, key: Key, now: float) -> bytes:
+        # A bucket that has been full for a while is full now: its window has not ended in the past.
+        edge = max(self._edge(key.slot), now - 1.0)
+        remaining = limits.remaining(edge, now, key.requests_per_second)
+        resets = int(edge + self.resets)
+        return b"".join((key.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))
 
     # Decisions that are rare
 

@@ -59,14 +59,15 @@ class SocketUpstream(Upstream):
     def send_call(self, sink: Sink, tail: bytes, params: bytes) -> bytes | None:
         return None
 
-    def submit(self, sink: Sink, body: bytes, *, once: bool = False, fresh: bool = False) -> Connection | None:
-        found = _ID.match(body)
+    def submit(self, sink: Sink, *body: bytes, once: bool = False, fresh: bool = False) -> Connection | None:
+        text = b"".join(body)
+        found = _ID.match(text)
         assert found is not None  # every body is written by us
         if len(self._pending) >= MAX_WAITING:
             self._loop.call_soon(self._refuse, sink)
             return None
         self._pending[found[1]] = sink
-        self._queue.append((found[1], body))
+        self._queue.append((found[1], text))
         self._wake.set()
         if self._runner is None or self._runner.done():
             self._runner = self._loop.create_task(self._run(), name=f"socket {self.label}")

@@ -143,25 +143,13 @@ class Upstream:
             self._out += parts
         return call_id
 
-    def send_large(self, sink: Sink, tail: bytes, params: memoryview) -> bytes:
-        """The same for params that are too large to copy; an idle connection is there."""
-        connection = self.idle.pop()
-        connection.sinks.append(sink)
-        connection.turn = turn = (connection.turn + 1) & 255
-        self._turn.flush()
-        if connection.transport is not None:
-            connection.transport.writelines(
-                (self.head + _length(len(tail) + len(params)) + _IDS[turn] + tail, params, b"}")
-            )
-        return _IDS[turn]
-
-    def submit(self, sink: Sink, body: bytes, *, once: bool = False, fresh: bool = False) -> Connection | None:
-        """Send a call. The connection that it went out on, or None while it waits for one.
+    def submit(self, sink: Sink, *body: bytes, once: bool = False, fresh: bool = False) -> Connection | None:
+        """Send a call, given in parts. The connection that it went out on, or None while it waits for one.
 
         `once`: it may be sent only once, so it takes no connection that may have been closed already. `fresh`: it has just
         met such a connection, and goes to a new one or to one that has just answered.
         """
-        request = b"%b%d\r\n\r\n%b" % (self.head, len(body), body)
+        request = b"".join((self.head, b"%d\r\n\r\n" % sum(map(len, body)), *body))
         if fresh:
             self._wait(sink, request)
             return None

@@ -38,7 +38,7 @@ class Convoy:
             parts += (b",", jsonrpc.HEAD, flight.id, flight.plan.request_tail, flight.params, b"}")
         parts[0] = b"["
         parts.append(b"]")
-        upstream.submit(self, b"".join(parts))
+        upstream.submit(self, *parts)
 
     def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream

@@ -117,8 +117,8 @@ class Flight:
         self._tries += 1
         health.begin(now)
         plan = self.plan
-        body = b"".join((jsonrpc.HEAD, self.id, plan.request_tail, self.params, b"}"))
-        upstream.submit(self, body, once=not plan.may_repeat, fresh=fresh)
+        body = (jsonrpc.HEAD, self.id, plan.request_tail, self.params, b"}")
+        upstream.submit(self, *body, once=not plan.may_repeat, fresh=fresh)
 
     @classmethod
     def taking_over(

@@ -66,7 +66,7 @@ class ShortBatch:
         parts[0] = b"["
         parts.append(b"]")
         upstream.health.inflight += 1
-        upstream.submit(self, b"".join(parts))
+        upstream.submit(self, *parts)
 
     # What the connection tells
 
