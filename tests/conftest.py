@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 
+import hypothesis
 import pytest
 
 from tests import service as service_room
 from tests.flows.upstream import Upstream, echo
 from tests.service import Service
+
+# The same examples in every run, so that a change is judged by itself; HYPOTHESIS_PROFILE=search looks for new ones.
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 # Tests send bad keys by the hundred, all from one address.
 PATIENT = {"PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": "1000000"}

@@ -114,6 +114,7 @@ words = st.sampled_from(["latest", "pending", "earliest", ',"latest"', "a,b", '"
 )
 @example(("eth_getBalance", 1), ["a", "latest"], True)
 @example(("eth_getBalance", 1), ["a", "pending", "latest"], False)
+@example(("eth_getBlockByNumber", 0), ["g" * 66], True)
 def test_shortcuts_agree_with_a_full_decode(method: tuple[str, int], params: list[object], compact: bool) -> None:
     name, at = method
     text = json.dumps(params, separators=(",", ":") if compact else None)

@@ -1,6 +1,6 @@
 """The strict head reader against aiohttp's parser: whatever the reader accepts must mean the same to both.
 
-Heads are made by chance from good ones, by the thousand; the seed is printed, and fixed by PENSTOCK_SEED to repeat a run.
+Heads are made by chance from good ones, by the thousand; PENSTOCK_SEED makes it others.
 """
 
 from __future__ import annotations
@@ -199,8 +199,7 @@ class Theirs:
 
 @on_uvloop
 async def test_whatever_the_reader_accepts_means_the_same_to_aiohttp() -> None:
-    seed = int(os.environ.get("PENSTOCK_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"PENSTOCK_SEED={seed}")
+    seed = int(os.environ.get("PENSTOCK_SEED", "1"))
     async with Scripted() as upstream, worker(upstream.url) as found:
         found.add_key("other")
         reader, theirs = reader_of(found), Theirs(lambda text: found.app.keyring.find(text, 0.0))

@@ -75,7 +75,7 @@ def _ref(raw: bytes) -> BlockRef:
             raw = msgspec.json.encode(_text(raw))
         except _UNREADABLE:
             return LATEST
-    if len(raw) == _HASH_BYTES:
+    if len(raw) == _HASH_BYTES and raw.startswith(b'"0x'):
         return HASH
     if (number := quantity(raw)) is not None:
         return BlockRef("number", number)
