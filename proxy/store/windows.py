@@ -60,12 +60,10 @@ def create() -> int:
 class Windows:
     """One process's view of the shared buckets."""
 
-    __slots__ = ("_edges", "_fd", "_locks", "_memory", "edge_taken", "marks", "slots")
+    __slots__ = ("_edges", "_fd", "_locks", "_memory", "marks", "slots")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        # The request edge that the last take left behind: the headers of its reply are about it.
-        self.edge_taken = 0.0
         self.slots = 0
         self._map()
 
@@ -102,10 +100,7 @@ class Windows:
             _adopt(mutex, held)
         # A slot that nobody reserved is a bug of ours: it must fail here, not leave the stripe locked for every worker.
         try:
-            at = slot * SLOT_DOUBLES
-            wait = limits.take(self._edges, at, now, request_s, unit_s)
-            self.edge_taken = self._edges[at]
-            return wait
+            return limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
         finally:
             _unlock(mutex)
 
@@ -146,7 +141,7 @@ class OwnWindows(Windows):
         wait = (requests if requests > units else units) - now
         if wait > limits.TOLERANCE_S:
             return wait
-        edges[at] = self.edge_taken = requests
+        edges[at] = requests
         edges[at + 1] = units
         return 0.0
 

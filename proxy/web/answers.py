@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.flights import Flight
@@ -38,12 +39,10 @@ _monotonic = time.monotonic
 class Answers(Messages):
     """One client connection and the request that is under way on it; how it is asked is its heir's."""
 
-    __slots__ = ("_edge", "batch", "cache", "chunked", "flight", "id", "plan", "units")
+    __slots__ = ("batch", "cache", "chunked", "flight", "id", "plan", "units")
 
     def __init__(self, door: Door, hot: Hot) -> None:
         super().__init__(door, hot)
-        # Where the key's request bucket was left by a call that was taken on the short way; else zero.
-        self._edge = 0.0
         self.plan: Plan | None = None
         self.flight: Flight | None = None
         self.batch: Batch | ShortBatch | None = None
@@ -54,20 +53,31 @@ class Answers(Messages):
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         self._count("results")
-        if self._edge and not (self._ahead or self.left <= 1 or self._hot.careful or len(result) > DEFER_BELOW):
+        plan = self.plan
+        if plan is not None and self._is_usual(plan) and len(result) <= DEFER_BELOW:
             self.flight = None
-            self._reply_shortly(result, self.plan, _monotonic())  # type: ignore[arg-type]
+            self._reply_shortly(result, plan, _monotonic())
             return
         self._finish(self._hot.result(self, result, _monotonic()) if self.id else self._hot.empty(self))
+
+    def _is_usual(self, plan: Plan) -> bool:
+        """Whether nothing but the reply itself is to be written: its price is the plan's, and the connection goes on."""
+        is_whole = self.id and self.units == plan.units
+        return bool(is_whole and not (self._ahead or self.left <= 1 or self._hot.careful))
 
     def _reply_shortly(self, result: bytes | msgspec.Raw, plan: Plan, now: float) -> None:
         """Write what `Hot.result` would, put together from the same parts with less ado."""
         hot = self._hot
         client: Head = self._head  # type: ignore[assignment]
         key = client.key
-        edge = self._edge
+        # As the bucket is now, and not as this call left it: others have taken from it since.
+        edge = hot.edge(key.slot)
+        if edge < now - 1.0:
+            edge = now - 1.0
         rate = key.requests_per_second
-        held = int((now - edge) * rate)
+        held = int((now - edge + TOLERANCE_S) * rate)
+        if held < 0:
+            held = 0
         resets = int(edge + hot.resets)
         size = len(self.id) + len(result)
         turn = hot.turn

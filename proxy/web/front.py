@@ -116,7 +116,6 @@ class Front(Answers):
         if windows.take(key.slot, now, key.request_s, units * key.unit_s):
             self._ask_long(head, body, envelope)
             return
-        self._edge = windows.edge_taken
         self.plan = plan
         self.id = call_id
         self.units = units
@@ -174,7 +173,6 @@ class Front(Answers):
     def _ask_long(self, head: Head, body: bytes, envelope: jsonrpc.Envelope | None, *, is_ascii: bool = False) -> None:
         """The way of everything else. The envelope is given where it was read already: a large one takes its time."""
         self._began = now = _monotonic()
-        self._edge = 0.0
         self.plan = None
         self.units = 0
         self.cache = ""

@@ -81,7 +81,7 @@ class Hot:
         self.max_requests = max_requests
         self.log = log
         self.windows = admission.windows
-        self._edge = admission.edge
+        self.edge = admission.edge
         self._admission = admission
         self.draining = False
         # Whether replies say which upstream they came from.
@@ -130,7 +130,7 @@ class Hot:
         head = front.head
         key = head.key
         rate = key.requests_per_second
-        edge = self._edge(key.slot)
+        edge = max(self.edge(key.slot), now - 1.0)
         held = int((now - edge + TOLERANCE_S) * rate)
         resets = int(edge + self.resets)
         units = front.units
@@ -206,7 +206,7 @@ class Hot:
 
     def _rates(self, key: Key, now: float) -> bytes:
         # A bucket that has been full for a while is full now: its window has not ended in the past.
-        edge = max(self._edge(key.slot), now - 1.0)
+        edge = max(self.edge(key.slot), now - 1.0)
         remaining = limits.remaining(edge, now, key.requests_per_second)
         resets = int(edge + self.resets)
         return b"".join((key.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))

@@ -297,6 +297,12 @@ class Upstream:
                 return
         self._waiting = deque(waiting for waiting in self._waiting if waiting.sink is not sink)
 
+    def replace(self, sink: Sink, successor: Sink) -> None:
+        """Somebody else takes the place of one who waits for a connection."""
+        for waiting in self._waiting:
+            if waiting.sink is sink:
+                waiting.sink = successor
+
     def _refuse(self, sink: Sink) -> None:
         sink.on_fail(self, "too many calls are waiting", sent=False)
 

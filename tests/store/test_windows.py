@@ -170,7 +170,7 @@ def test_only_worker_counts_as_several_would(fd: int) -> None:
         if wait:
             assert own.edge(slot) == before
         else:
-            assert own.edge_taken == shared.edge_taken == own.edge(slot)
+            assert own.edge(slot) == shared.edge(slot)
         if chance.random() < 0.1:
             own.give_back(slot, request_s, unit_s)
             shared.give_back(slot, request_s, unit_s)

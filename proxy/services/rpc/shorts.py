@@ -114,9 +114,11 @@ class ShortBatch:
         self._take_off().on_fail(upstream, reason, sent=sent)
 
     def on_tick(self, connection: Connection | None, now: float) -> None:
-        if connection is not None and now - self.began > LOOK_AFTER_S:
+        upstream = self._upstream
+        if upstream is not None and now - self.began > LOOK_AFTER_S:
             convoy = self._take_off()
-            connection.replace(self, convoy)
+            # It may still wait for a connection, and has its deadline there too.
+            (connection or upstream).replace(self, convoy)
             convoy.on_tick(connection, now)
 
     def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
