@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -315,5 +316,28 @@ def test_upstream_that_answered_is_told_only_where_the_operator_wants_it(shown: 
             batch = await found.batch(("eth_gasPrice", []), ("eth_chainId", []))
             unknown = await found.ask("eth_noSuchThing")
             assert "x-upstream" not in {**batch.headers, **unknown.headers}
+
+    run()
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_rates_are_told_as_they_are_when_the_reply_goes_out(cache: bool) -> None:
+    """What others took while a call was under way is not there any more."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1, faults=True, cache={"enabled": cache, "coalesce": cache}) as found:
+            key = found.worker.add_key("shared", limits=Limits(10, 1000, 0))
+            found.proxies[0].delay_s = 0.3
+            await found.ask("eth_call", [{"data": "0x01"}, "latest"], key="shared")
+            await found.proxies[0].switch("slow", times=1)
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(found.ask("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
+                await until(lambda: found.route.upstreams[0].health.inflight > 0, every_s=0.001)
+                # A taking of hours: on no machine is it refilled before the reply comes.
+                found.worker.app.admission.windows.give_back(key.slot, -3600.0, 0.0)
+            reply = asking.result()
+            assert reply.headers["x-ratelimit-remaining"] == "0"
+            assert int(reply.headers["x-ratelimit-reset"]) > time.time()
 
     run()

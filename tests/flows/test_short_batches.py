@@ -101,3 +101,22 @@ async def test_method_that_the_only_upstream_may_not_be_asked_is_not_sent() -> N
         reply = await found.batch(*calls_of(0, 2), ("eth_getProof", ["0x" + "ab" * 20, [], "latest"]))
         assert ["error" in item for item in reply.json] == [False, False, True]
         assert found.upstreams[0].count("eth_getProof") == 0
+
+
+@on_uvloop
+async def test_batch_that_waits_for_a_connection_has_its_deadline_there_too() -> None:
+    async with scene(1, faults=True, options=[{"connections": 1}], **NO_CACHE) as found:
+        upstream = found.route.upstreams[0]
+        await check(found, 0)
+        await found.proxies[0].switch("black_hole")
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(found.batch(*calls_of(1)))
+            await until(lambda: upstream.health.inflight > 0, every_s=0.001)
+            second = group.create_task(found.batch(*calls_of(2)))
+            await until(lambda: len(upstream._waiting) == 1, every_s=0.001)
+            # Older than any deadline, while the one that has the connection is young.
+            waiting: Any = upstream._waiting[0].sink
+            waiting.began -= 1000.0
+            assert all("error" in item for item in (await second).json)
+            assert not first.done()
+            first.cancel()
