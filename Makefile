@@ -7,10 +7,12 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 PY := .venv/bin/python
 DEVNET := config/devnet
 CHAIN := $(DEVNET)/node_modules/.installed-$(shell uname -m)
+BUNDLER := $(DEVNET)/bundler/node_modules/.installed-$(shell uname -m)
 CLIENTS := tests/clients
 LIBRARIES := $(CLIENTS)/node_modules/.installed-$(shell uname -m)
+BROWSER := tests/browser
 
-.PHONY: help run test lint unit bench lock clean
+.PHONY: help run test lint unit browser bench lock clean
 
 help:
 	@echo "make run    the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -20,7 +22,7 @@ help:
 	@echo "make lock   renew the pinned requirements from setup.cfg"
 	@echo "make clean  remove what the other targets installed"
 
-run: .venv/.run $(CHAIN)
+run: .venv/.run $(CHAIN) $(BUNDLER)
 	@exec $(PY) -m proxy dev $(ARGS)
 
 test: lint unit
@@ -30,10 +32,10 @@ lint: .venv/.test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-unit: .venv/.test $(CHAIN) $(LIBRARIES)
+unit: .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
 	$(PY) -m pytest $(ARGS)
 
-bench: .venv/.test $(CHAIN)
+bench: .venv/.test $(CHAIN) $(LIBRARIES)
 	$(PY) -m bench $(ARGS)
 
 .venv/.made:
@@ -59,12 +61,21 @@ $(CHAIN): $(DEVNET)/package.json $(DEVNET)/package-lock.json
 	@cd $(DEVNET) && node_modules/node-linux-*/bin/node -e 'require("@nomicfoundation/edr")'  # npm forgives a missing native part
 	@touch $@
 
+$(BUNDLER): $(DEVNET)/bundler/package.json $(DEVNET)/bundler/package-lock.json | $(CHAIN)
+	@echo "installing npm packages (bundler) ..."
+	@cd $(DEVNET)/bundler && npm ci --ignore-scripts --legacy-peer-deps --prefer-offline --no-audit --no-fund --no-update-notifier \
+		--loglevel=error && touch "$(CURDIR)/$@" || echo "the dev chain runs without a bundler until npm can install it"
+
 $(LIBRARIES): $(CLIENTS)/package.json $(CLIENTS)/package-lock.json
 	@command -v npm >/dev/null || { echo "the tests need Node 20 or newer with npm: not found on PATH"; exit 1; }
 	@echo "installing npm packages (client libraries) ..."
 	@cd $(CLIENTS) && npm ci --ignore-scripts --legacy-peer-deps --prefer-offline --no-audit --no-fund --no-update-notifier \
 		--loglevel=error
 	@touch $@
+
+# Chromium for the browser tests: one on PATH, else npm's build of it (x86-64), else, where nobody else has one, Debian's (as root).
+browser: .venv/.test
+	@$(PY) -m tests.browser.chromium
 
 lock: .venv/.test
 	$(PY) -m pip install -q uv
@@ -74,4 +85,4 @@ lock: .venv/.test
 		--extra test setup.cfg -o requirements/test.txt
 
 clean:
-	rm -rf .venv .penstock $(DEVNET)/node_modules $(CLIENTS)/node_modules .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .penstock $(DEVNET)/node_modules $(DEVNET)/*/node_modules $(CLIENTS)/node_modules $(BROWSER)/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -10,14 +10,27 @@ from typing import Literal
 
 from bench.loaders import MARKER, Generator, Target
 
-Kind = Literal["rate", "bytes", "latency", "workers", "idle", "cached", "admission"]
+Kind = Literal[
+    "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
+    "pages", "balances", "sponsor", "matching", "delivery", "usage",
+]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
 FEW = ("nginx", "relay", "penstock")
 BATCH = 20
 # nginx's row of the small case, shown beside the batches: to a proxy that does not look inside, a batch is one request.
 ONE_BY_ONE = "nginx, one by one"
+# Penstock's own rows that its other ones are compared with: one write for each message, and calls without any socket.
+ONE_IN_A_TURN = "one by one"
+NO_SOCKETS = "without sockets"
+# And the same block where little is watched.
+FEW_ADDRESSES = "a thousand addresses"
+# aiohttp's client with the same bodies, and nothing else.
+BARE_CLIENT = "bare client"
 BIG = 100 * 1024
+RPC = "rpc"
+# Penstock's own RPC path, in a case about another of its paths.
+OWN_RPC = "penstock /rpc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +64,11 @@ class Case:
     generators: tuple[Generator, ...] = ("load",)
     headers: Mapping[str, str] | None = None
     cache: str = ""  # what Penstock's X-Cache must say, where the case depends on it
+    stem: str = RPC  # which of Penstock's paths is measured; where it is another, its own RPC path may be a candidate
 
     def template(self, target: Target) -> bytes:
         """The request's bytes for one candidate: its host, path and key."""
-        body = self.body()
+        body = self.body() if self.stem == RPC or f"/{self.stem}/" in target.path else small()
         headers = {
             "Host": f"{target.host}:{target.port}",
             "Content-Type": "application/json",
@@ -91,6 +105,10 @@ def old_block() -> str:
 def many_old_blocks() -> str:
     """The stub reads the last 16 digits as the number: always an old block, under a hash that never repeats."""
     return _call("eth_getBlockByHash", f'"0xb10c{MARKER.rjust(44, "0")}{1:016x}",false')
+
+
+def receipt() -> str:
+    return _call("eth_getUserOperationReceipt", '"0x' + MARKER.rjust(64, "0") + '"')
 
 
 def big_body() -> str:
@@ -172,6 +190,18 @@ CASES = (
         expect=OWN_ID,
         stub="large",
         aims=(Aim(0.95),),
+    ),
+    Case(
+        "bundler",
+        "bundler read forwarded, against a small call on the RPC path of the same service",
+        kind="rate",
+        unit="calls/s",
+        body=receipt,
+        expect=OWN_ID,
+        candidates=("penstock", OWN_RPC),
+        profile="forward",
+        stem="bundler",
+        aims=(Aim(0.8, over=OWN_RPC),),
     ),
     Case(
         "hit",
@@ -264,5 +294,145 @@ CASES = (
         expect="",
         candidates=("penstock",),
         aims=(Aim(3.0, at_most=True, over="", figure="loaded_s"),),
+    ),
+    Case(
+        "fanout",
+        "a head of 600 bytes to every socket",
+        kind="fanout",
+        unit="messages in a second of CPU",
+        body=small,
+        expect="",
+        candidates=("ws", "aiohttp", "penstock"),
+        connections=10_000,
+        aims=(Aim(2.0, over="ws"), Aim(1.3, over="aiohttp")),
+    ),
+    Case(
+        "turn",
+        "eight messages for each socket in one turn of the loop, against one by one",
+        kind="turn",
+        unit="messages in a second of CPU",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        connections=1_000,
+        aims=(Aim(4.0, over=ONE_IN_A_TURN),),
+    ),
+    Case(
+        "sockets",
+        "10,000 subscribed sockets on one worker",
+        kind="sockets",
+        unit="",
+        body=small,
+        expect=OWN_ID,
+        candidates=("penstock",),
+        profile="sockets",
+        connections=10_000,
+        aims=(
+            Aim(30.0, at_most=True, over="", figure="memory"),
+            Aim(500.0, at_most=True, over="", figure="last"),
+            Aim(2.0, at_most=True, over=NO_SOCKETS, figure="calls"),
+        ),
+    ),
+    Case(
+        "filters",
+        "a block of 1,000 logs against 10,000 different filters",
+        kind="filters",
+        unit="ms",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(Aim(20.0, at_most=True, over=""),),
+    ),
+    Case(
+        "matching",
+        "a block of 5,000 facts against 1,000,000 addresses that 10,000 webhooks watch",
+        kind="matching",
+        unit="ms",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(Aim(50.0, at_most=True, over=""), Aim(1.5, at_most=True, over=FEW_ADDRESSES)),
+    ),
+    Case(
+        "usage",
+        "what counting by key adds to a call; charts of a large account among 10,000,000 rows",
+        kind="usage",
+        unit="ms",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(
+            Aim(1.0, at_most=True, over="", figure="count"),
+            Aim(100.0, at_most=True, over="", figure="first"),
+            Aim(100.0, at_most=True, over="", figure="methods"),
+            Aim(100.0, at_most=True, over="", figure="minutes"),
+            Aim(100.0, at_most=True, over="", figure="filtered"),
+            Aim(100.0, at_most=True, over="", figure="month"),
+        ),
+    ),
+    Case(
+        "index",
+        "transfers written into the index, blocks of 300 logs, with Postgres on the same core",
+        kind="index",
+        unit="events/s",
+        body=small,
+        expect="",
+        candidates=("penstock", "copy"),
+        aims=(
+            Aim(20_000, over="", figure="ranges"),
+            Aim(1 / 3, over="copy", figure="ranges"),
+            Aim(20_000, over="", figure="blocks"),
+            Aim(1 / 3, over="copy", figure="blocks"),
+        ),
+    ),
+    Case(
+        "pages",
+        "a page of balances and of owned NFTs among 10,000,000 holdings",
+        kind="pages",
+        unit="ms of the database",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(Aim(5.0, at_most=True, over="", figure="balances"), Aim(5.0, at_most=True, over="", figure="owned")),
+    ),
+    Case(
+        "balances",
+        "balances of a holder of 500 tokens: nothing known, names known at a new block, and kept",
+        kind="balances",
+        unit="ms of our own CPU",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(
+            Aim(25.0, at_most=True, over="", figure="cold"),
+            Aim(25.0, at_most=True, over="", figure="block"),
+            Aim(1.0, at_most=True, over="", figure="kept"),
+            Aim(2.0, at_most=True, over="", figure="calls"),
+        ),
+    ),
+    Case(
+        "sponsor",
+        "an operation sponsored: decided, signed, reserved, with Postgres on the same core",
+        kind="sponsor",
+        unit="ms",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(Aim(3.0, at_most=True, over="", figure="p50"),),
+    ),
+    Case(
+        "delivery",
+        "webhooks' events delivered: claimed, signed, posted and written down, with Postgres on the same core",
+        kind="delivery",
+        unit="deliveries/s",
+        body=small,
+        expect="",
+        candidates=("penstock", BARE_CLIENT),
+        aims=(
+            Aim(1_000, over="", figure="rate"),
+            Aim(0.5, over=BARE_CLIENT, figure="rate"),
+            Aim(50.0, at_most=True, over="", figure="lag"),
+            Aim(32.0, at_most=True, over="", figure="memory"),
+        ),
     ),
 )

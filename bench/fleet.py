@@ -4,13 +4,14 @@ import http.client
 import itertools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from bench import baselines, machine, service
 from bench.baselines import BASELINES, KEY, PATH
-from bench.cases import Case
+from bench.cases import OWN_RPC, RPC, Case
 from bench.loaders import MARKER, Stub, Target
 from bench.processes import StartFailed
 
@@ -22,6 +23,7 @@ class Member(NamedTuple):
     stub: str
     profile: str = ""
     workers: int = 1
+    stem: str = RPC  # which of its paths; the same process serves them all
 
 
 class Fleet:
@@ -43,7 +45,11 @@ class Fleet:
         return f"Fleet({list(self._running)})"
 
     def member(self, name: str, case: Case, *, workers: int = 1) -> Member:
-        return Member(name, case.stub, case.profile if name == "penstock" else "", workers)
+        if name == OWN_RPC:
+            return Member("penstock", case.stub, case.profile, workers)
+        if name == "penstock":
+            return Member(name, case.stub, case.profile, workers, case.stem)
+        return Member(name, case.stub, "", workers)
 
     def target(self, member: Member, cpus: tuple[int, ...]) -> Target:
         """Where a member answers, started if it was not; raises StartFailed with the reason."""
@@ -51,6 +57,9 @@ class Fleet:
             return Target("127.0.0.1", self.stubs[member.stub].port, PATH, KEY)
         if member.name in self.peers:
             return self.peers[member.name]
+        if member.stem != RPC:
+            found = self.target(member._replace(stem=RPC), cpus)
+            return replace(found, path=found.path.replace(f"/{RPC}/", f"/{member.stem}/"))
         if member in self._running:
             return self._running[member][1]
         if reason := self._broken.get((member.name, member.profile)):
@@ -64,7 +73,8 @@ class Fleet:
 
     def keep_only(self, members: set[Member]) -> None:
         """Stops the rest: even an idle gateway takes a little of the service's core."""
-        for member in [each for each in self._running if each not in members]:
+        wanted = {member._replace(stem=RPC) for member in members}
+        for member in [each for each in self._running if each not in wanted]:
             self._running.pop(member)[0].stop()
 
     def stop(self) -> None:

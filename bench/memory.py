@@ -22,10 +22,10 @@ def bytes_per_idle_connection(target: Target, case: Case, count: int) -> float:
     request = case.template(target).replace(MARKER.encode(), b"1" * len(MARKER))
     pids = machine.listeners(target.port)
     held = [_converse(target, request) for _ in range(50)]  # what the first few cost belongs to the process
-    before = _settled(pids)
+    before = settled(pids)
     try:
         held += [_converse(target, request) for _ in range(count)]
-        return (_settled(pids) - before) / count
+        return (settled(pids) - before) / count
     finally:
         for connection in held:
             connection.close()
@@ -43,7 +43,7 @@ def _converse(target: Target, request: bytes) -> socket.socket:
     return connection
 
 
-def _settled(pids: list[int]) -> int:
+def settled(pids: list[int]) -> int:
     time.sleep(SETTLE_S)
     return machine.resident_bytes(pids)
 
@@ -52,11 +52,11 @@ def growth_per_cached_byte(target: Target, case: Case, layout: machine.Layout, *
     """Asks for `count` different blocks that never change; memory gained over the bytes of their results."""
     pids = machine.listeners(target.port)
     load = Load(case.template(target), case.expect, case.connections, seconds=120, count=count)
-    before = _settled(pids)
+    before = settled(pids)
     sample = measure("load", load, target, layout, workdir=workdir)
     if sample.requests < count:
         raise ConnectionError(f"only {sample.requests:,} of {count:,} calls were answered")
-    return (_settled(pids) - before) / (count * _result_bytes(target, case))
+    return (settled(pids) - before) / (count * _result_bytes(target, case))
 
 
 def _result_bytes(target: Target, case: Case) -> int:

@@ -1,5 +1,6 @@
 """Runs the cases: rounds go round-robin over the candidates, so that what disturbs the machine disturbs all alike."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +8,15 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench import admission, machine, memory
-from bench.cases import ONE_BY_ONE, Case
+from bench import admission, balances, delivery, filters, holdings, machine, matching, memory, sockets, sponsor, usage
+from bench.cases import BARE_CLIENT, FEW_ADDRESSES, NO_SOCKETS, ONE_BY_ONE, ONE_IN_A_TURN, Case
 from bench.figures import Figure, Row
 from bench.fleet import Fleet, probe
 from bench.loaders import Generator, Load, Sample, Target, measure
 from bench.processes import StartFailed
 
 CACHED_REPLIES = 1_000_000
+BESIDE_RATE = 1_000  # calls in a second while heads go to everybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,29 @@ class Runner:
                 self._run_memory(case)
             case "admission":
                 self._run_admission(case)
+            case "index":
+                self._run_index(case)
+            case "pages":
+                self._run_pages(case)
+            case "balances":
+                self._run_balances(case)
+            case "sponsor":
+                self._run_sponsor(case)
+            case "delivery":
+                self._run_delivery(case)
+            case "fanout" | "turn":
+                self._run_fan(case)
+            case "sockets":
+                self._run_sockets(case)
+            case "matching":
+                found = matching.rounds(self.rounds)
+                rows = {FEW_ADDRESSES: Row(found[matching.FEW]), "penstock": Row(found[matching.MANY])}
+                self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
+            case "usage":
+                self._run_usage(case)
+            case "filters":
+                rows = {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])}
+                self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
 
     # --- rates --------------------------------------------------------------------------------------------------------
 
@@ -209,6 +234,162 @@ class Runner:
             name = f"{case.name}/{aim.figure}" if len(case.aims) > 1 else case.name
             title = f"{case.title}{': ' + aim.figure if len(case.aims) > 1 else ''}"
             self.figures.append(Figure(case, name, title, case.unit, {"penstock": Row([value])}, (aim,)))
+
+    # --- the index of holdings ----------------------------------------------------------------------------------------
+
+    def _run_index(self, case: Case) -> None:
+        """Far from the head, in ranges, and near it, block by block; beside each a bare COPY of the rows it wrote."""
+        self.fleet.keep_only(set())
+        found = holdings.rates(self.workdir, (self.layout.service[0], self.layout.load), self.rounds)
+        for mode, rounds in found.items():
+            rows = {name: Row([each[name] for each in rounds]) for name in case.candidates}
+            for name, row in rows.items():
+                print(f"  {mode:<8} {name:<10} {median(row.values):>10,.0f} {case.unit}", flush=True)
+            aims = tuple(aim for aim in case.aims if aim.figure == mode)
+            method = (
+                "follower and Postgres on one core; copy: the rows that were written, by COPY, into tables like theirs"
+            )
+            self.figures.append(
+                Figure(case, f"{case.name}/{mode}", f"{case.title}: {mode}", case.unit, rows, aims, method)
+            )
+
+    def _run_pages(self, case: Case) -> None:
+        self.fleet.keep_only(set())
+        for page, times in holdings.page_times(self.workdir).items():
+            print(f"  {page:<10} median {times['median']:.2f}, p99 {times['p99']:.2f} {case.unit}", flush=True)
+            aims = tuple(aim for aim in case.aims if aim.figure == page)
+            rows = {"penstock": Row([times["p99"]])}
+            title = f"{case.title}: {page}, p99 (median {times['median']:.2f})"
+            self.figures.append(Figure(case, f"{case.name}/{page}", title, case.unit, rows, aims))
+
+    def _run_balances(self, case: Case) -> None:
+        self.fleet.keep_only(set())
+        found = balances.figures(self.workdir, (self.layout.service[0], self.layout.load))
+        for aim in case.aims:
+            unit = "upstream calls" if aim.figure == "calls" else case.unit
+            print(f"  {aim.figure:<10} {found[aim.figure]:.2f} {unit}", flush=True)
+            rows = {"penstock": Row([found[aim.figure]])}
+            self.figures.append(
+                Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {aim.figure}", unit, rows, (aim,))
+            )
+
+    # --- usage --------------------------------------------------------------------------------------------------------
+
+    def _run_usage(self, case: Case) -> None:
+        """What is added to a call, in each round; charts once, since filling the table takes minutes."""
+        self.fleet.keep_only(set())
+        rows = {"count": [usage.microseconds() for _ in range(self.rounds)]}
+        rows |= {name: [taken] for name, taken in usage.chart_times(self.workdir).items()}
+        for aim in case.aims:
+            unit = "µs a call" if aim.figure == "count" else case.unit
+            print(f"  {aim.figure:<10} {median(rows[aim.figure]):.2f} {unit}", flush=True)
+            figures = {"penstock": Row(rows[aim.figure])}
+            self.figures.append(
+                Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {aim.figure}", unit, figures, (aim,))
+            )
+
+    # --- sponsorship --------------------------------------------------------------------------------------------------
+
+    def _run_sponsor(self, case: Case) -> None:
+        """One after the other for the time that one takes, many at once for how many there are in a second."""
+        self.fleet.keep_only(set())
+        found = sponsor.figures(self.workdir, self.layout.service[0], rounds=self.rounds, seconds=self.seconds)
+        signing = f"signing is {median(each['signing'] for each in found):.0%} of the worker's CPU"
+        for name, unit in (("p50", case.unit), ("rate", "requests/s")):
+            values = [each[name] for each in found]
+            print(f"  {name:<10} {median(values):,.2f} {unit}; {signing}", flush=True)
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            title = f"{case.title}: {name}; {signing}"
+            self.figures.append(Figure(case, f"{case.name}/{name}", title, unit, {"penstock": Row(values)}, aims))
+
+    # --- webhooks -----------------------------------------------------------------------------------------------------
+
+    def _run_delivery(self, case: Case) -> None:
+        """Deliveries in a second beside a bare client's; how soon one is posted; and what memory it takes when many wait."""
+        self.fleet.keep_only(set())
+        found = delivery.figures(self.workdir, (self.layout.service[0], self.layout.load), self.rounds)
+        columns = {name: [each[name] for each in found if name in each] for name in found[-1]}
+        rate = {"penstock": Row(columns["penstock"]), BARE_CLIENT: Row(columns["bare"])}
+        for name, unit, rows in (
+            ("rate", case.unit, rate),
+            ("lag", "ms from an event's transaction to its POST", {"penstock": Row(columns["lag_ms"])}),
+            ("memory", "MiB more with 1,000,000 waiting", {"penstock": Row(columns["memory_mib"])}),
+        ):
+            for who, row in rows.items():
+                print(f"  {name:<8} {who:<12} {median(row.values):>10,.1f} {unit}", flush=True)
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            method = "deliverer and Postgres on one core, the receiver on another; 32 webhooks"
+            self.figures.append(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", unit, rows, aims, method))
+
+    # --- sockets ------------------------------------------------------------------------------------------------------
+
+    def _run_fan(self, case: Case) -> None:
+        """The server and all its clients are there for the whole case; only sending is measured."""
+        self.fleet.keep_only(set())
+        sizes = (1_000, case.connections) if case.kind == "fanout" else (case.connections,)
+        for wanted in sizes:
+            count = memory.connections_possible(wanted)
+            with contextlib.ExitStack() as stack:
+                sends: dict[str, Callable[..., float]] = {}
+                for name in case.candidates:
+                    try:
+                        sends[name] = stack.enter_context(sockets.fan(name, count, self.layout))
+                    except StartFailed as error:
+                        self._skip(f"{case.name}: {name}", str(error))
+                rows = self._fan_rows(case, sends)
+            name = f"{case.name}/{wanted}" if len(sizes) > 1 else case.name
+            method = f"{count:,} sockets; CPU time of the sending process, its clients on another core"
+            self._show(Figure(case, name, f"{case.title}: {count:,}", case.unit, rows, case.aims, method))
+
+    def _fan_rows(self, case: Case, sends: dict[str, Callable[..., float]]) -> dict[str, Row]:
+        """Each round every candidate once, each time beginning with another."""
+        ways = {name: partial(send) for name, send in sends.items()}
+        if case.kind == "turn":
+            many = sockets.IN_A_TURN
+            ways = {ONE_IN_A_TURN: partial(sends["penstock"], rounds=many)} if "penstock" in sends else {}
+            ways |= {name: partial(send, rounds=5 * many, together=many) for name, send in sends.items()}
+        rows = {name: Row() for name in ways}
+        for turn in range(self.rounds):
+            for name in _rotated(list(ways), turn):
+                rows[name].values.append(1e6 / ways[name]())
+        return rows
+
+    def _run_sockets(self, case: Case) -> None:
+        target = self._ready(case).get("penstock")
+        if target is None:
+            return
+        load = Load(case.template(target), case.expect, 64, self.seconds, rate=BESIDE_RATE)
+
+        def p99() -> float:
+            return measure("load", load, target, self.layout, workdir=self.workdir).p99_us
+
+        count = memory.connections_possible(case.connections)
+        try:
+            found = sockets.crowd(target, count, self.layout, p99, rounds=self.rounds)
+        except StartFailed as error:
+            self._skip(case.name, str(error))
+            return
+        parts = {
+            "memory": ("KB/socket", {"penstock": Row([found.kilobytes])}),
+            "last": ("ms", {"penstock": Row(found.spreads_ms)}),
+            "calls": ("µs (p99)", {NO_SOCKETS: Row(found.p99_alone_us), "penstock": Row(found.p99_beside_us)}),
+        }
+        titles = {
+            "memory": "memory of each",
+            "last": "from the first that has a head to the last",
+            "calls": f"p99 of {BESIDE_RATE:,} calls/s beside them",
+        }
+        for name, (unit, rows) in parts.items():
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            title = f"{case.title}: {titles[name]}"
+            method = f"{count:,} sockets that listen to newHeads, a block every 2 s"
+            self._show(Figure(case, f"{case.name}/{name}", title, unit, rows, aims, method))
+
+    def _show(self, figure: Figure) -> None:
+        for name, row in figure.rows.items():
+            if row.values:
+                print(f"  {figure.name:<14} {name:<15} {median(row.values):,.2f} {figure.unit}", flush=True)
+        self.figures.append(figure)
 
     # --- candidates ---------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,12 @@ class Profile:
     name: str
     wants: Mapping[str, Value] = field(default_factory=dict)
     needs: Mapping[str, Value] = field(default_factory=dict)
+    block_time_ms: int = 0  # the dev chain also makes a block every so often
 
 
 # Like its baselines: no access log. Everything else of a call (key, envelope, both buckets, headers, metrics) stays on.
-QUIET: dict[str, Value] = {"log.access": False, "metrics.port": 0}
+# Nobody follows the stub: it has no blocks to speak of.
+QUIET: dict[str, Value] = {"log.access": False, "metrics.port": 0, "follower.networks": "[]"}
 
 PROFILES = {
     profile.name: profile
@@ -48,6 +50,12 @@ PROFILES = {
         Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
         Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.coalesce": True}),
         Profile("idle", wants={**QUIET, "server.max_connections": 20000, "server.connections_per_address": 20000}),
+        Profile(
+            "sockets",
+            wants={**QUIET, "cache.enabled": False, "server.connections_per_address": 20000},
+            needs={"sockets.max_queue_bytes": 1 << 20},
+            block_time_ms=2000,
+        ),
         Profile("cached-million", wants=QUIET, needs={"cache.enabled": True, "cache.bytes": 4 << 30}),
     )
 }
@@ -68,12 +76,13 @@ class Service:
     ) -> tuple[str, str]:
         """Starts on `cpu`; what it runs besides its workers (database, dev chain) is moved to core `others`."""
         self.workdir.mkdir(parents=True)
-        ready = self.workdir / "ready.json"
+        ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
+        own.write_text(f'[[bundlers]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\n')
         port = processes.free_port()
         argv = [
-            *(sys.executable, "-m", "proxy", "dev", "--ready-file", str(ready), "--port", str(port)),
+            *(sys.executable, "-m", "proxy", "dev", "--no-bundler", "--ready-file", str(ready), "--port", str(port)),
             *("--data", str(self.workdir / "data"), "--workers", str(workers)),
-            *("--upstream", f"ethereum/mainnet={upstream_url}"),
+            *("--upstream", f"ethereum/mainnet={upstream_url}", "--no-bundler", "--config", str(own)),
         ]
         environment = {"PYTHONPATH": str(ROOT), **to_environment(settings)}
         self.child = processes.start("penstock", argv, cpus=cpu, log=self.workdir / "log", env=environment)
@@ -129,7 +138,9 @@ def settings_for(profile: Profile, extra: Mapping[str, Value]) -> dict[str, Valu
     known = _known_settings()
     if lacking := [name for name in profile.needs if name not in known]:
         raise processes.StartFailed(f"this build has no setting {', '.join(lacking)} yet")
-    return {**{name: value for name, value in profile.wants.items() if name in known}, **profile.needs, **extra}
+    chain = {"block_time_ms": profile.block_time_ms} if profile.block_time_ms else {}
+    wanted = {name: value for name, value in profile.wants.items() if name in known}
+    return {**wanted, **profile.needs, **chain, **extra}
 
 
 def _known_settings() -> set[str]:

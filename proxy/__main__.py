@@ -7,10 +7,23 @@ import sys
 from collections.abc import Sequence
 
 from proxy import __version__
-from proxy.commands import accounts, check, dev, keys, migrate, serve, worker
+from proxy.commands import (
+    accounts,
+    admin,
+    background,
+    check,
+    dev,
+    index,
+    keys,
+    migrate,
+    operations,
+    serve,
+    webhooks,
+    worker,
+)
 from proxy.errors import Fault, StartError
 
-COMMANDS = (dev, serve, check, migrate, accounts, keys, worker)
+COMMANDS = (dev, serve, check, migrate, accounts, keys, admin, operations, index, webhooks, worker, background)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,49 +9,52 @@ import asyncio
 import os
 import socket
 import time
-from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from proxy.chains.registry import Network
-from proxy.core.caching import Replies
-from proxy.core.routing import Health
+from proxy.build import Builder
+from proxy.dashboard import Dashboard
+from proxy.data import Data
+from proxy.gas import Gas
+from proxy.hooks import Hooks
 from proxy.process import Tasks
 from proxy.services.admission import Admission, Failures
+from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
+from proxy.services.feed.feeds import feeds_of
 from proxy.services.keyring import Keyring, utc_day
 from proxy.services.quotas import Quotas
 from proxy.services.readiness import Readiness
 from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.filters import Filters
 from proxy.services.rpc.logs import Logs
-from proxy.services.rpc.networks import Marks, Networks, Route, plans_of, unknown_of
+from proxy.services.rpc.questions import Questions
 from proxy.services.rpc.shelf import Shelf
 from proxy.services.rpc.tracker import Tracker
+from proxy.services.usage import Usage
 from proxy.settings import SCHEMAS, Settings, Tables
-from proxy.settings import Upstream as UpstreamSettings
+from proxy.smart import Smart
+from proxy.store.cache import SharedReplies
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
+from proxy.store.usage import UsageStore
 from proxy.store.windows import Windows
 from proxy.telemetry import AccessLines, Tallies
 from proxy.web import contract, routes
 from proxy.web.door import Door, require_c_parser
 from proxy.web.front import Front
 from proxy.web.gate import Gate
+from proxy.web.handshake import SOCKET_PATH, Handshake
 from proxy.web.heads import HeadReader
 from proxy.web.hot import Hot
 from proxy.web.pages import Pages
+from proxy.web.paymaster import PaymasterHandler
 from proxy.web.rest import Rest
 from proxy.web.rpc import RpcHandler
+from proxy.web.sockets import Sockets
 from proxy.web.where import Where
-from proxy.wire.socket import SocketUpstream
 from proxy.wire.turn import Turn
-from proxy.wire.upstream import Address, Upstream
-
-if TYPE_CHECKING:
-    from proxy.store.cache import SharedReplies
 
 # How often deadlines and hedges of calls are looked at.
 SWEEP_S = 0.02
@@ -65,7 +68,6 @@ class App:
 
     def __init__(self, settings: Settings, tables: Tables, windows: Windows) -> None:
         self.settings = settings
-        self._windows = windows
         self.tasks = Tasks()
         self.tallies = Tallies()
         self.turn = Turn(asyncio.get_running_loop())
@@ -91,24 +93,92 @@ class App:
             accounts=self.keyring.accounts.values,
         )
         self.admission = Admission(self.keyring, windows, self.quotas, Failures(settings.keys.auth_failures_per_minute))
+        self.usage = Usage(
+            UsageStore(self.pool),
+            self.keyring.touched,
+            flush_s=settings.usage.flush_s,
+            keep_s={
+                "minute": settings.usage.keep_minutes_s,
+                "hour": settings.usage.keep_hours_s,
+                "day": settings.usage.keep_days_s,
+            },
+        )
         self.readiness = Readiness(self.keyring, self.pool)
-        self.networks = self._networks(tables)
+        builder = Builder(settings, tables, self.turn, tally=self.tallies.of, marks=windows.marks)
+        self.networks = builder.networks()
         self.rpc = Rpc(self.admission, tables.prices, Filters(settings.keys.pepper))
         self.logs = Logs(self.tasks, settings.rpc)
         self.shared = self._shared_replies()
+        questions = Questions(self.rpc, self.networks)
+        self.data = Data(settings, tables, self.pool, questions)
+        self.smart = Smart(settings, tables, self.pool, questions, self.networks, builder, self.tasks)
+        self.gas = Gas(settings, tables, self.pool, questions, self.data.prices)
+        self.hooks = Hooks(settings, tables, self.pool, questions)
         self.door = Door(settings.server)
+        self.dashboard = Dashboard(
+            settings,
+            tables,
+            self.pool,
+            keys=self.keys,
+            usage=self.usage,
+            networks=self.networks,
+            bundlers=self.smart.bundlers,
+            figures=lambda: {"connections": len(self.door.guests), "keys": len(self.keyring)},
+            tasks=self.tasks,
+        )
         self.access = AccessLines() if settings.log.access else None
         gate = Gate(self.admission, self.door, settings.server, access_log=settings.log.access)
         self.contract = contract.load(SCHEMAS)
-        self.web = web.Application(middlewares=[gate.middleware], client_max_size=settings.server.max_body_bytes)
+        largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
+        self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
         shown = settings.rpc.show_upstream
         where = Where(tables.chains, self.networks, self.admission)
+        answers = {**self.data.answers(), **self.smart.answers(), **self.gas.answers(), **self.hooks.answers()}
         handlers: dict[str, routes.Handler] = {
             "rpc_call": RpcHandler(gate, where, self.rpc, shows_upstream=shown).answer,
-            **Rest(gate, self.admission, self.contract, tables.prices.rest, where).handlers({}),
+            "bundler_call": RpcHandler(
+                gate,
+                Where(tables.chains, self.smart.bundlers, self.admission, needs="bundler"),
+                self.rpc,
+                operation="bundler_call",
+                scopes=BUNDLER_SCOPES,
+                shows_upstream=shown,
+            ).answer,
+            "paymaster_call": PaymasterHandler(
+                gate,
+                where,
+                self.admission,
+                self.gas.sponsoring,
+                tables.prices.paymaster,
+                count=self.usage.of_operation,
+            ).answer,
+            **Rest(
+                gate,
+                self.admission,
+                self.contract,
+                tables.prices.rest,
+                where,
+                count=self.usage.of_operation,
+                large_body=settings.webhooks.max_body_bytes,
+            ).handlers(answers),
+            **self.dashboard.handlers(gate, self.admission, self.contract, where, answers),
         }
         self.web.add_routes(Pages(self.contract, self.readiness).routes())
         self.web.add_routes(routes.of_contract(self.contract, handlers))
+        self.feeds = feeds_of(self.networks)
+        self.sockets = Sockets(
+            settings.sockets,
+            door=self.door,
+            admission=self.admission,
+            keys=self.keyring,
+            rpc=self.rpc,
+            feeds=self.feeds,
+            plans=tables.plans,
+            prices=tables.prices.events,
+            tasks=self.tasks,
+            access=self.access,
+        )
+        self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, where, self.sockets).answer, allow_head=False)])
         self.hot = Hot(
             self._head_reader(tables),
             self.rpc,
@@ -122,57 +192,10 @@ class App:
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
         self._server: asyncio.Server | None = None
 
-    def _networks(self, tables: Tables) -> Networks:
-        by_network: defaultdict[str, list[UpstreamSettings]] = defaultdict(list)
-        for upstream in self.settings.upstreams:
-            network = tables.chains.find(*upstream.network.split("/"))
-            assert network is not None  # checked when the settings were read
-            by_network[network.id].append(upstream)
-        share = self.settings.cache.bytes // max(1, len(by_network))
-        # The place among all networks there are, so that workers with other upstreams mean the same.
-        places = {network.id: (place, network) for place, network in enumerate(tables.chains.networks())}
-        return Networks([self._route(*places[name], found, tables, share) for name, found in by_network.items()])
-
-    def _route(
-        self, place: int, network: Network, found: list[UpstreamSettings], tables: Tables, cache_bytes: int
-    ) -> Route:
-        return Route(
-            network,
-            [self._upstream(network, index, each) for index, each in enumerate(found)],
-            plans_of(network, tables.prices, self.tallies.of),
-            Replies(cache_bytes),
-            Marks(self._windows.marks, place),
-            unknown=unknown_of(network, self.tallies.of),
-            broadcast=self.settings.rpc.broadcast,
-            call_timeout_s=self.settings.rpc.call_timeout_s,
-            lag_s=self.settings.rpc.lag_s,
-            keeps=self.settings.cache.enabled,
-            coalesces=self.settings.cache.coalesce,
-        )
-
-    def _upstream(self, network: Network, index: int, given: UpstreamSettings) -> Upstream:
-        health = Health(
-            f"{network.id}#{index + 1}",
-            index=index,
-            weight=given.weight,
-            tier=given.tier,
-            archive=given.archive,
-            allow=given.allow,
-            deny=given.deny,
-            requests_per_second=given.requests_per_second,
-        )
-        if given.url.startswith("ws"):
-            return SocketUpstream(health, given.url, dict(given.headers), self.turn, batch=given.batch)
-        address = Address.of(given.url, given.headers)
-        depth = given.depth or self.settings.rpc.depth
-        return Upstream(health, address, self.turn, limit=given.connections, depth=depth, batch=given.batch)
-
     def _shared_replies(self) -> SharedReplies | None:
         """The second level of the cache, and its shelf for each network, where one is configured."""
         if not self.settings.cache.redis_url or not self.settings.cache.enabled:
             return None
-        from proxy.store.cache import SharedReplies  # 50 ms of imports that most workers do without
-
         shared = SharedReplies(self.settings.cache.redis_url)
         for route in self.networks.routes.values():
             route.shelf = Shelf(route, shared, self.tasks)
@@ -180,9 +203,10 @@ class App:
 
     def _head_reader(self, tables: Tables) -> HeadReader:
         paths = {
-            f"{routes.BASE}/rpc/{chain}/{network.name}": route
+            f"{routes.BASE}/{stem}/{chain}/{network.name}": route
+            for stem, found in (("rpc", self.networks), ("bundler", self.smart.bundlers))
             for network in tables.chains.networks()
-            if (route := self.networks.find(network)) is not None
+            if (route := found.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
         }
         return HeadReader(
@@ -206,19 +230,26 @@ class App:
         self.tasks.start("quotas", self.quotas.run)
         self.tasks.start("readiness", self.readiness.watch)
         self.tasks.start("tally", self._tally)
+        self.dashboard.start()
+        self.tasks.start("refusals", self.gas.refusals.run)
         for route in self.networks.routes.values():
             self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve on the socket. All that a call needs from here on is in memory."""
         require_c_parser()
+        self.dashboard.listens_on(*listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
         self.door.open(self._runner.server, lambda: Front(self.door, self.hot))
         for route in self.networks.routes.values():
             self.logs.serve(route)
+        self.smart.serve()
+        for name, feed in self.feeds.by_network.items():
+            self.tasks.start(f"feed {name}", feed.run)
         self.tasks.start("door", self.door.sweep)
         self.tasks.start("hot", self.hot.run)
+        self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
             self.tasks.start("access log", self.access.run)
         self.tasks.start("sweep", self._sweep)
@@ -230,13 +261,18 @@ class App:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.networks.sweep()
+            self.smart.bundlers.sweep()
 
     async def _tally(self) -> None:
         """Once a second, what was counted goes where the supervisor finds it."""
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         while directory:
             await asyncio.sleep(TALLY_S)
-            self.tallies.write(Path(directory) / f"calls-{os.getpid()}.json", self.networks.counts())
+            self.usage.gather()
+            self.tallies.write(Path(directory) / f"calls-{os.getpid()}.json", self._counts())
+
+    def _counts(self) -> list[tuple[str, str, int, int]]:
+        return [*self.networks.counts(), *self.smart.bundlers.counts()]
 
     async def stop(self) -> None:
         """Drain: nobody new, everybody in flight to the end, then everything down."""
@@ -244,11 +280,16 @@ class App:
         if self._server is not None:
             self._server.close()
         self.hot.drain()
+        self.sockets.drain()
         await self.door.drain(self.settings.server.drain_s)
         await self._runner.cleanup()
         await self.tasks.close()
+        await self.dashboard.close()
+        await self.gas.refusals.flush()
         await self.quotas.close()
         await self.networks.close()
+        await self.smart.bundlers.close()
+        await self.data.close()
         if self.shared is not None:
             await self.shared.close()
         await self.pool.close()

@@ -2,7 +2,7 @@
 
 A `Fault` is an answer: it has the status and the code that the contract's error table gives (section 7), and a
 message that a stranger may read. It never holds an upstream's address, a stack or SQL. Statuses which the table
-does not list (405, 408, 413, 415, 503, 504) keep its body and the nearest of its six codes.
+does not list (405, 408, 413, 415, 426, 503, 504) keep its body and the nearest of its six codes.
 
 `StartError` is the other kind: the operator's, fatal, and always all faults at once.
 """
@@ -73,6 +73,14 @@ class TooLarge(InvalidRequest):
 
 class UnsupportedMedia(InvalidRequest):
     status = 415
+
+
+class UpgradeRequired(InvalidRequest):
+    status = 426
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
 
 
 class RateLimited(Fault):

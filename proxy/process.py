@@ -14,6 +14,14 @@ from typing import Any, TypeVar
 
 log = logging.getLogger("penstock.process")
 
+# What a machine is for: whether it has workers, and which parts run beside them (see `background`).
+ROLES: dict[str, tuple[bool, tuple[str, ...]]] = {
+    "all": (True, ("follower", "deliverer")),
+    "gateway": (True, ()),
+    "follower": (False, ("follower",)),
+    "deliverer": (False, ("deliverer",)),
+}
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 

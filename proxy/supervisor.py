@@ -5,6 +5,9 @@ the shared windows. A worker that dies leaves its queue of connections in the ke
 replaced hands over without a gap, because both listen on the same socket for a moment. When all stop, nobody new is let
 into the queues, what stands in them is taken, and only then do they close: no connection is lost between the two.
 
+Beside the workers there are *parts* (see `background`): processes that listen to nobody, such as the follower. Which of both
+there are is the supervisor's role, so that one machine can serve and another follow.
+
 A worker is tied to its supervisor by its standard input: settings come in on it, and its end means that the supervisor is
 gone, so that no kill leaves an orphan. On its standard output it says one word, when it is ready.
 """
@@ -27,7 +30,7 @@ from pathlib import Path
 import orjson
 
 from proxy.errors import StartError
-from proxy.process import Tasks, tell
+from proxy.process import ROLES, Tasks, tell
 from proxy.settings import Settings
 from proxy.store import windows
 from proxy.telemetry import Scrape
@@ -50,14 +53,15 @@ FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metric
 
 
 class WorkerFailed(Exception):
-    """A worker ended before it was ready."""
+    """A worker, or a part, ended before it was ready."""
 
 
 class Worker:
-    """One running worker process, and the settings that it was started with."""
+    """One running process, a worker or a part, and the settings that it was started with."""
 
-    def __init__(self, process: asyncio.subprocess.Process, settings: Settings) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, settings: Settings, *, name: str = "worker") -> None:
         self._process = process
+        self.name = name
         self._told = False
         self.settings = settings
         self.pid = process.pid
@@ -83,7 +87,7 @@ class Worker:
                 tell(self._process, signal.SIGKILL)
                 await self._process.wait()
         if said != READY:
-            raise WorkerFailed(f"worker {self.pid} ended before it was ready")
+            raise WorkerFailed(f"{self.name} {self.pid} ended before it was ready")
 
     async def ended(self) -> int:
         return await self._process.wait()
@@ -97,7 +101,7 @@ class Worker:
             async with asyncio.timeout(self.settings.server.drain_s + STOP_GRACE_S):
                 await self._process.wait()
         except TimeoutError:
-            log.warning("worker killed after its drain deadline", extra={"worker": self.pid})
+            log.warning(f"{self.name} killed after its drain deadline", extra={"worker": self.pid})
             tell(self._process, signal.SIGKILL)
             await self._process.wait()
 
@@ -105,24 +109,32 @@ class Worker:
 class Supervisor:
     """`start`, then any number of `reload`, then `stop`, which is right at any time, also in the middle of a start."""
 
-    def __init__(self, settings: Settings, *, log_to: Path | None = None) -> None:
+    def __init__(self, settings: Settings, *, role: str = "all", log_to: Path | None = None) -> None:
+        has_workers, parts = ROLES[role]
         self.settings = settings
-        self.count = settings.server.workers or os.cpu_count() or 1
+        self.count = (settings.server.workers or os.cpu_count() or 1) if has_workers else 0
+        # A follower of nothing would only take memory.
+        self.parts = tuple(name for name in parts if name != "follower" or settings.follower.networks)
         self._log_to = log_to
         self._tasks = Tasks()
         self._listeners: list[socket.socket] = []
         self._windows_fd = -1
-        self._workers: dict[int, Worker] = {}
+        # Workers by the place of their listening socket, parts by name.
+        self._workers: dict[int | str, Worker] = {}
         # Replaced and still draining.
         self._retiring: set[Worker] = set()
-        self._reload: list[asyncio.Event] = []
+        self._reload: dict[int | str, asyncio.Event] = {}
         self._metrics_dir: tempfile.TemporaryDirectory[str] | None = None
         self._scrape: Scrape | None = None
         self.port = 0
         self.metrics_port = 0
 
     def __repr__(self) -> str:
-        return f"<Supervisor port {self.port}, {len(self._workers)} of {self.count} workers>"
+        return f"<Supervisor port {self.port}, {len(self._workers)} of {len(self.places)} processes>"
+
+    @property
+    def places(self) -> tuple[int | str, ...]:
+        return (*range(self.count), *self.parts)
 
     @property
     def pids(self) -> list[int]:
@@ -130,26 +142,27 @@ class Supervisor:
 
     async def start(self) -> None:
         """Listen, serve metrics, start every worker, and return when all are ready."""
-        self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
-        self.port = self._listeners[0].getsockname()[1]
+        if self.count:
+            self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
+            self.port = self._listeners[0].getsockname()[1]
         self._windows_fd = windows.create()
         self._metrics_dir = tempfile.TemporaryDirectory(prefix="penstock-metrics-")
         self.metrics_port = self._serve_metrics(self._metrics_dir.name)
-        self._reload = [asyncio.Event() for _ in range(self.count)]
+        self._reload = {place: asyncio.Event() for place in self.places}
         written = self._log_size()
-        results = await asyncio.gather(*(self._fill(place) for place in range(self.count)), return_exceptions=True)
+        results = await asyncio.gather(*(self._fill(place) for place in self.places), return_exceptions=True)
         if failed := [result for result in results if isinstance(result, BaseException)]:
             await self.stop()
             raise StartError([f"{failed[0]}{self._log_since(written)}"])
-        for place in range(self.count):
-            self._tasks.start(f"worker-{place}", lambda place=place: self._keep(place))  # type: ignore[misc]
+        for place in self.places:
+            self._tasks.start(f"place-{place}", lambda place=place: self._keep(place))  # type: ignore[misc]
 
     def reload(self, settings: Settings) -> None:
         """Replace every worker by one with the new settings, and drain the old one; no request is lost."""
         if fixed := [name for name in FIXED if _leaf(settings, name) != _leaf(self.settings, name)]:
             log.warning("some of the new settings need a restart", extra={"settings": fixed})
         self.settings = settings
-        for event in self._reload:
+        for event in self._reload.values():
             event.set()
 
     async def stop(self) -> None:
@@ -180,30 +193,34 @@ class Supervisor:
             listener.close()
         self._listeners.clear()
 
-    async def _fill(self, place: int) -> None:
+    async def _fill(self, place: int | str) -> None:
         self._workers[place] = await self._spawn(place)
 
-    async def _spawn(self, place: int) -> Worker:
-        listener = self._listeners[place]
+    async def _spawn(self, place: int | str) -> Worker:
+        fds = () if isinstance(place, str) else (self._listeners[place].fileno(), self._windows_fd)
         log_to = open(self._log_to, "ab") if self._log_to else None  # noqa: SIM115
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "proxy", "worker"),
-                *("--listen-fd", str(listener.fileno()), "--windows-fd", str(self._windows_fd)),
-                *(("--alone",) if self.count == 1 else ()),
+                *(sys.executable, "-m", "proxy", *self._words(place, fds)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_to,
-                pass_fds=(listener.fileno(), self._windows_fd),
+                pass_fds=fds,
                 env=self._environment(),
                 start_new_session=True,
             )
         finally:
             if log_to:
                 log_to.close()
-        worker = Worker(process, self.settings)
+        worker = Worker(process, self.settings, name=place if isinstance(place, str) else "worker")
         await worker.ready()
         return worker
+
+    def _words(self, place: int | str, fds: tuple[int, ...]) -> tuple[str, ...]:
+        if isinstance(place, str):
+            return "background", place
+        alone = ("--alone",) if self.count == 1 else ()
+        return "worker", "--listen-fd", str(fds[0]), "--windows-fd", str(fds[1]), *alone
 
     def _environment(self) -> Mapping[str, str]:
         assert self._metrics_dir is not None
@@ -211,8 +228,8 @@ class Supervisor:
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir.name, "PYTHONPATH": path}
 
-    async def _keep(self, place: int) -> None:
-        """Keep one place filled: replace its worker when it dies or when the settings change."""
+    async def _keep(self, place: int | str) -> None:
+        """Keep one place filled: replace its process when it dies or when the settings change."""
         pause_s = 0.0
         while True:
             worker = self._workers.get(place)
@@ -222,19 +239,19 @@ class Supervisor:
                 try:
                     await self._fill(place)
                 except WorkerFailed as exc:
-                    log.error("worker did not start", extra={"reason": str(exc), "again_in_s": pause_s})
+                    log.error("worker or part did not start", extra={"reason": str(exc), "again_in_s": pause_s})
                 continue
             if await self._until_ended_or_reload(worker, place):
                 await self._replace(place, worker)
                 continue
             lived_s = time.monotonic() - worker.began
-            log.error("worker died", extra={"worker": worker.pid, "lived_s": round(lived_s, 1)})
+            log.error(f"{worker.name} died", extra={"worker": worker.pid, "lived_s": round(lived_s, 1)})
             self._has_ended(worker)
             del self._workers[place]
             if lived_s > HEALTHY_S:
                 pause_s = 0.0
 
-    async def _until_ended_or_reload(self, worker: Worker, place: int) -> bool:
+    async def _until_ended_or_reload(self, worker: Worker, place: int | str) -> bool:
         """True for a reload, False for a death."""
         reload = self._reload[place]
         async with asyncio.TaskGroup() as group:
@@ -246,7 +263,7 @@ class Supervisor:
         reload.clear()
         return is_reload
 
-    async def _replace(self, place: int, old: Worker) -> None:
+    async def _replace(self, place: int | str, old: Worker) -> None:
         try:
             await self._fill(place)
         except WorkerFailed as exc:

@@ -14,7 +14,6 @@ import queue
 import re
 import sys
 import time
-from bisect import bisect_left
 from collections import Counter as Counter_
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,50 +26,54 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-LATENCY_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+from proxy.core.usage import LATENCY_S as LATENCY_S
+from proxy.core.usage import Tally as Tally
 
 requests_total = Counter("penstock_requests_total", "Answered requests", ["operation", "status"])
 request_seconds = Histogram("penstock_request_seconds", "Time to answer", ["operation"], buckets=LATENCY_S)
 connections_open = Gauge("penstock_connections_open", "Open client connections", multiprocess_mode="livesum")
 connections_refused_total = Counter("penstock_connections_refused_total", "Connections refused at the door", ["reason"])
+sockets_open = Gauge("penstock_sockets_open", "Open WebSockets", multiprocess_mode="livesum")
+sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by their close code", ["code"])
+subscriptions_open = Gauge("penstock_subscriptions_open", "Open subscriptions", ["kind"], multiprocess_mode="livesum")
+socket_events_total = Counter("penstock_socket_events_total", "Events of subscriptions", ["kind", "outcome"])
 keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")
 database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
+follower_leads = Gauge(
+    "penstock_follower_leads", "Whether this follower writes the network", ["network"], multiprocess_mode="livemax"
+)
+follower_head = Gauge(
+    "penstock_follower_head", "The newest block that the follower knows of", ["network"], multiprocess_mode="livemax"
+)
+follower_block = Gauge(
+    "penstock_follower_block", "The last block that is written", ["network"], multiprocess_mode="livemax"
+)
+follower_stopped = Gauge(
+    "penstock_follower_stopped",
+    "Whether the network's record cannot go on: its chain was replaced",
+    ["network"],
+    multiprocess_mode="livemax",
+)
+followed_blocks_total = Counter("penstock_followed_blocks_total", "Blocks written", ["network"])
+undone_blocks_total = Counter("penstock_undone_blocks_total", "Blocks taken back that the chain dropped", ["network"])
+reorgs_total = Counter("penstock_reorgs_total", "Times that a chain dropped blocks", ["network"])
+events_total = Counter("penstock_events_total", "Events made for webhooks", ["network", "type"])
+delivery_attempts_total = Counter(
+    "penstock_delivery_attempts_total", "Attempts to deliver an event, by their end", ["outcome"]
+)
+deliveries_under_way = Gauge("penstock_deliveries_under_way", "Deliveries under way", multiprocess_mode="livesum")
+webhooks_stopped_total = Counter(
+    "penstock_webhooks_stopped_total", "Webhooks paused or disabled by failures", ["cause"]
+)
+transfers_total = Counter("penstock_transfers_total", "Transfers of tokens written", ["network"])
+odd_logs_total = Counter("penstock_odd_logs_total", "Logs of tokens that no token standard explains", ["network"])
+sponsorships_total = Counter(
+    "penstock_sponsorships_total", "Operations that were to be sponsored, by what became of it", ["network", "outcome"]
+)
+unknown_payments_total = Counter(
+    "penstock_unknown_payments_total", "Operations that our paymasters paid and no ledger knows", ["network"]
+)
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines that nobody read in time")
-
-
-class Tally:
-    """Counts of one method on one network in this process: a fixed place for each, nothing allocated per call."""
-
-    __slots__ = ("buckets", "errors", "faults", "hits", "joins", "labels", "results", "seconds", "units")
-
-    def __init__(self, network: str, method: str) -> None:
-        self.labels = (network, method)
-        self.results = 0
-        self.errors = 0
-        self.faults = 0
-        self.hits = 0
-        self.joins = 0
-        self.units = 0
-        self.seconds = 0.0
-        self.buckets = [0] * (len(LATENCY_S) + 1)
-
-    def __repr__(self) -> str:
-        return f"<Tally {'/'.join(self.labels)}: {self.results} results, {self.errors} errors, {self.faults} faults>"
-
-    def count(self, outcome: str, cache: str, units: int, seconds: float) -> None:
-        if outcome == "results":
-            self.results += 1
-        elif outcome == "errors":
-            self.errors += 1
-        else:
-            self.faults += 1
-        if cache == "hit":
-            self.hits += 1
-        elif cache == "join":
-            self.joins += 1
-        self.units += units
-        self.seconds += seconds
-        self.buckets[bisect_left(LATENCY_S, seconds)] += 1
 
 
 class Tallies:
@@ -167,7 +170,7 @@ def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
 
 
 # A key may stand in a path, a query or a message; only its prefix is ever written.
-_KEY = re.compile(r"(svc_(?:live|test)_|whsec_)[0-9A-Za-z+/=_-]+")
+_KEY = re.compile(r"(svc_(?:live|test)_|whsec_|adm_)[0-9A-Za-z+/=_-]+")
 # Of an address only scheme and host are written: credentials stand before the host, and behind it upstreams have their
 # keys. An address ends where the JSON string around it does, so that what is left is still JSON.
 _ADDRESS = re.compile(r'(?<=://)(?:[^\s"\\]|\\["\\])+')

@@ -24,7 +24,7 @@ STDIN = 0
 
 
 def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
-    line = _first_line()
+    line = first_line()
     if not line.endswith(b"\n"):  # The supervisor was gone before it could say what to do.
         return 0
     settings = settings_room.from_tree(orjson.loads(line))
@@ -38,7 +38,7 @@ def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
     return 0
 
 
-def _first_line() -> bytes:
+def first_line() -> bytes:
     """The settings. Byte by byte, because what follows on this pipe is its end, which the loop waits for."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(STDIN, 1)):
@@ -52,7 +52,7 @@ async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Wi
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     os.set_blocking(STDIN, False)
-    loop.add_reader(STDIN, _stop_at_end, stop)
+    loop.add_reader(STDIN, stop_at_end, stop)
     app = App(settings, tables, windows)
     if not await unless_stopped(stop, _start(app, socket.socket(fileno=listen_fd))):
         await app.pool.close()
@@ -75,6 +75,6 @@ async def _start(app: App, listener: socket.socket) -> bool:
             await asyncio.sleep(0.5)
 
 
-def _stop_at_end(stop: asyncio.Event) -> None:
+def stop_at_end(stop: asyncio.Event) -> None:
     if os.read(STDIN, 4096) == b"":
         stop.set()

@@ -109,3 +109,12 @@ async def database(server: Server) -> AsyncIterator[str]:
 async def pool(database: str) -> AsyncIterator[Pool]:
     async with pooled(database) as found:
         yield found
+
+
+@asynccontextmanager
+async def another(url: str, name: str) -> AsyncIterator[str]:
+    """The address of an empty database beside the one at this address; it is gone afterwards."""
+    async with connected(url) as connection:
+        await connection.execute(f"create database {name}")
+        yield url.replace("/penstock?", f"/{name}?")
+        await connection.execute(f"drop database {name} with (force)")

@@ -108,9 +108,9 @@ class ScriptedUpstream:
         self._now = 0
         self._filters: dict[str, int] = {}
         self._pool: set[str] = set()
-        application = web.Application(client_max_size=1 << 24)
-        application.router.add_post("/", self._answer)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
+        self.application = web.Application(client_max_size=1 << 24)
+        self.application.router.add_post("/", self._answer)
+        self._runner = web.AppRunner(self.application, access_log=None, shutdown_timeout=0.05)
 
     def __repr__(self) -> str:
         return f"<ScriptedUpstream :{self.port} head {self.head}, {len(self.calls)} calls>"

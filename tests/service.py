@@ -38,8 +38,9 @@ class Service:
     data: Path
     ready: dict[str, Any]
     session: aiohttp.ClientSession = field(repr=False)
-    # A connection to each worker by its process, kept to ask them one by one: see tests/flows/talk.
+    # A connection to each worker by its process, kept to ask them one by one, by one at a time: see tests/flows/talk.
     talks: dict[int, Any] = field(default_factory=dict, repr=False)
+    talking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @property
     def base(self) -> str:
@@ -206,11 +207,13 @@ async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02
 # Starting and stopping
 
 
-def launch(data: Path, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start the service on any free port, and do not wait for it."""
+def launch(
+    data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start the service on any free port, and do not wait for it. The bundler is for those who need it: it takes seconds."""
     data.mkdir(parents=True, exist_ok=True)
     port = () if "--port" in words else ("--port", "0")
-    ready = ("--ready-file", str(data / "ready.json"))
+    ready = ("--ready-file", str(data / "ready.json"), *(() if bundler else ("--no-bundler",)))
     return subprocess.Popen(
         [sys.executable, "-m", "proxy", "dev", *port, "--data", str(data), *ready, *words],
         cwd=ROOT,
@@ -220,11 +223,11 @@ def launch(data: Path, *words: str, env: Mapping[str, str] | None = None) -> sub
     )
 
 
-async def start(data: Path, *words: str, env: Mapping[str, str] | None = None) -> Service:
+async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False) -> Service:
     """Start the service and wait until it is ready."""
     ready_file = data / "ready.json"
     ready_file.unlink(missing_ok=True)  # A killed run leaves its own.
-    process = launch(data, *words, env=env)
+    process = launch(data, *words, env=env, bundler=bundler)
     try:
         await until(lambda: ready_file.exists() or process.poll() is not None, within_s=START_S)
         if process.poll() is not None:

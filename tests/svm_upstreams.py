@@ -6,6 +6,7 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.litesvm import LiteSVM
@@ -88,11 +89,23 @@ class SvmUpstream(ScriptedUpstream):
         return _in_context(slot, self.svm.machine.get_balance(Pubkey.from_string(params[0])) or 0)
 
     def _getAccountInfo(self, params: list[Any], slot: int) -> Any:
-        account = self.svm.machine.get_account(Pubkey.from_string(params[0]))
-        if account is None:
-            return _in_context(slot, None)
-        value = {"lamports": account.lamports, "owner": str(account.owner), "data": ["", "base64"], "executable": False}
-        return _in_context(slot, value)
+        return _in_context(slot, _shown(self.svm.machine.get_account(Pubkey.from_string(params[0])), {}))
+
+    def _getMultipleAccounts(self, params: list[Any], slot: int) -> Any:
+        if len(params[0]) > 100:
+            raise Refused(-32602, "Too many inputs provided; max 100")
+        found = [self.svm.machine.get_account(Pubkey.from_string(each)) for each in params[0]]
+        return _in_context(slot, [_shown(each, params[1] if len(params) > 1 else {}) for each in found])
+
+    def _getTokenAccountsByOwner(self, params: list[Any], slot: int) -> Any:
+        """As a validator has it: by the owner's place in the account, mints left out."""
+        owner, program = bytes(Pubkey.from_string(params[0])), Pubkey.from_string(params[1]["programId"])
+        accounts = self.svm.machine.get_program_accounts(program)
+        held = [(key, each) for key, each in accounts if len(each.data) >= 165 and each.data[32:64] == owner]
+        found = [
+            {"pubkey": str(key), "account": _shown(each, params[2])} for key, each in held if is_token_account(each)
+        ]
+        return _in_context(slot, found)
 
     def _getMinimumBalanceForRentExemption(self, params: list[Any], slot: int) -> int:
         return self.svm.machine.minimum_balance_for_rent_exemption(params[0])
@@ -107,6 +120,25 @@ class SvmUpstream(ScriptedUpstream):
 
     def _sendTransaction(self, params: list[Any], slot: int) -> str:
         return self.svm.send(params[0])
+
+
+def is_token_account(account: Account) -> bool:
+    """Extensions have a byte before them that says what they extend."""
+    return len(account.data) == 165 or account.data[165] == 2
+
+
+def _shown(account: Account | None, config: dict[str, Any]) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    cut = config.get("dataSlice", {"offset": 0, "length": len(account.data)})
+    data = account.data[cut["offset"] : cut["offset"] + cut["length"]]
+    return {
+        "lamports": account.lamports,
+        "owner": str(account.owner),
+        "data": [base64.b64encode(data).decode(), "base64"],
+        "executable": account.executable,
+        "space": len(account.data),
+    }
 
 
 def _in_context(slot: int, value: Any) -> dict[str, Any]:

@@ -251,6 +251,29 @@ def test_message_about_a_secret_does_not_repeat_it(write: Write, text: str) -> N
     assert not [secret for secret in SECRETS if secret in found]
 
 
+def test_block_of_addresses_that_is_none_is_named(write: Write) -> None:
+    path = write('[egress]\nallow = ["127.0.0.1/8", "10.0.0.0/8"]\ndeny = ["x"]\n')
+    assert [fault.split(": ")[0] for fault in faults(path)] == ["egress.allow.0", "egress.deny.0"]
+
+
+def test_price_of_an_unknown_network_is_a_fault(write: Write) -> None:
+    feed = '{ network = "no/where", feed = "0x5f4eC3Df9cbd43714FE2740f5E3616155c5b8419" }'
+    path = write(
+        f"[prices]\nfeeds = [{feed}]\n"
+        'fixed = [{ network = "eth/mainnet", usd = "1.5" }, { network = "no/where", usd = "1" }]\n'
+    )
+    found = settings.upstream_faults(load(path), settings.load_tables())
+    assert [fault.split(": ")[0] for fault in found] == ["prices.feeds.0.network", "prices.fixed.1.network"]
+
+
+def test_key_of_the_price_api_is_never_shown(write: Write) -> None:
+    found = dict(settings.masked(load(write('[prices]\nurl = "https://swordfish.example.com"\nkey = "opensesame"\n'))))
+    assert (found["prices.key"], found["prices.url"]) == ("********", "********")
+    shown = "".join(faults(write('[prices]\nurl = "swordfish"\nkey = "open sesame"\n')))
+    assert "swordfish" not in shown
+    assert "sesame" not in shown
+
+
 # The files and the command
 
 
@@ -264,7 +287,7 @@ def test_every_setting_is_in_the_default_file_with_its_reason() -> None:
     schema = orjson.loads((settings.SCHEMAS / "config" / "settings.json").read_bytes())["properties"]
     tree = load().tree
     for name, part in schema.items():
-        if name != "upstreams":
+        if part["type"] == "object":
             assert set(tree[name]) == set(part["properties"]) == set(part["required"])
 
 
@@ -289,3 +312,53 @@ def test_serve_refuses_to_start_on_wrong_settings() -> None:
     done = command("serve", env={**GIVEN, "PENSTOCK_SERVER__PORT": "x"})
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: server.port: ")
+
+
+# Paymasters: their signers' keys
+
+
+SIGNER = "0x" + "4b" * 32
+PAYMASTER = """
+[[paymasters]]
+network = "ethereum/mainnet"
+entry_point = "0.7"
+address = "0x13947328D52E7d9751e93FD0274A2bFae5CbCb12"
+"""
+
+
+def test_signers_key_is_read_from_the_environment_or_a_file_and_is_no_setting(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(SIGNER + "\n")
+    for where in ('signer_env = "PAYMASTER_SIGNER"', f'signer_file = "{tmp_path / "key"}"'):
+        found = load(write(PAYMASTER + where))
+        assert settings.signer_key(found.paymasters[0], {"PAYMASTER_SIGNER": SIGNER}).hex() == SIGNER[2:]
+        assert SIGNER[2:] not in str(found.tree) + str(found) + str(dict(settings.masked(found)))
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "named"),
+    [
+        ('signer_env = "NOT_THERE"', {}, "paymasters.0: there is no signer's key in NOT_THERE"),
+        ('signer_file = "/nowhere/key"', {}, "paymasters.0: there is no signer's key in /nowhere/key"),
+        ('signer_env = "SIGNER"', {"SIGNER": SIGNER[:-1]}, "paymasters.0: what is in SIGNER is no private key"),
+        ('signer_env = "SIGNER"', {"SIGNER": "0x" + "00" * 32}, "paymasters.0: what is in SIGNER is no private key"),
+        ('signer_env = "SIGNER"', {"SIGNER": "0x" + "ff" * 32}, "paymasters.0: what is in SIGNER is no private key"),
+        (
+            f'signer_env = "SIGNER"{PAYMASTER}signer_env = "SIGNER"',
+            {"SIGNER": SIGNER},
+            "paymasters.1: there is another",
+        ),
+    ],
+)
+def test_signer_that_is_not_there_is_named_and_never_repeated(
+    write: Write, text: str, environ: dict[str, str], named: str
+) -> None:
+    found = load(write(PAYMASTER + text))
+    faults = list(settings.paymaster_faults(found, settings.load_tables(), environ))
+    assert [fault for fault in faults if fault.startswith(named)], faults
+    assert not [fault for fault in faults for value in environ.values() if value[2:10] in fault]
+
+
+def test_paymaster_needs_one_place_for_its_key(write: Write) -> None:
+    for text in (PAYMASTER, PAYMASTER + 'signer_env = "A"\nsigner_file = "b"'):
+        assert faults(write(text))[0].startswith("paymasters.0")
+    assert faults(write(PAYMASTER + 'signer_env = "PENSTOCK_SIGNER"'))[0].startswith("paymasters.0.signer_env")

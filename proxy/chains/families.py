@@ -20,6 +20,8 @@ GENESIS_CALL = {"evm": ("eth_getBlockByNumber", b'["0x0",false]'), "svm": ("getG
 # Methods whose result is the head's number, and those whose result may be the head itself.
 HEAD_NUMBERS = frozenset({"eth_blockNumber"})
 HEAD_BLOCKS = frozenset({"eth_getBlockByNumber"})
+# Methods whose result names the block that something is in, perhaps before its head was seen.
+TELL_BLOCKS = frozenset({"eth_getTransactionReceipt", "eth_getTransactionByHash"})
 # Methods over a range of blocks, which upstreams limit.
 BY_RANGE = frozenset({"eth_getLogs"})
 # Sends that can be told apart by what they send: the same again is not an error.

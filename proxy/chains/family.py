@@ -78,6 +78,7 @@ class Family:
     `lifetime(method, params, result, ref, head, final)`: how long a good result may be kept.
     `is_archive(ref, head)`: the call reads state that an ordinary upstream has dropped.
     `is_empty(method, result)`: the result is one that an upstream which is behind would give too.
+    `verdicts`: codes of errors that are the answer, whoever is asked and whatever their text says.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Family:
     lifetime: Callable[[Method, bytes, bytes, BlockRef, int, int], Lifetime]
     is_archive: Callable[[BlockRef, int], bool]
     is_empty: Callable[[Method, bytes], bool]
+    verdicts: frozenset[int] = frozenset()
 
 
 def table(*methods: Method) -> dict[str, Method]:

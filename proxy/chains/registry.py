@@ -22,6 +22,22 @@ class Native:
     decimals: int
 
 
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A contract that tells a price in US dollars, and how old its answer may be."""
+
+    address: str
+    max_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a price API of CoinGecko's shape calls a chain and its coin."""
+
+    platform: str
+    coin: str
+
+
 class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "class"}):
     """What a chain's file says of one of its networks."""
 
@@ -34,6 +50,10 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     chain_id: int | None = None
     genesis: str | None = None
     default: bool = False
+    # The registry of names (ENS), where the network has one.
+    ens: str | None = None
+    # By the address of the token, or `native`.
+    feeds: dict[str, Feed] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +65,7 @@ class Chain:
     networks: Mapping[str, NetworkFacts]
     aliases: tuple[str, ...] = ()
     multicall: str | None = None
+    listing: Listing | None = None
     entry_points: Mapping[str, str] = field(default_factory=dict)
     factories: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,6 +89,11 @@ class Network:
     @property
     def is_live(self) -> bool:
         return self.facts.class_ == "live"
+
+    def word(self, *, live: bool) -> str:
+        """The one word by which a key of this class finds it: the chain's name where that means this network."""
+        is_meant = self.is_live if live else self.facts.default
+        return self.chain.name if is_meant else f"{self.chain.name}-{self.name}"
 
 
 class Registry:

@@ -1,13 +1,19 @@
-"""`accounts`: create, list, show and change accounts."""
+"""`accounts`: create, list, show and change accounts, and let their holders in."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
+from getpass import getpass
 from typing import Any
 
 from proxy.commands import place, show
+from proxy.errors import InvalidRequest
+from proxy.services.sessions import hash_password, link_of, new_token
+from proxy.settings import Settings
 from proxy.store.keys import KeyStore, OwnLimits
+from proxy.store.sessions import SessionStore
 
 COLUMNS = (
     "id",
@@ -54,18 +60,26 @@ def register(commands: Any) -> None:
     change.add_argument("--email")
     change.add_argument("--plan")
     add_limits(change, day=True)
+    for name, about, disabled in (("disable", "refuse all its keys for now", True), ("enable", "undo disable", False)):
+        _action(actions, name, about, _set_disabled(disabled=disabled)).add_argument("id")
+    password = _action(
+        actions, "password", "set its holder's password, and end all sessions", _password, place.session_store
+    )
+    password.add_argument("id")
+    password.add_argument("--stdin", action="store_true", help="read it from standard input instead of asking for it")
+    _action(actions, "link", "a link that signs its holder in once", _link, place.session_store).add_argument("id")
 
 
-def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
+def _action(actions: Any, name: str, about: str, act: Any, store: Any = place.key_store) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
     place.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
+    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act, store)))
     return parser
 
 
-async def _with_store(args: argparse.Namespace, act: Any) -> int:
-    async with place.key_store(args) as store:
+async def _with_store(args: argparse.Namespace, act: Any, opened: Any) -> int:
+    async with opened(args) as store:
         await act(store, args)
     return 0
 
@@ -89,3 +103,35 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
         args.id, name=args.name, email=args.email, plan=args.plan, own=own_limits(args)
     )
     show.row(account, as_json=args.json)
+
+
+def _set_disabled(*, disabled: bool) -> Any:
+    async def act(store: KeyStore, args: argparse.Namespace) -> None:
+        show.row(await store.update_account(args.id, disabled=disabled), as_json=args.json)
+
+    return act
+
+
+async def _password(opened: tuple[SessionStore, Settings], args: argparse.Namespace) -> None:
+    store, _ = opened
+    holder = await store.read_holder(args.id)
+    await store.set_password(holder.id, hash_password(_asked_for(stdin=args.stdin)))
+    show.row({"id": holder.id, "password": "set"}, as_json=args.json)
+
+
+def _asked_for(*, stdin: bool) -> str:
+    """Twice where a person types it: nobody sees what is typed."""
+    if stdin:
+        return sys.stdin.readline().rstrip("\r\n")
+    password = getpass("New password: ")
+    if getpass("Once more: ") != password:
+        raise InvalidRequest("the two are not the same")
+    return password
+
+
+async def _link(opened: tuple[SessionStore, Settings], args: argparse.Namespace) -> None:
+    store, settings = opened
+    holder, token = await store.read_holder(args.id), new_token()
+    until = await store.add_link(token, holder.id, lasts_s=settings.dashboard.link_s)
+    where = settings.dashboard.url or f"http://{settings.server.host}:{settings.server.port}"
+    show.row({"url": link_of(where, token), "expires_at": until}, as_json=args.json)

@@ -38,6 +38,7 @@ def loaded(config: Path | None) -> tuple[Settings, Tables]:
         faults += exc.faults
     if found is not None and tables is not None:
         faults += settings.upstream_faults(found, tables)
+        faults += settings.paymaster_faults(found, tables, settings.environment())
         if not faults:
             return found, tables
     raise StartError(faults)

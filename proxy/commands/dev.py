@@ -21,6 +21,13 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults")
     parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written as one JSON object when all is ready")
+    parser.add_argument(
+        "--no-contracts",
+        dest="contracts",
+        action="store_false",
+        help="leave the dev chain empty (and without a bundler)",
+    )
+    parser.add_argument("--no-bundler", dest="bundler", action="store_false", help="do not start a bundler")
     parser.set_defaults(run=run)
 
 
@@ -36,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         upstreams=args.upstream,
         config=args.config,
         ready_file=args.ready_file,
+        contracts=args.contracts,
+        bundler=args.bundler,
     )
     print("Penstock", flush=True)
     asyncio.run(Dev(options, Display()).run())

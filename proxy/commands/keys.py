@@ -9,7 +9,7 @@ from typing import Any
 from proxy.commands import place, show
 from proxy.commands.accounts import add_limits, own_limits
 from proxy.core.access import MODES, SCOPES
-from proxy.store.keys import KeyStore
+from proxy.store.keys import KeyStore, OwnFence
 
 COLUMNS = ("id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at")
 STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
@@ -30,6 +30,7 @@ def register(commands: Any) -> None:
         help=f"repeatable; none means all of {', '.join(SCOPES)}",
     )
     add_limits(create, day=False)
+    _add_fence(create)
     _action(actions, "list", "all keys", _list).add_argument("--account", metavar="ID")
     _action(actions, "show", "one key", _show).add_argument("id")
     rotate = _action(actions, "rotate", "a successor; the old key works on for a while", _rotate)
@@ -49,6 +50,14 @@ def register(commands: Any) -> None:
     change.add_argument("--scope", action="append", metavar="SCOPE", help="repeatable; replaces all scopes")
     change.add_argument("--all-scopes", action="store_true")
     add_limits(change, day=False)
+    _add_fence(change)
+    change.add_argument("--from-anywhere", action="store_true", help="drop both allow-lists")
+
+
+def _add_fence(parser: argparse.ArgumentParser) -> None:
+    """Where the key may be used from."""
+    parser.add_argument("--allow-ip", action="append", metavar="CIDR", help="repeatable; only from these addresses")
+    parser.add_argument("--allow-origin", action="append", metavar="ORIGIN", help="repeatable; only from pages there")
 
 
 def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
@@ -67,7 +76,12 @@ async def _with_store(args: argparse.Namespace, act: Any) -> int:
 
 async def _create(store: KeyStore, args: argparse.Namespace) -> None:
     row, key = await store.create_key(
-        args.account, name=args.name, mode=args.mode, scopes=args.scope, own=own_limits(args)
+        args.account,
+        name=args.name,
+        mode=args.mode,
+        scopes=args.scope,
+        own=own_limits(args),
+        fence=OwnFence(ips=args.allow_ip, origins=args.allow_origin),
     )
     show.row(row, as_json=args.json, key=key)
     _remind(args)
@@ -93,7 +107,11 @@ async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     scopes = [] if args.all_scopes else args.scope
-    show.row(await store.update_key(args.id, name=args.name, scopes=scopes, own=own_limits(args)), as_json=args.json)
+    fence = OwnFence(ips=args.allow_ip, origins=args.allow_origin)
+    if args.from_anywhere:
+        fence = OwnFence(ips=(), origins=())
+    row = await store.update_key(args.id, name=args.name, scopes=scopes, own=own_limits(args), fence=fence)
+    show.row(row, as_json=args.json)
 
 
 def _remind(args: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from proxy.settings import Settings
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Connection, Pool
+from proxy.store.sessions import SessionStore
 
 RUNNING = "running.json"
 CONNECT_S = 10.0
@@ -67,12 +68,25 @@ async def check_schema(url: str) -> None:
 
 
 @asynccontextmanager
-async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
+async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool]]:
+    """The settings, and connections to a database that is up to date."""
     found = load(args)
     await check_schema(found.database.url)
     pool = Pool(found.database.url, size=2, acquire_timeout_s=5.0, application="penstock-cli")
     await pool.open()
     try:
-        yield KeyStore(pool, pepper=found.keys.pepper, plans=tuple(settings.load_tables().plans))
+        yield found, pool
     finally:
         await pool.close()
+
+
+@asynccontextmanager
+async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
+    async with opened(args) as (found, pool):
+        yield KeyStore(pool, pepper=found.keys.pepper, plans=tuple(settings.load_tables().plans))
+
+
+@asynccontextmanager
+async def session_store(args: argparse.Namespace) -> AsyncIterator[tuple[SessionStore, Settings]]:
+    async with opened(args) as (found, pool):
+        yield SessionStore(pool, pepper=found.keys.pepper), found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.commands import place
 from proxy.commands.check import loaded
 from proxy.errors import StartError
-from proxy.process import unless_stopped
+from proxy.process import ROLES, unless_stopped
 
 if TYPE_CHECKING:
     from proxy.supervisor import Supervisor
@@ -23,6 +23,7 @@ log = logging.getLogger("penstock.serve")
 def register(commands: Any) -> None:
     parser = commands.add_parser("serve", help="run the service on a configured database and upstreams")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults and the environment")
+    parser.add_argument("--role", choices=ROLES, default="all", help="what runs here (default: all)")
     parser.set_defaults(run=run)
 
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     settings, _ = loaded(args.config)
     listener = telemetry.start_logging(settings.log.level)
     try:
-        asyncio.run(_serve(args.config, Supervisor(settings)))
+        asyncio.run(_serve(args.config, Supervisor(settings, role=args.role)))
     finally:
         listener.stop()
     return 0
@@ -52,6 +53,8 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
         log.info("draining")
     finally:
         await supervisor.stop()
+        # The loop takes its handlers along when it closes: a second signal would then kill a service that stopped well.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 async def _start(supervisor: Supervisor) -> None:

@@ -8,13 +8,18 @@ This room knows nothing of where keys are kept or how fast they may be used.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 from zlib import crc32
 
+from proxy.core.usage import Sheet
+
 Mode = Literal["live", "test"]
 MODES: tuple[Mode, ...] = ("live", "test")
+KEY_PREFIXES = tuple(f"svc_{mode}_" for mode in MODES)
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _CHANCE, _CHECK = 30, 6
@@ -72,6 +77,74 @@ def scope_names(bits: int) -> list[str]:
     return [name for name, bit in SCOPE_BIT.items() if bits & bit]
 
 
+_ORIGIN = re.compile(r"https?://(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?", re.ASCII)
+
+
+def block_of(text: str) -> str:
+    """A block of addresses in its usual form; ValueError says what is wrong with it."""
+    return str(ipaddress.ip_network(text.strip(), strict=False))
+
+
+def origin_of(text: str) -> str:
+    """An origin of browsers in its usual form, `https://*.example.com` for all hosts below one."""
+    origin = text.strip().lower().rstrip("/")
+    if not _ORIGIN.fullmatch(origin):
+        raise ValueError(f"{text[:100]!r} is no origin: write https://app.example.com or https://*.example.com")
+    return origin
+
+
+class Fence:
+    """Where a key may be used from. Each list that is not empty must hold."""
+
+    def __init__(self, blocks: tuple[str, ...], origins: tuple[str, ...]) -> None:
+        self.blocks = blocks
+        self.origins = origins
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fence) and (self.blocks, self.origins) == (other.blocks, other.origins)
+
+    def __hash__(self) -> int:
+        return hash((self.blocks, self.origins))
+
+    def __repr__(self) -> str:
+        return f"<Fence {', '.join((*self.blocks, *self.origins))}>"
+
+    @cached_property
+    def _networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+        return [ipaddress.ip_network(block) for block in self.blocks]
+
+    def refusal(self, address: str, origin: str) -> str:
+        """Why a request from there is refused; empty: it is not."""
+        if self.blocks and not self._has_address(address):
+            return "this API key may not be used from this address"
+        if self.origins and not self._has_origin(origin.lower()):
+            return "this API key may not be used from this origin"
+        return ""
+
+    def _has_address(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        # A socket of both families shows an IPv4 client in IPv6's clothes (RFC 4291, 2.5.5.2).
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        return any(found in block for block in self._networks)
+
+    def _has_origin(self, origin: str) -> bool:
+        if "*" in origin or not _ORIGIN.fullmatch(origin):
+            return False
+        for allowed in self.origins:
+            scheme, star, host = allowed.partition("*")
+            if origin == allowed or (star and origin.startswith(scheme) and origin.endswith(host)):
+                return True
+        return False
+
+
+def fence_of(blocks: list[str], origins: list[str]) -> Fence | None:
+    return Fence(tuple(blocks), tuple(origins)) if blocks or origins else None
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one plan, or one account's own agreement, allows. A day of 0 has no limit."""
@@ -115,6 +188,7 @@ class Key:
         "dies_at",
         "digest",
         "disabled",
+        "fence",
         "id",
         "limit_line",
         "lineage",
@@ -123,6 +197,7 @@ class Key:
         "request_s",
         "requests_per_second",
         "scopes",
+        "sheet",
         "slot",
         "unit_s",
         "units_per_second",
@@ -141,6 +216,7 @@ class Key:
         limits: Limits,
         disabled: bool,
         dies_at: float,
+        fence: Fence | None = None,
     ) -> None:
         self.id = id
         self.lineage = lineage
@@ -157,10 +233,13 @@ class Key:
         self.request_s = 1.0 / limits.requests_per_second
         self.unit_s = 1.0 / limits.units_per_second
         self.disabled = disabled
-        # The one question of the fast path: anything but an active key?
-        self.locked = disabled
+        self.fence = fence
+        # The one question of the fast path: anything but an active key that may be used from anywhere?
+        self.locked = disabled or fence is not None
         self.dies_at = dies_at
         self.alive = True
+        # What is counted of it; the keyring gives it one that is gathered.
+        self.sheet = Sheet(account.id, id)
 
     def may(self, scopes: int) -> bool:
         """Whether the key has at least one of these scopes."""

@@ -170,17 +170,19 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 # Of a longer text the rest adds nothing but time.
 _READ_CHARACTERS = 1000
 # An upstream's words about its own key are not for the caller.
-_REFUSED = b'{"code":-32603,"message":"the upstream refused the call"}'
+REFUSED = b'{"code":-32603,"message":"the upstream refused the call"}'
 
 
-def classify(error: bytes) -> Verdict:
-    """What an upstream's error object means."""
+def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> Verdict:
+    """What an upstream's error object means. `verdicts`: codes that are the answer, whatever the text says."""
     try:
         told = _error(error)
     except _UNREADABLE:
         # Not an error object of JSON-RPC at all: an upstream that says this is not well.
         return _verdict("server", 0, "")
     code, message = _code(told.code), told.message or ""
+    if code in verdicts:
+        return _verdict("rejected", code, message)
     text = message[:_READ_CHARACTERS].lower()
     for rule in RULES:
         if (not rule.codes or code in rule.codes) and (rule.pattern is None or rule.pattern.search(text)):
@@ -208,7 +210,7 @@ def normalise(error: bytes) -> bytes:
     """
     verdict = classify(error)
     if verdict.kind == "unauthorized":
-        return _REFUSED
+        return REFUSED
     ours = KINDS[verdict.kind].code
     if ours is None or ours == verdict.code:
         return error

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from proxy.core.nesting import is_deeper
+
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 METHOD_NOT_FOUND = -32601
@@ -25,6 +27,8 @@ MAX_BATCH = 100
 # An id is echoed: longer ones serve nobody.
 MAX_ID_BYTES = 256
 MAX_METHOD = 128
+# No method's params are nested as deeply.
+MAX_DEPTH = 500
 NULL = b"null"
 NO_PARAMS = b"[]"
 
@@ -55,6 +59,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_TOO_DEEP = "parse error: nested too deeply"
 _OPENERS = b"[{"
 _ID_STARTS = frozenset(b'"-0123456789')
 # For the hot path, which takes the steps of `parse` and `read_reply` itself.
@@ -79,6 +84,8 @@ def parse(body: bytes, envelope: Envelope | None = None, *, is_ascii: bool = Fal
 
 def parse_batch(body: bytes) -> list[Call | Malformed]:
     """Each item a call or what is wrong with it, in order; Malformed for a body that is no batch at all."""
+    if is_deeper(body, MAX_DEPTH + 2):  # the batch, the call, its params
+        raise Malformed(PARSE_ERROR, _TOO_DEEP)
     try:
         if not body.isascii():
             body.decode()
@@ -113,6 +120,8 @@ def _item(raw: bytes) -> Call | Malformed:
 def _checked(envelope: Envelope) -> Call:
     method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
     good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
+    if len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH):
+        raise Malformed(PARSE_ERROR, _TOO_DEEP)
     if good_id and params[0] in _OPENERS and method.isascii() and 0 < len(method) <= MAX_METHOD:
         return method, params, id_
     raise Malformed(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
@@ -129,7 +138,7 @@ def _fault(envelope: Envelope, *, good_id: bool) -> str:
 def _malformed(body: bytes, exc: Exception) -> Malformed:
     """Tell bytes that are no JSON from JSON that is no call, and find the id to answer under."""
     if isinstance(exc, RecursionError):
-        return Malformed(PARSE_ERROR, "parse error: nested too deeply")
+        return Malformed(PARSE_ERROR, _TOO_DEEP)
     try:
         body.decode()
         _any(body)

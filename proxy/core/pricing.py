@@ -12,6 +12,7 @@ class Prices:
     rest: Mapping[str, int]
     events: Mapping[str, int]
     bundler: Mapping[str, int]
+    paymaster: Mapping[str, int]
     evm: Mapping[str, int]
     svm: Mapping[str, int]
 

@@ -46,7 +46,7 @@ class Health:
 
     __slots__ = (
         "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good", "head",
-        "head_at", "histogram", "index", "inflight", "label", "lagging", "latency_s", "pause_s", "paused_until",
+        "head_at", "histogram", "index", "inflight", "label", "lagging", "latency_s", "mark", "pause_s", "paused_until",
         "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier", "trial_until", "weight",
     )  # fmt: skip
 
@@ -61,8 +61,11 @@ class Health:
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         requests_per_second: float = 0.0,
+        mark: str = "",
     ) -> None:
         self.label = label
+        # What it is known by wherever it stands in the settings.
+        self.mark = mark
         self.index = index
         self.weight = weight
         self.tier = tier
@@ -143,6 +146,11 @@ class Health:
         self.rests_until = max(self.rests_until, now + min(for_s, LONGEST_REST_S))
         self.paused_until = max(self.paused_until, self.rests_until)
         self.free = False
+
+    def cordon(self, *, cordoned: bool, now: float) -> None:
+        """No calls, or calls again, because an operator says so; what is under way goes on to its end."""
+        self.cordoned = cordoned
+        self.refresh(now)
 
     def refresh(self, now: float) -> None:
         """A pause ends by itself: somebody has to look at the clock."""

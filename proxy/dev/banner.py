@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from proxy.dev.accounts import ACCOUNTS, FUNDED, WORKING
+from proxy.dev.contracts import Contracts
+from proxy.dev.devnet import Devnet
+from proxy.dev.seed import Seeded, email_of
 from proxy.settings import Settings
 from proxy.supervisor import Supervisor
 
@@ -17,8 +23,11 @@ class Ready:
     dashboard_url: str
     metrics_url: str
     upstream_url: str
+    bundler_url: str | None
     keys: dict[str, str]
-    funded_account: dict[str, str]
+    # How people sign in: e-mail and password of an account's holder, and the token of an operator.
+    sign_in: dict[str, str]
+    contracts: Contracts
 
     @classmethod
     def of(
@@ -26,23 +35,28 @@ class Ready:
         settings: Settings,
         supervisor: Supervisor,
         *,
-        chain_url: str,
-        keys: dict[str, dict[str, str]],
-        funded: dict[str, str],
+        devnet: Devnet,
+        seeded: Seeded,
     ) -> Ready:
-        where = f"{settings.server.host}:{supervisor.port}"
+        where, keys = f"{settings.server.host}:{supervisor.port}", seeded.keys
         return cls(
             base_url=f"http://{where}/v1",
             ws_url=f"ws://{where}",
-            dashboard_url=f"http://{where}/",
+            dashboard_url=f"http://{where}/dashboard",
             metrics_url=f"http://{settings.metrics.host}:{supervisor.metrics_port}/metrics",
-            upstream_url=chain_url,
+            upstream_url=devnet.url,
+            bundler_url=devnet.bundler_url,
             keys={**{plan: pair["live"] for plan, pair in keys.items()}, "test": keys["growth"]["test"]},
-            funded_account=funded,
+            sign_in={"email": email_of("growth"), **seeded.sign_in},
+            contracts=devnet.contracts,
         )
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """One flat object: what is on the chain stands beside where the service is."""
+        said = asdict(self)
+        on_chain = said.pop("contracts")
+        accounts = [asdict(account) for account in ACCOUNTS if account not in WORKING]
+        return {**said, **on_chain, "funded_account": asdict(FUNDED), "accounts": accounts}
 
 
 def banner(ready: Ready, data: Path) -> str:
@@ -51,23 +65,40 @@ def banner(ready: Ready, data: Path) -> str:
 Penstock is ready.
 
   API        {ready.base_url}
+  WebSocket  {ready.ws_url}/v1/ws/dev/mainnet?apiKey=KEY
+  dashboard  {ready.dashboard_url}
   reference  {root}/docs
   metrics    {ready.metrics_url}
   dev chain  {ready.upstream_url}
+  bundler    {ready.bundler_url or "not started"}
   data       {data}
-
+{_on_chain(ready.contracts)}
   keys       free        {ready.keys["free"]}
              growth      {ready.keys["growth"]}
              enterprise  {ready.keys["enterprise"]}
              test        {ready.keys["test"]}
 
+  sign in    holder      {ready.sign_in["email"]}  {ready.sign_in["password"]}
+             operator    {ready.sign_in["admin_token"]}
+
 Try it:
 
   {_curl(ready, "free", "mainnet", "eth_blockNumber", "")}
 
-  {_curl(ready, "test", "testnet", "eth_getBalance", f'"{ready.funded_account["address"]}","latest"')}
+  {_curl(ready, "test", "testnet", "eth_getBalance", f'"{FUNDED.address}","latest"')}
+
+  {listener(ready, "growth")}
 
 Ctrl-C stops everything; the data stays for the next start (--fresh begins anew)."""
+
+
+def _on_chain(contracts: Contracts) -> str:
+    """The contracts that a person would look for first; the ready file has them all."""
+    ordinary = ("erc20", "weth", "erc721", "erc1155")
+    shown = [(found["symbol"], found) for found in (*contracts.tokens, *contracts.nfts) if found["kind"] in ordinary]
+    lines = [f"{symbol:<11} {found['address']}  {found['kind']}, {found['name']}" for symbol, found in shown]
+    lines += [f"{'EntryPoint':<11} {address}  {version}" for version, address in contracts.entry_points.items()]
+    return "".join(f"\n  {'contracts' if at == 0 else '':<10} {line}" for at, line in enumerate(lines)) + "\n"
 
 
 def _curl(ready: Ready, key: str, network: str, method: str, params: str) -> str:
@@ -76,3 +107,20 @@ def _curl(ready: Ready, key: str, network: str, method: str, params: str) -> str
         f"curl -s {ready.base_url}/rpc/dev/{network} -H 'X-API-Key: {ready.keys[key]}' \\\n"
         f"    -H 'Content-Type: application/json' -d '{call}'"
     )
+
+
+# Prints each new head, in the words that an interpreter takes in one go.
+_LISTENER = (
+    "import asyncio, aiohttp, sys\n"
+    "async def main():\n"
+    "  async with aiohttp.ClientSession() as s, s.ws_connect(sys.argv[1]) as ws:\n"
+    '    await ws.send_json(dict(jsonrpc="2.0", id=1, method="eth_subscribe", params=["newHeads"]))\n'
+    "    async for message in ws: print(message.data, flush=True)\n"
+    "asyncio.run(main())"
+)
+
+
+def listener(ready: Ready, key: str) -> str:
+    """A subscription with what is installed anyway."""
+    url = f"{ready.ws_url}/v1/ws/dev/mainnet?apiKey={ready.keys[key]}"
+    return f"{shlex.quote(sys.executable)} -c '{_LISTENER}' '{url}'"

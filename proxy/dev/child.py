@@ -95,8 +95,8 @@ class Child:
             return "\n".join(self.program.log_file.read_text("utf-8", "replace").splitlines()[-15:])
         return ""
 
-    async def keep(self) -> None:
-        """A supervised loop: whenever the child dies, start it again; after a start that failed, with more patience."""
+    async def keep(self, again: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Supervised: whenever the child dies, start it again, and do what makes it whole; after a failure more patiently."""
         pause_s = RESTART_S
         while True:
             assert self.process is not None
@@ -105,8 +105,12 @@ class Child:
             await asyncio.sleep(pause_s)
             try:
                 await self.start()
+                if again is not None:
+                    await again()
                 pause_s = RESTART_S
-            except StartError:
+            except StartError as failed:
+                log.error("%s", failed)
+                await self.stop()
                 pause_s = min(pause_s * 2, LONGEST_RESTART_S)
 
     async def stop(self, within_s: float = 10.0) -> None:

@@ -31,6 +31,10 @@ class Display:
             self._line(f"  {name:<12} {ended} after {time.monotonic() - began:.1f} s")
             self._redraw()
 
+    def note(self, name: str, text: str) -> None:
+        self._line(f"  {name:<12} {text}")
+        self._redraw()
+
     def _line(self, text: str) -> None:
         print(f"\r\033[K{text}" if self._live else text, file=self._out, flush=True)
 

@@ -7,11 +7,11 @@ import fcntl
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import orjson
@@ -20,20 +20,23 @@ from proxy import settings as settings_room
 from proxy.commands.place import RUNNING
 from proxy.dev import seed
 from proxy.dev.banner import Ready, banner
-from proxy.dev.chain import FUNDED, development_chain
-from proxy.dev.child import Child
+from proxy.dev.devnet import Devnet
 from proxy.dev.display import Display
 from proxy.dev.postgres import Postgres
+from proxy.dev.seed import Seeded
 from proxy.errors import StartError
 from proxy.process import Tasks, unless_stopped
 from proxy.settings import Settings
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
+from proxy.store.sessions import SessionStore
 from proxy.supervisor import Supervisor
 
 # What a fresh start removes: our own parts, never the directory itself.
-PARTS = ("postgres", "chain", "logs", "pepper", "keys.json", RUNNING)
+PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING)
+T = TypeVar("T")
+
 DEV_NETWORKS = ("dev/mainnet", "dev/testnet")
 
 
@@ -46,6 +49,8 @@ class Options:
     upstreams: Sequence[str]
     config: Path | None
     ready_file: Path | None
+    contracts: bool
+    bundler: bool
 
 
 class Dev:
@@ -73,16 +78,15 @@ class Dev:
         socket_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         postgres = Postgres(self._data / "postgres", socket_dir, self._data / "logs" / "postgres.log")
         await self._prepare(postgres)
-        chain, chain_url = development_chain(self._data / "chain", self._data / "logs" / "chain.log")
-        settings = self._settings(postgres.url, chain_url)
-        await self._start_parts(stack, postgres, chain)
-        with self._display.part("accounts"):
-            keys = await self._seeded(settings)
+        options = self._options
+        devnet = Devnet(self._data, self._display, with_contracts=options.contracts, with_bundler=options.bundler)
+        settings = self._settings(postgres.url, devnet)
+        await _together(self._database(stack, postgres), devnet.start(stack))
+        self._keep(stack, postgres, devnet)
         supervisor = Supervisor(settings, log_to=self._data / "logs" / "penstock.log")
         stack.push_async_callback(supervisor.stop)
-        with self._display.part("workers"):
-            await supervisor.start()
-        ready = Ready.of(settings, supervisor, chain_url=chain_url, keys=keys, funded=FUNDED)
+        seeded = await _together(self._service(settings, supervisor), devnet.start_bundler(self._tasks))
+        ready = Ready.of(settings, supervisor, devnet=devnet, seeded=seeded)
         self._announce(stack, settings, ready)
         return banner(ready, self._data)
 
@@ -115,24 +119,26 @@ class Dev:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         (self._data / "logs").mkdir(exist_ok=True)
 
-    async def _start_parts(self, stack: AsyncExitStack, postgres: Postgres, chain: Child) -> None:
-        """Database and chain at once, and kept running from then on."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._part(stack, postgres.start, postgres.child))
-                group.create_task(self._part(stack, chain.start, chain))
-        except* StartError as failed:
-            raise StartError([fault for exc in _leaves(failed) for fault in exc.faults]) from None
+    async def _database(self, stack: AsyncExitStack, postgres: Postgres) -> None:
+        stack.push_async_callback(postgres.child.stop)
+        with self._display.part("postgres"):
+            await postgres.start()
+
+    def _keep(self, stack: AsyncExitStack, postgres: Postgres, devnet: Devnet) -> None:
+        """Database and chain, running for as long as the service does."""
         stack.push_async_callback(self._tasks.close)
-        for child in (postgres.child, chain):
-            self._tasks.start(child.program.name, child.keep)
+        self._tasks.start("postgres", postgres.child.keep)
+        devnet.keep(self._tasks)
 
-    async def _part(self, stack: AsyncExitStack, start: Callable[[], Awaitable[None]], child: Child) -> None:
-        stack.push_async_callback(child.stop)
-        with self._display.part(child.program.name):
-            await start()
+    async def _service(self, settings: Settings, supervisor: Supervisor) -> Seeded:
+        """The service itself; its accounts, and who may sign in."""
+        with self._display.part("accounts"):
+            seeded = await self._seeded(settings)
+        with self._display.part("workers"):
+            await supervisor.start()
+        return seeded
 
-    def _settings(self, database_url: str, chain_url: str) -> Settings:
+    def _settings(self, database_url: str, devnet: Devnet) -> Settings:
         """The defaults of a development machine under the operator's own words."""
         own = [_upstream(text) for text in self._options.upstreams]
         server: dict[str, Any] = {"dev": True, "workers": self._options.workers}
@@ -143,15 +149,37 @@ class Dev:
             "database": {"url": database_url},
             "keys": {"pepper": seed.pepper(self._data / "pepper")},
             "metrics": {"port": 0},
+            # The chain is a new one at every start, and small: all of it is indexed, and an old one's index is dropped.
+            "follower": {"start": dict.fromkeys(DEV_NETWORKS, 0), "renew": True},
         }
         found = settings_room.load(self._options.config, environ=settings_room.environment(), overrides=overrides)
-        chains = [{"network": name, "url": chain_url} for name in DEV_NETWORKS]
-        found = settings_room.from_tree({**found.tree, "upstreams": [*chains, *own, *found.tree.get("upstreams", ())]})
-        if faults := settings_room.upstream_faults(found, settings_room.load_tables()):
+        chains = [{"network": name, "url": devnet.url} for name in DEV_NETWORKS]
+        bundlers = [{"network": name, "url": devnet.bundler_url} for name in DEV_NETWORKS if devnet.bundler_url]
+        upstreams = [*chains, *own, *found.tree.get("upstreams", ())]
+        bundlers += found.tree.get("bundlers", ())
+        paymasters = [*self._paymasters(devnet), *found.tree.get("paymasters", ())]
+        found = settings_room.from_tree(
+            {**found.tree, "upstreams": upstreams, "bundlers": bundlers, "paymasters": paymasters}
+        )
+        tables = settings_room.load_tables()
+        faults = settings_room.upstream_faults(found, tables)
+        faults += settings_room.paymaster_faults(found, tables, settings_room.environment())
+        if faults:
             raise StartError([fault.replace("upstreams", "--upstream", 1) for fault in faults])
         return found
 
-    async def _seeded(self, settings: Settings) -> dict[str, dict[str, str]]:
+    def _paymasters(self, devnet: Devnet) -> Iterator[dict[str, str]]:
+        """The chain's own, and their signer's key where no other program finds it by chance."""
+        contracts = devnet.contracts
+        if not contracts.paymasters:
+            return
+        key = self._data / "paymaster.key"
+        seed.write_private(key, contracts.paymaster_signer["private_key"].encode())
+        for version, address in contracts.paymasters.items():
+            for name in DEV_NETWORKS:
+                yield {"network": name, "entry_point": version, "address": address, "signer_file": str(key)}
+
+    async def _seeded(self, settings: Settings) -> Seeded:
         connection = await asyncpg.connect(settings.database.url, timeout=5)
         try:
             await migrate.migrate(connection)
@@ -161,18 +189,36 @@ class Dev:
         await pool.open()
         try:
             store = KeyStore(pool, pepper=settings.keys.pepper, plans=seed.PLANS)
-            return await seed.keys(store, self._data / "keys.json")
+            keys = await seed.keys(store, self._data / "keys.json")
+            people = SessionStore(pool, pepper=settings.keys.pepper)
+            return Seeded(keys, await seed.sign_ins(people, self._data / "dashboard.json"))
         finally:
             await pool.close()
 
     def _announce(self, stack: AsyncExitStack, settings: Settings, ready: Ready) -> None:
         """For commands that are run beside us, and for whoever waits for the ready file."""
-        overrides = {"database": {"url": settings.database.url}, "keys": {"pepper": settings.keys.pepper}}
+        overrides = {
+            "database": {"url": settings.database.url},
+            "keys": {"pepper": settings.keys.pepper},
+            "dashboard": {"url": settings.dashboard.url or ready.dashboard_url},
+            "upstreams": settings.tree["upstreams"],
+        }
         seed.write_private(self._data / RUNNING, orjson.dumps(overrides))
         stack.callback((self._data / RUNNING).unlink, missing_ok=True)
         if self._options.ready_file is not None:
             seed.write_private(self._options.ready_file, orjson.dumps(ready.as_json(), option=orjson.OPT_INDENT_2))
             stack.callback(self._options.ready_file.unlink, missing_ok=True)
+
+
+async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, None]) -> T:
+    """Both at once, and the faults of both when they fail; the result of the first."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            found = group.create_task(first)
+            group.create_task(second)
+    except* StartError as failed:
+        raise StartError([fault for exc in _leaves(failed) for fault in exc.faults]) from None
+    return found.result()
 
 
 def _leaves(group: BaseExceptionGroup[StartError]) -> Iterator[StartError]:

@@ -1,21 +1,32 @@
-"""A seeded account on each plan, with a live and a test key, the same at every start.
+"""A seeded account on each plan, with a live and a test key and a password, and an operator; the same at every start.
 
-Keys cannot be read back from the database; a development service keeps its own in a file beside it, so that they can be
-shown again. The file is only believed while the database knows the keys.
+Secrets cannot be read back from the database; a development service keeps its own in files beside it, so that they can be
+shown again. The files are only believed while the database knows what is in them.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from proxy.core import access
+from proxy.services.sessions import hash_password, new_admin_token, verify_password
 from proxy.store.keys import KeyStore
+from proxy.store.sessions import SessionStore
 
 PLANS = ("free", "growth", "enterprise")
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """For each plan its live and test key; and how people sign in."""
+
+    keys: dict[str, dict[str, str]]
+    sign_in: dict[str, str]
 
 
 def pepper(path: Path) -> str:
@@ -37,8 +48,28 @@ async def keys(store: KeyStore, path: Path) -> dict[str, dict[str, str]]:
     return dict(found)
 
 
+async def sign_ins(store: SessionStore, path: Path) -> dict[str, str]:
+    """The password of every seeded account's holder, and the token of an operator."""
+    found = orjson.loads(path.read_bytes()) if path.exists() else {}
+    if not found:
+        found = {"password": secrets.token_urlsafe(12), "admin_token": new_admin_token()}
+        write_private(path, orjson.dumps(found, option=orjson.OPT_INDENT_2))
+    for plan in PLANS:
+        holder = await store.find_holder(email_of(plan))
+        # Setting it ends every session: not where it is set already.
+        if holder is not None and not (holder.hash and verify_password(holder.hash, found["password"])):
+            await store.set_password(holder.id, hash_password(found["password"]))
+    if await store.find_token(found["admin_token"]) is None:
+        await store.add_token("development", found["admin_token"])
+    return dict(found)
+
+
+def email_of(plan: str) -> str:
+    return f"{plan}@example.com"
+
+
 async def _new_account(store: KeyStore, plan: str) -> dict[str, str]:
-    email = f"{plan}@example.com"
+    email = email_of(plan)
     account = await store.find_account(email) or await store.create_account(
         name=f"Development ({plan})", email=email, plan=plan
     )

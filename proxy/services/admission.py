@@ -62,15 +62,21 @@ class Admission:
         """The key, if it is one; no failure is counted."""
         return self._keyring.find(text, now) if text else None
 
-    def who(self, text: str | None, address: str, now: float) -> Key:
-        """The key of a request."""
+    def who(self, text: str | None, address: str, now: float, *, origin: str = "") -> Key:
+        """The key of a request; one that is used from where it may not be is refused."""
         if text:
             key = self._keyring.find(text, now)
             if key is not None:
+                if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
+                    raise Forbidden(refusal)
                 return key
+        raise self.unknown(address, now, _BAD_KEY if text else _NO_KEY)
+
+    def unknown(self, address: str, now: float, words: str) -> Fault:
+        """A failed authentication is counted; what is told to whoever failed."""
         if wait := self._failures.count(address, now):
-            raise RateLimited("too many failed authentications from this address", retry_after_s=math.ceil(wait))
-        raise Unauthorized(_BAD_KEY if text else _NO_KEY)
+            return RateLimited("too many failed authentications from this address", retry_after_s=math.ceil(wait))
+        return Unauthorized(words)
 
     def may(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
         """Whether the key opens one of these scopes, on this network."""

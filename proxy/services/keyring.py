@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from proxy.core.access import Account, Key, Limits, digest, is_well_formed, scope_bits
+from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
+from proxy.core.usage import Sheet, Touched
 from proxy.errors import Unavailable
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Connection, Pool
@@ -63,6 +64,8 @@ class Keyring:
         self._noted_accounts: set[str] = set()
         self._wake = asyncio.Event()
         self.accounts: dict[str, Account] = {}
+        # What was used of the keys since it was last gathered (services/usage).
+        self.touched: Touched = []
         # Called with a key that no longer holds: revoked, disabled, expired or replaced by a changed one.
         self.on_gone: list[Callable[[Key], None]] = []
 
@@ -161,8 +164,14 @@ class Keyring:
     def add(self, key: Key) -> None:
         """From now on the key is known."""
         self._slots.reserve(key.slot)
+        key.sheet = Sheet(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._by_digest[key.digest] = key
+
+    def successor(self, key: Key) -> Key | None:
+        """What a key that was changed is now; None where it no longer holds."""
+        found = self._by_id.get(key.id)
+        return found if found is not None and found.digest == key.digest and found.dies_at > time.monotonic() else None
 
     def forget(self, key: Key) -> None:
         """It no longer holds; whoever remembers it sees that it is not alive."""
@@ -192,6 +201,7 @@ class Keyring:
             ),
             disabled=row["status"] == "disabled",
             dies_at=math.inf if expires_in_s is None else now + expires_in_s,
+            fence=fence_of(row["allowed_ips"], row["allowed_origins"]),
         )
 
     def _account(self, row: asyncpg.Record, plan: Limits) -> Account:
@@ -213,7 +223,7 @@ class Keyring:
 
 
 _LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-_COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest")
+_COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest", "fence")
 
 
 def _same(old: Key, new: Key) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 
 from proxy import telemetry
-from proxy.errors import Unavailable
 from proxy.services.keyring import Keyring
 from proxy.store.pool import Pool
 
@@ -40,12 +39,7 @@ class Readiness:
     async def watch(self) -> None:
         """A supervised loop."""
         while True:
-            try:
-                async with self._pool.connection() as connection:
-                    await connection.fetchval("select 1")
-                self.database_up = True
-            except Unavailable:
-                self.database_up = False
+            self.database_up = await self._pool.is_up()
             telemetry.database_up.set(self.database_up)
             telemetry.keys_loaded.set(len(self._keyring))
             await asyncio.sleep(PROBE_S)

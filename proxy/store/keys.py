@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
 from proxy.core import access
+from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Pool
@@ -43,6 +44,20 @@ class OwnLimits:
 
 
 NO_LIMITS = OwnLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFence:
+    """Where a key may be used from. None: leave as it is; empty: from anywhere."""
+
+    ips: Sequence[str] | None = None
+    origins: Sequence[str] | None = None
+
+    def columns(self) -> tuple[list[str] | None, list[str] | None]:
+        return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
+
+
+NO_FENCE = OwnFence()
 
 
 class KeyStore:
@@ -79,6 +94,7 @@ class KeyStore:
         email: str | None = None,
         plan: str | None = None,
         own: OwnLimits = NO_LIMITS,
+        disabled: bool | None = None,
     ) -> Row:
         if plan is not None:
             self._check_plan(plan)
@@ -86,9 +102,14 @@ class KeyStore:
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
         return await self._row(
             sql.accounts.update_account, account_id, None if name is None else _text(name, "name"),
-            None if email is None else _email(email), plan, *limits,
+            None if email is None else _email(email), plan, *limits, disabled,
             absent=f"there is no account {account_id}",
         )  # fmt: skip
+
+    async def page_accounts(self, search: str, page: Page) -> tuple[list[Row], int]:
+        day = datetime.datetime.now(datetime.UTC).date()
+        rows = await self._rows(sql.accounts.page_accounts, search, day, page.limit, page.offset)
+        return rows, rows[0]["total"] if rows else 0
 
     async def usage_of_today(self, account_id: str) -> int:
         day = datetime.datetime.now(datetime.UTC).date()
@@ -98,7 +119,14 @@ class KeyStore:
     # Keys
 
     async def create_key(
-        self, account_id: str, *, name: str, mode: access.Mode, scopes: Sequence[str] = (), own: OwnLimits = NO_LIMITS
+        self,
+        account_id: str,
+        *,
+        name: str,
+        mode: access.Mode,
+        scopes: Sequence[str] = (),
+        own: OwnLimits = NO_LIMITS,
+        fence: OwnFence = NO_FENCE,
     ) -> tuple[Row, str]:
         """The key's row, and the key itself: the only time that it is seen."""
         await self.read_account(account_id)
@@ -108,6 +136,7 @@ class KeyStore:
         row = await self._row(
             sql.keys.create_key, new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key),
             access.hint_of(key), list(scopes), own.requests_per_second, own.units_per_second,
+            *(found or [] for found in fence.columns()),
         )  # fmt: skip
         return row, key
 
@@ -133,7 +162,13 @@ class KeyStore:
         )
 
     async def update_key(
-        self, key_id: str, *, name: str | None = None, scopes: Sequence[str] | None = None, own: OwnLimits = NO_LIMITS
+        self,
+        key_id: str,
+        *,
+        name: str | None = None,
+        scopes: Sequence[str] | None = None,
+        own: OwnLimits = NO_LIMITS,
+        fence: OwnFence = NO_FENCE,
     ) -> Row:
         _check_scopes(scopes or ())
         own.check()
@@ -141,7 +176,7 @@ class KeyStore:
         chosen = None if scopes is None else list(scopes)
         return await self._row(
             sql.keys.update_key, key_id, None if name is None else _text(name, "name"), chosen,
-            own.requests_per_second, own.units_per_second,
+            own.requests_per_second, own.units_per_second, *fence.columns(),
             absent=f"key {key_id} is revoked: that is final",
         )  # fmt: skip
 
@@ -201,6 +236,16 @@ def _email(value: str) -> str:
     if not local or not host or " " in value:
         raise InvalidRequest(f"email {value!r} is not an e-mail address")
     return value
+
+
+def _each(values: Sequence[str] | None, name: str, canonical: Callable[[str], str]) -> list[str] | None:
+    """Each of them once, in its usual form."""
+    if values is None:
+        return None
+    try:
+        return list(dict.fromkeys(canonical(value) for value in values))
+    except ValueError as exc:
+        raise InvalidRequest(f"{name}: {exc}") from None
 
 
 def _check_scopes(scopes: Sequence[str]) -> None:

@@ -43,14 +43,22 @@ def translated() -> Iterator[None]:
         raise Unavailable("the database is not reachable at the moment; try again shortly") from exc
 
 
+async def _leave(connection: object) -> None:
+    """As it is."""
+
+
 class Pool:
     """Connections, opened when first needed, so that a worker starts and serves without a database."""
 
-    def __init__(self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock") -> None:
+    def __init__(
+        self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock", tidies: bool = True
+    ) -> None:
+        """`tidies`: undo what a user of a connection may have left in its session, which costs a statement each time."""
         self.url = url
         self._size = size
         self._acquire_timeout_s = acquire_timeout_s
         self._application = application
+        self._tidies = tidies
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
 
     async def open(self) -> None:
@@ -61,7 +69,16 @@ class Pool:
             command_timeout=10.0,
             timeout=2.0,
             server_settings={"application_name": self._application},
+            reset=None if self._tidies else _leave,
         )
+
+    async def is_up(self) -> bool:
+        try:
+            async with self.connection() as connection:
+                await connection.fetchval("select 1")
+        except Unavailable:
+            return False
+        return True
 
     async def close(self) -> None:
         if self._pool is None:

@@ -27,4 +27,18 @@ def load(stem: str) -> SimpleNamespace:
 
 
 accounts = load("accounts")
+blocks = load("blocks")
+deliveries = load("deliveries")
+events = load("events")
+fleet = load("fleet")
+holdings = load("holdings")
 keys = load("keys")
+ledger = load("ledger")
+mails = load("mails")
+operations = load("operations")
+policies = load("policies")
+refusals = load("refusals")
+sessions = load("sessions")
+usage = load("usage")
+wallets = load("wallets")
+webhooks = load("webhooks")

@@ -16,7 +16,7 @@ from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.networks import Plan
+from proxy.services.rpc.plans import Plan
 from proxy.services.rpc.shorts import ShortBatch
 from proxy.web.heads import Head
 from proxy.web.hot import CACHE as _CACHE
@@ -193,7 +193,8 @@ class Answers(Messages):
 
     def _count(self, outcome: str) -> None:
         if self.plan is not None:
-            self.plan.tally.count(outcome, self.cache, self.units, _monotonic() - self._began)
+            tally = self.head.key.sheet[self.plan.tally]
+            tally.count(outcome, self.cache, self.units, _monotonic() - self._began)
 
     @property
     def streams(self) -> bool:

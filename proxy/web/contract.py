@@ -1,7 +1,8 @@
 """The OpenAPI document, whole: what is published is what requests are checked by.
 
-`schemas/openapi.json` and the schemas in `schemas/http/*.json` are merged into one document, served as it is. Each
-operation's path, query and body are checked by validators compiled from it once, at start-up; a refusal names the parameter.
+`schemas/openapi.json` and the schemas in `schemas/http/*.json` and `schemas/events/*.json` are merged into one document, served
+as it is. Each operation's path, query and body are checked by validators compiled from it once, at start-up; a refusal names
+the parameter.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
+from proxy.core.access import KEY_PREFIXES
+from proxy.core.sessions import Kind
 from proxy.errors import InvalidRequest
 
 METHODS = ("get", "post", "patch", "delete", "put")
+# Paths that are there for whoever is signed in too.
+MIRRORED = ("/webhooks", "/gas/policies")
+SCHEMAS_AT = "#/components/schemas/"
 # An integer in a query. One of more digits is no page number, and int() would take its time.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 # The most of a caller's own text that a message repeats.
 MAX_ECHO = 100
+_SAID = "is not valid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,11 @@ class Operation:
     id: str
     method: str
     path: str
+    # The scope that a key needs; or, where no key is asked for, who must be signed in.
     scope: str
+    session: Kind | None
     planned: bool
+    large_body: bool
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
     body: jsonschema_rs.Draft202012Validator | None
@@ -102,13 +112,34 @@ class Contract:
 def load(schemas: Path) -> Contract:
     document = orjson.loads((schemas / "openapi.json").read_bytes())
     merged: dict[str, Any] = {}
-    for path in sorted((schemas / "http").glob("*.json")):
+    for path in sorted((*(schemas / "http").glob("*.json"), *(schemas / "events").glob("*.json"))):
         for name, schema in orjson.loads(path.read_bytes()).items():
             if name in merged:
                 raise ValueError(f"{path.name}: the schema {name} is defined twice")
             merged[name] = schema
     document["components"]["schemas"] = merged
+    for path in sorted((schemas / "paths").glob("*.json")):
+        document["paths"].update(orjson.loads(path.read_bytes()))
+    document["paths"].update(_mirrored(document["paths"]))
     return Contract(document)
+
+
+def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
+    """What a key may do for its account, the account's holder may do as well: the same operations, below /account."""
+    found: dict[str, Any] = {}
+    for path, item in paths.items():
+        if not path.startswith(MIRRORED):
+            continue
+        below = found[f"/account{path}"] = dict(item)
+        for method in METHODS:
+            if method in item:
+                spec = {name: value for name, value in item[method].items() if name != "x-scope"}
+                spec["operationId"] = f"account_{spec['operationId']}"
+                spec["tags"] = ["Account"]
+                spec["x-session"] = "account"
+                spec["security"] = [{"AccountSession": []}]
+                below[method] = spec
+    return found
 
 
 def _operations(document: dict[str, Any]) -> Iterator[Operation]:
@@ -122,8 +153,10 @@ def _operations(document: dict[str, Any]) -> Iterator[Operation]:
                 id=spec["operationId"],
                 method=method.upper(),
                 path=path,
-                scope=spec["x-scope"],
+                scope=spec.get("x-scope", ""),
+                session=spec.get("x-session"),
                 planned=spec.get("x-planned", False),
+                large_body=spec.get("x-large-body", False),
                 path_parameters={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "query"},
                 body=_body(document, spec),
@@ -146,10 +179,25 @@ def _body(document: dict[str, Any], spec: dict[str, Any]) -> jsonschema_rs.Draft
 
 
 def _validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
-    """The schema beside the document's own, so that its references resolve."""
-    return jsonschema_rs.Draft202012Validator(
-        {**schema, "components": {"schemas": document["components"]["schemas"]}}, validate_formats=True
-    )
+    """The schema beside those of the document that it refers to: each validator keeps a copy of all it is given."""
+    named: dict[str, Any] = {}
+    _gather(schema, document["components"]["schemas"], named)
+    return jsonschema_rs.Draft202012Validator({**schema, "components": {"schemas": named}}, validate_formats=True)
+
+
+def _gather(node: Any, schemas: Mapping[str, Any], named: dict[str, Any]) -> None:
+    """Put what the node refers to, however far away, among the named."""
+    if isinstance(node, list):
+        for part in node:
+            _gather(part, schemas, named)
+    if not isinstance(node, dict):
+        return
+    name = str(node.get("$ref", "")).removeprefix(SCHEMAS_AT).split("/")[0]
+    if name in schemas and name not in named:
+        named[name] = schemas[name]
+        _gather(schemas[name], schemas, named)
+    for part in node.values():
+        _gather(part, schemas, named)
 
 
 def _resolved(document: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
@@ -172,8 +220,14 @@ def _cast(text: str, kind: str) -> Any:
 
 def _named(error: jsonschema_rs.ValidationError) -> str:
     path = ".".join(str(step) for step in error.instance_path)
-    return f"{path or 'body'}: {error.message}" if len(error.message) < 300 else f"{path or 'body'}: is not valid"
+    return f"{path or 'body'}: {_words(error, most=300)}"
 
 
 def _plain(error: jsonschema_rs.ValidationError, text: str) -> str:
-    return error.message if len(text) <= MAX_ECHO else "is not valid"
+    return _words(error, most=300) if len(text) <= MAX_ECHO else _SAID
+
+
+def _words(error: jsonschema_rs.ValidationError, *, most: int) -> str:
+    """What the validator says, which repeats what was given: not at any length, and never a key that is there by mistake."""
+    said = error.message
+    return said if len(said) < most and not any(prefix in said for prefix in KEY_PREFIXES) else _SAID

@@ -98,6 +98,17 @@ class Visitor(web.RequestHandler):
         super().resume_writing()
         self._stalled_since = 0.0
 
+    def release(self) -> tuple[asyncio.Transport | None, str, bytes]:
+        """The connection is no longer HTTP's: its transport, its address, and what came behind the request.
+
+        To aiohttp it looks as if the client had left; no transport where it really has.
+        """
+        transport, ahead = self.transport, self._message_tail
+        self.transport = None
+        if transport is not None:
+            web.RequestHandler.connection_lost(self, None)
+        return transport, self._address, ahead
+
     def begin_request(self) -> None:
         """The head is complete and its handler runs."""
         self._phase = "busy"
@@ -205,6 +216,12 @@ class Door:
         transport.set_protocol(visitor)
         visitor.connection_made(transport)
         visitor.data_received(data)
+
+    def take_over(self, visitor: Guest, guest: Guest) -> None:
+        """The same connection, in other hands."""
+        self.timed.discard(visitor)
+        self.guests.discard(visitor)
+        self.guests.add(guest)
 
     def watch_reader(self, guest: Guest, now: float, stalled_since: float, unsent: int) -> tuple[float, int]:
         """A client that takes some of its reply, however slowly, goes on; one that takes none for too long is dropped."""

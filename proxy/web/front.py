@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.caching import key_of
-from proxy.core.jsonrpc import Malformed
+from proxy.core.jsonrpc import MAX_DEPTH, Malformed
+from proxy.core.nesting import is_deeper
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.networks import ANY_SCOPE, Plan, Route
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.plans import Plan
 from proxy.telemetry import LATENCY_S
 from proxy.web.answers import Answers
 from proxy.web.heads import Head
@@ -107,6 +109,7 @@ class Front(Answers):
             or len(call_id) > 64
             or (plan.has_block and not params.endswith(_LATEST))
             or not body.isascii()
+            or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
         ):
             self._ask_long(head, body, envelope)
             return
@@ -163,7 +166,7 @@ class Front(Answers):
             self._hot.rpc.answer(self, route, key, plan, params, now, slot=slot)
             return
         self.cache = "hit"
-        tally = plan.tally
+        tally = key.sheet[plan.tally]
         tally.results += 1
         tally.hits += 1
         tally.units += self.units
@@ -177,7 +180,8 @@ class Front(Answers):
         self.units = 0
         self.cache = ""
         key = head.key
-        if key.disabled or key.dies_at <= now or not key.scopes & ANY_SCOPE or (head.route.is_live and not key.live):
+        route = head.route
+        if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
             self.on_fault(self._hot.refusal(head, now))
             return
         try:
@@ -186,7 +190,7 @@ class Front(Answers):
             else:
                 call = jsonrpc.parse(body, envelope, is_ascii=is_ascii)
                 self.id = call[2]
-                self._hot.rpc.ask(self, head.route, key, call, now, fresh=head.fresh)
+                self._hot.rpc.ask(self, route, key, call, now, fresh=head.fresh)
         except Malformed as exc:
             self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
@@ -213,6 +217,7 @@ class Front(Answers):
             or head.status != 200
             or not head.plain
             or not body.isascii()
+            or (self.plan.asks_on and self._head.route.is_null(result))  # type: ignore[union-attr]
         ):
             self._take_off(upstream).on_reply(connection, head, body)
             return
@@ -228,7 +233,7 @@ class Front(Answers):
             health.good -= 1
         plan: Plan = self.plan  # type: ignore[assignment]
         units = self.units
-        tally = plan.tally
+        tally = self._head.key.sheet[plan.tally]  # type: ignore[union-attr]
         tally.results += 1
         tally.units += units
         tally.seconds += took

@@ -75,7 +75,7 @@ class Gate:
         try:
             reply = await self._answer(request, handler)
             if not reply.prepared:
-                self._sign(request, reply)
+                self.sign(request, reply)
             self._record(request, reply, time.monotonic() - began)
             return reply
         finally:
@@ -117,7 +117,7 @@ class Gate:
         if size > self._settings.max_head_bytes:
             raise of_status(431, f"the request's head is larger than {self._settings.max_head_bytes} bytes")
 
-    def _sign(self, request: web.Request, reply: web.StreamResponse) -> None:
+    def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """The headers that every reply carries."""
         reply.headers["X-Request-Id"] = request[REQUEST_ID]
         reply.headers["Server"] = SERVER
@@ -154,32 +154,46 @@ class Gate:
 
     # What handlers ask for
 
-    def authenticate(self, request: web.Request, operation: str) -> Key:
-        """The key behind the request, from either header."""
-        request[_OPERATION] = operation
-        address = self._door.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
-        key = self._admission.who(_presented(request), address, time.monotonic())
+    def authenticate(self, request: web.Request, operation: str, in_query: str | None = None) -> Key:
+        """The key behind the request, from either header; or from its query, where the path allows that."""
+        address = self.enter(request, operation)
+        origin = request.headers.get("Origin", "")
+        key = self._admission.who(in_query or _presented(request), address, time.monotonic(), origin=origin)
         request[KEY] = key
         return key
 
-    async def read_body(self, request: web.Request) -> bytes:
-        """The body, within its deadline and its cap."""
+    def enter(self, request: web.Request, operation: str) -> str:
+        """What is asked for, for the metrics; and the address of whoever asks."""
+        request[_OPERATION] = operation
+        return self._door.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
+
+    def is_secure(self, request: web.Request) -> bool:
+        """Whether the client came over https: a balancer that is believed says so."""
+        is_told = request.headers.get("X-Forwarded-Proto", "").split(",")[-1].strip().lower() == "https"
+        return request.secure or (is_told and self._door.trusts(request.remote or ""))
+
+    async def read_body(self, request: web.Request, *, most: int | None = None, larger: int = 0) -> bytes:
+        """The body, within its deadline and its cap: everybody's, or a smaller one; or a larger one."""
+        cap = max(self._settings.max_body_bytes, larger)
+        most = min(most or cap, cap)
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("a compressed body is not accepted: send it without Content-Encoding")
         if not _is_json(request):
             raise UnsupportedMedia("the header Content-Type must be application/json")
-        if (request.content_length or 0) > self._settings.max_body_bytes:
-            raise self._too_large()
+        too_large = TooLarge(f"the body is larger than {most} bytes")
+        if (request.content_length or 0) > most:
+            raise too_large
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
-                return await request.read()
+                body = bytearray()
+                # One that comes in chunks has said nothing of its size.
+                async for piece in request.content.iter_any():
+                    body += piece
+                    if len(body) > most:
+                        raise too_large
         except TimeoutError:
             raise RequestTimeout("the request's body did not arrive in time") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise self._too_large() from None
-
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body is larger than {self._settings.max_body_bytes} bytes")
+        return bytes(body)
 
 
 def _is_json(request: web.Request) -> bool:

@@ -211,7 +211,9 @@ class HeadReader:
 
     def _decide(self, raw: bytes, route: Route, found: dict[int, bytes]) -> Head | None:
         length = found.get(LENGTH, b"")
-        if HOST not in found or not _DIGITS.fullmatch(length) or not 0 < int(length) <= self._max_body:
+        if HOST not in found or not _DIGITS.fullmatch(length):
+            return None
+        if not 0 < int(length) <= min(self._max_body, route.max_body):
             return None
         if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)) or found.get(CONNECTION, _KEPT).lower() != _KEPT:
             return None
@@ -236,7 +238,9 @@ class HeadReader:
                 return None
         if not text.isascii():
             return None
-        return self._find(text.strip().decode("ascii"))
+        key = self._find(text.strip().decode("ascii"))
+        # From where such a key is used the gate looks at: who stands before us, and what they say of it.
+        return None if key is None or key.fence is not None else key
 
 
 def _bounded(memory: dict[Any, Any]) -> dict[Any, Any]:

@@ -18,7 +18,6 @@ from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, Unauthorized
 from proxy.services.admission import Admission
 from proxy.services.rpc.calls import Rpc
-from proxy.services.rpc.networks import ANY_SCOPE
 from proxy.telemetry import AccessLines
 from proxy.web.gate import STEM
 from proxy.web.heads import Head, HeadReader
@@ -219,7 +218,8 @@ class Hot:
         if key.dies_at <= now:
             key.alive = False
             return Unauthorized("the API key is not valid")
-        return self._admission.may(key, ANY_SCOPE, head.route.network) or Unauthorized("the API key is not valid")
+        refusal = self._admission.may(key, head.route.any_scope, head.route.network)
+        return refusal or Unauthorized("the API key is not valid")
 
     def note(self, front: Answers, status: int, request_id: bytes, now: float) -> None:
         """The request's line in the access log."""

@@ -1,4 +1,4 @@
-"""What is open to everybody: health, the OpenAPI document and its readable page."""
+"""What is open to everybody: health, the OpenAPI document and its readable page, and the page of the dashboard."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from aiohttp import web
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
 from proxy.web.contract import Contract
+from proxy.web.files import Files
 from proxy.web.reply import json_reply
 
 PAGES = Path(__file__).parent / "pages"
@@ -26,6 +27,7 @@ class Pages:
     def __init__(self, contract: Contract, readiness: Readiness) -> None:
         self._contract = contract
         self._readiness = readiness
+        self._dashboard = Files()
         self._files = {path.name: path.read_bytes() for path in PAGES.iterdir() if path.suffix in _TYPES}
 
     def routes(self) -> list[web.RouteDef]:
@@ -35,6 +37,7 @@ class Pages:
             web.get("/v1/openapi.json", self.openapi),
             web.get("/docs", self.docs),
             web.get("/docs/{name}", self.docs),
+            *self._dashboard.routes(),
         ]
 
     async def health(self, _request: web.Request) -> web.Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +17,7 @@ from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.access import Key
 from proxy.core.paging import Page
+from proxy.core.usage import Tally
 from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.admission import Admission
 from proxy.web.contract import Contract, Operation
@@ -38,10 +39,14 @@ class Asked:
     query: Mapping[str, Any]
     body: Any
     where: Where
+    # The networks that it was found to mean: the first is what it is counted under.
+    meant: list[str] = field(default_factory=list)
 
     def network(self, word: str | None = None) -> Network:
         """The network that the path means, or the given word."""
-        return self.where.network(self.key, self.scopes, word or self.path["chain"])
+        found = self.where.network(self.key, self.scopes, word or self.path["chain"])
+        self.meant.append(found.id)
+        return found
 
     @property
     def page(self) -> Page:
@@ -55,15 +60,29 @@ class Answer:
     data: Any
     status: int = 200
     cache: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Answers = Callable[[Asked], Awaitable[Any]]
+# Where a request of a key is counted, by its network and operation.
+Counted = Callable[[Key, str, str], Tally]
 
 
 class Rest:
     def __init__(
-        self, gate: Gate, admission: Admission, contract: Contract, prices: Mapping[str, int], where: Where
+        self,
+        gate: Gate,
+        admission: Admission,
+        contract: Contract,
+        prices: Mapping[str, int],
+        where: Where,
+        *,
+        count: Counted,
+        large_body: int = 0,
     ) -> None:
+        """`large_body`: the most bytes of a body, for operations that say that theirs may be large."""
+        self._large_body = large_body
+        self._count = count
         self._gate = gate
         self._admission = admission
         self._contract = contract
@@ -80,24 +99,33 @@ class Rest:
 
         async def handle(request: web.Request) -> web.Response:
             key = self._gate.authenticate(request, operation.id)
-            refusal = self._admission.may(key, scopes) or self._admission.charge(key, 1, units, time.monotonic())
-            if refusal is not None:
-                raise refusal
+            began, meant, outcome = time.monotonic(), list[str](), "faults"
             try:
-                found = await answer(await self._read(request, operation, key, scopes))
-            except Fault as fault:
-                request[UNITS] = self._settle(key, units, fault)
-                raise
-            request[UNITS] = units
-            return _reply(request, found if isinstance(found, Answer) else Answer(found))
+                refusal = self._admission.may(key, scopes) or self._admission.charge(key, 1, units, began)
+                if refusal is not None:
+                    raise refusal
+                try:
+                    found = await answer(await self._read(request, operation, key, scopes, meant))
+                except Fault as fault:
+                    request[UNITS] = self._settle(key, units, fault)
+                    raise
+                request[UNITS] = units
+                outcome = "results"
+                return _reply(request, found if isinstance(found, Answer) else Answer(found))
+            finally:
+                tally = self._count(key, meant[0] if meant else "", operation.id)
+                tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
 
         return handle
 
-    async def _read(self, request: web.Request, operation: Operation, key: Key, scopes: int) -> Asked:
+    async def _read(self, request: web.Request, operation: Operation, key: Key, scopes: int, meant: list[str]) -> Asked:
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
-        body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
-        return Asked(key, scopes, path, query, body, self._where)
+        body = None
+        if operation.body is not None:
+            larger = self._large_body if operation.large_body else 0
+            body = operation.check_body(await self._gate.read_body(request, larger=larger))
+        return Asked(key, scopes, path, query, body, self._where, meant)
 
     def _settle(self, key: Key, units: int, fault: Fault) -> int:
         """What a request costs that ended in a fault."""
@@ -111,4 +139,4 @@ class Rest:
 def _reply(request: web.Request, answer: Answer) -> web.Response:
     if answer.cache:
         request[CACHE] = answer.cache
-    return json_reply(answer.data, status=answer.status)
+    return json_reply(answer.data, status=answer.status, headers=answer.headers)

@@ -1,4 +1,4 @@
-"""POST /v1/rpc/{chain}/{network}, for whatever the hot path hands over."""
+"""POST /v1/rpc/{chain}/{network} and /v1/bundler/{chain}/{network}, for whatever the hot path hands over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from proxy.core.jsonrpc import Call, Malformed
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.calls import Pending, Rpc, RpcError
-from proxy.services.rpc.networks import ANY_SCOPE, Route
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.plans import ANY_SCOPE
 from proxy.services.rpc.shorts import ShortBatch
 from proxy.web.door import Visitor
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
@@ -27,17 +28,22 @@ class RpcHandler:
         where: Where,
         rpc: Rpc,
         *,
+        operation: str = "rpc_call",
+        scopes: int = ANY_SCOPE,
         shows_upstream: bool = False,
     ) -> None:
+        """`scopes`: of these a key needs one to ask here at all."""
         self._gate = gate
         self._where = where
         self._rpc = rpc
+        self._operation = operation
+        self._scopes = scopes
         self._shows_upstream = shows_upstream
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        key = self._gate.authenticate(request, "rpc_call")
-        route = self._where.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
-        body = await self._gate.read_body(request)
+        key = self._gate.authenticate(request, self._operation)
+        route = self._where.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
+        body = await self._gate.read_body(request, most=route.max_body)
         fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
         try:
             if jsonrpc.is_batch(body):
@@ -64,9 +70,9 @@ class RpcHandler:
         except Fault as fault:
             self._rpc.refund(key, fault, 1, pending.units)
             pending.units = 0
-            pending.count("faults", time.monotonic() - began)
+            pending.count(key.sheet, "faults", time.monotonic() - began)
             raise
-        pending.count(outcome, time.monotonic() - began)
+        pending.count(key.sheet, outcome, time.monotonic() - began)
         request[UNITS] = pending.units
         request[CACHE] = pending.cache
         if self._shows_upstream and pending.flight is not None:

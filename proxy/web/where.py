@@ -14,7 +14,9 @@ _NAME = re.compile(r"[a-z0-9-]{1,40}(?:/[a-z0-9-]{1,40})?", re.ASCII)
 
 
 class Where:
-    def __init__(self, chains: Registry, networks: Networks, admission: Admission) -> None:
+    def __init__(self, chains: Registry, networks: Networks, admission: Admission, *, needs: str = "upstream") -> None:
+        """`needs`: what a network must have configured to be found."""
+        self._needs = needs
         self._chains = chains
         self._networks = networks
         self._admission = admission
@@ -36,5 +38,5 @@ class Where:
             raise refusal
         route = self._networks.find(network)
         if route is None:
-            raise NotFound(f"the network {network.id} is known, but no upstream is configured for it")
+            raise NotFound(f"the network {network.id} is known, but no {self._needs} is configured for it")
         return route

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import aiohttp
@@ -18,6 +19,7 @@ from yarl import URL
 from proxy.core import jsonrpc
 from proxy.core.routing import Health
 from proxy.wire.connection import MOST, NOBODY, Connection, Sink
+from proxy.wire.feed import Stream
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.turn import Turn
 from proxy.wire.upstream import CONNECT_TIMEOUT_S, MAX_WAITING, Address, Upstream
@@ -72,6 +74,10 @@ class SocketUpstream(Upstream):
         if self._runner is None or self._runner.done():
             self._runner = self._loop.create_task(self._run(), name=f"socket {self.label}")
         return self._line
+
+    def stream(self, on_lost: Callable[[], None]) -> Stream:
+        """A connection of its own, for subscriptions; not open yet."""
+        return Stream(self._url, self._headers, self.label, on_lost)
 
     def leave(self, sink: Sink) -> None:
         self.replace(sink, NOBODY)

@@ -6,20 +6,24 @@ import re
 from pathlib import Path
 
 import pytest
-import sha3
 
+from proxy.chains.evm import address as evm
+from proxy.chains.evm.address import checksum
 from proxy.settings import CONFIG, SCHEMAS
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}(?![0-9a-fA-F])")
-FILES = sorted([*(CONFIG / "chains").glob("*.toml"), SCHEMAS / "openapi.json", *(SCHEMAS / "http").glob("*.json")])
+FILES = sorted(
+    [
+        *(CONFIG / "chains").glob("*.toml"),
+        *(CONFIG / "tokens").glob("*.json"),
+        *(SCHEMAS / "http").glob("*.json"),
+        SCHEMAS / "openapi.json",
+    ]
+)
 
 
 def checksummed(address: str) -> str:
-    """EIP-55: "if the ith digit is a letter, print it in uppercase if the 4*ith bit of the hash of the lowercase hexadecimal
-    address is 1"."""
-    digits = address[2:].lower()
-    nibbles = sha3.keccak_256(digits.encode()).hexdigest()
-    return "0x" + "".join(d.upper() if int(n, 16) >= 8 else d for d, n in zip(digits, nibbles, strict=False))
+    return checksum(bytes.fromhex(address[2:]))
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,32 @@ def test_addresses_in_the_file_carry_their_checksums(path: Path) -> None:
 
 def test_chain_files_do_have_addresses() -> None:
     assert len(ADDRESS.findall((CONFIG / "chains" / "ethereum.toml").read_text("utf-8"))) >= 5
+
+
+@pytest.mark.parametrize(
+    "text", ["0xDBF03B407C01E7CD3CBEA99509D93F8DDDC8C6FB", "0XdbF03B407c01E7cD3CBea99509d93f8DDDC8C6FB"]
+)
+def test_address_is_taken_in_any_case(text: str) -> None:
+    assert evm.parse(text) == evm.parse(text.lower()) == bytes.fromhex("dbf03b407c01e7cd3cbea99509d93f8dddc8c6fb")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0x",
+        "dbf03b407c01e7cd3cbea99509d93f8dddc8c6fb",
+        "0x" + "g" * 40,
+        "0x" + "a" * 39,
+        "0x" + "a" * 40 + "\n",
+        "0x" + "١" * 40,
+    ],
+)
+def test_what_is_no_address_is_none(text: str) -> None:
+    assert evm.parse(text) is None
+
+
+def test_mixed_case_that_is_not_the_checksum_is_a_typing_error() -> None:
+    right = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
+    assert not any(map(evm.is_mistyped, (right, right.lower(), "0x" + right[2:].upper())))
+    assert evm.is_mistyped(right.replace("Ef1B", "eF1B"))

@@ -38,3 +38,12 @@ export function together(count, action, describe) {
 export function call(at) {
   return task.calls[at % task.calls.length];
 }
+
+// Wait for something to become true.
+export async function until(condition) {
+  const end = Date.now() + 30_000;
+  while (!(await condition())) {
+    if (Date.now() > end) throw new Error(`it did not happen: ${condition}`);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}

@@ -28,6 +28,8 @@ def settings_text(database_url: str, upstream_url: str, **server: Any) -> str:
 {lines}
 [metrics]
 port = 0
+[follower]
+networks = []
 [database]
 url = "{database_url}"
 [keys]
@@ -62,10 +64,10 @@ class Production:
         self.process.send_signal(number)
 
 
-def launch(config: Path, log_file: Path) -> Production:
+def launch(config: Path, log_file: Path, *, role: str = "all") -> Production:
     with log_file.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "serve", "--config", str(config)],
+            [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--role", role],
             cwd=ROOT,
             env={name: value for name, value in os.environ.items() if name != "DATABASE_URL"},
             stdout=output,
@@ -74,8 +76,8 @@ def launch(config: Path, log_file: Path) -> Production:
     return Production(process, log_file, config)
 
 
-async def start(config: Path, log_file: Path, key: str) -> Production:
-    running = launch(config, log_file)
+async def start(config: Path, log_file: Path, key: str, *, role: str = "all") -> Production:
+    running = launch(config, log_file, role=role)
     await until(lambda: running.said("serving") or running.process.poll() is not None, within_s=READY_S)
     serving = running.said("serving")
     assert serving, log_file.read_text()

@@ -98,7 +98,7 @@ class Talk:
         version, status, _ = f"{head[0]} ".split(" ", 2)
         assert version in ("HTTP/1.1", "HTTP/1.0"), head[0]
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
-        if int(status) in (100, 204, 304):
+        if int(status) in (100, 101, 204, 304):
             return Reply(int(status), headers, b"")
         if "content-length" in headers:
             return Reply(int(status), headers, await self.reader.readexactly(int(headers["content-length"])))
@@ -176,12 +176,13 @@ async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list
 async def is_known_everywhere(service: Service, key: str) -> None:
     """Wait until no worker calls the key unknown. It is asked for a network that does not exist: that costs nothing."""
     data = post(rpc("eth_chainId"), key=key, network="dev/nowhere")
-    for talk in await _one_for_each_worker(service):
+    async with service.talking:
+        for talk in await _one_for_each_worker(service):
 
-        async def knows(talk: Talk = talk) -> bool:
-            return (await talk.ask(data)).status != 401
+            async def knows(talk: Talk = talk) -> bool:
+                return (await talk.ask(data)).status != 401
 
-        await until(knows)
+            await until(knows)
 
 
 async def _one_for_each_worker(service: Service) -> list[Talk]:

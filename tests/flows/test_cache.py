@@ -356,3 +356,15 @@ async def test_memory_is_bounded_and_answers_stay_right() -> None:
                 assert reply.json["result"] == "0x" + hex(n % 900)[2:].rjust(4, "0") * 1000
         assert found.route.replies.bytes_used <= 1 << 20
         assert found.route.replies.evictions > 0
+
+
+@on_uvloop
+async def test_whoever_was_told_of_a_new_block_is_not_told_what_was_true_before() -> None:
+    async with scene(1) as found:
+        read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
+        for expected in ("miss", "hit"):
+            assert (await found.ask(*read)).headers["x-cache"] == expected
+        mined = {"blockNumber": hex(found.chain.head + 1), "status": "0x1"}
+        found.upstreams[0].answers["eth_getTransactionReceipt"] = lambda _: mined
+        assert await found.result("eth_getTransactionReceipt", ["0x" + "11" * 32]) == mined
+        assert (await found.ask(*read)).headers["x-cache"] == "miss"

@@ -124,14 +124,14 @@ async def test_data_that_is_no_directory_is_named(tmp_path: Path) -> None:
 # What is left behind: nothing
 
 
-@pytest.mark.parametrize("moment", ["postgres", "worker"])
+@pytest.mark.parametrize("moment", ["postgres", "worker", "alto"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 async def test_end_during_start_up_leaves_nothing(
     tmp_path: Path, own_tmp: dict[str, str], moment: str, number: signal.Signals
 ) -> None:
     """Ended as soon as its first child of a kind is seen; and the next start on the same directory works."""
     data = tmp_path / "data"
-    process = launch(data, env=own_tmp)
+    process = launch(data, env=own_tmp, bundler=moment == "alto")
     seen: set[int] = set()
 
     def has_come() -> bool:

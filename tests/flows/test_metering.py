@@ -31,11 +31,13 @@ def units(reply: Reply) -> int:
 
 
 def tally(of: Scene, method: str) -> Any:
+    of.worker.app.usage.gather()
     return of.worker.app.tallies.of(of.network, method)
 
 
 def charged(of: Scene) -> int:
     """What all calls were charged, as the metrics say."""
+    of.worker.app.usage.gather()
     plans = (*of.route.plans.values(), of.route.unknown)
     return sum(plan.tally.units for plan in plans)
 
@@ -274,6 +276,7 @@ def test_labels_are_closed_sets_whatever_is_called(tmp_path: Path) -> None:
             await found.ask("eth_noSuchThing")
 
             def series() -> set[tuple[str, ...]]:
+                found.worker.app.usage.gather()
                 found.worker.app.tallies.write(tmp_path / "calls-1.json", found.worker.app.networks.counts())
                 metrics = CallCollector(tmp_path).collect()
                 return {(s.name, *s.labels.values()) for metric in metrics for s in metric.samples}

@@ -7,10 +7,10 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from proxy.dev.postgres import Postgres
+from tests.database import another
 from tests.flows import production
 from tests.flows.production import PEPPER, settings_text
 from tests.service import command
@@ -39,13 +39,10 @@ url = "canary-path"
 @pytest.fixture
 async def empty_database(cluster: Postgres, tmp_path: Path) -> AsyncIterator[Path]:
     """A settings file on a database in which nothing has been made yet."""
-    connection = await asyncpg.connect(cluster.url)
-    await connection.execute("create database untouched")
-    path = tmp_path / "penstock.toml"
-    path.write_text(settings_text(cluster.url.replace("/penstock?", "/untouched?"), UPSTREAM))
-    yield path
-    await connection.execute("drop database untouched with (force)")
-    await connection.close()
+    async with another(cluster.url, "untouched") as url:
+        path = tmp_path / "penstock.toml"
+        path.write_text(settings_text(url, UPSTREAM))
+        yield path
 
 
 async def test_bad_settings_are_all_named_at_once(tmp_path: Path) -> None:

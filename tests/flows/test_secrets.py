@@ -14,6 +14,12 @@ from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream
 from tests.service import Service, until
 
 READ = rpc("eth_chainId")
+UPGRADE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec_WebSocket_Version": "13",
+    "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
 
 
 def doors(key: str) -> Iterable[bytes]:
@@ -45,6 +51,8 @@ def doors(key: str) -> Iterable[bytes]:
     ):
         yield request("GET", target, key=key)
         yield request("POST", target, READ, key=key)
+    for target in (f"/v1/ws/dev/mainnet?apiKey={key}", f"/v1/ws/{key}/mainnet?apiKey={key}"):
+        yield request("GET", target, **UPGRADE)
     yield f"GET /{key} HTTP/9.9\r\nHost: x\r\nX-API-Key: {key}\r\n\r\n".encode()
     yield f"{key}\r\n\r\n".encode()
     yield f"GET / HTTP/1.1\r\nHost: {key}\r\nX-API-Key: {key}\r\n{key}\r\n\r\n".encode()
@@ -109,7 +117,7 @@ async def test_pepper_and_database_address_are_in_their_own_files_only(service: 
     assert pepper not in metrics
 
 
-async def test_upstreams_credentials_are_nowhere(service: Service, faulty: Upstream) -> None:
+async def test_upstreams_credentials_are_in_no_log_and_no_metric(service: Service, faulty: Upstream) -> None:
     """The account is its owner's: its password and path are in no log and no metric, even when calls to it fail."""
 
     async def fail(_call: dict[str, object]) -> None:
@@ -121,8 +129,11 @@ async def test_upstreams_credentials_are_nowhere(service: Service, faulty: Upstr
             data = post(fresh_call(), key=service.keys["enterprise"], network="ethereum/hoodi")
             assert (await talk.ask(data)).status in (500, 503)
     metrics = await (await service.get(service.ready["metrics_url"])).text()
+    # Commands beside the service ask the same upstreams: what they read is their user's alone.
+    running = service.data / "running.json"
+    assert running.stat().st_mode & 0o777 == 0o600
     for secret in (PASSWORD, SECRET_PATH):
-        assert files_with(service.data, secret.encode()) == []
+        assert files_with(service.data, secret.encode()) == [str(running)]
         assert secret not in metrics
     for pid in service.worker_pids():
         assert PASSWORD.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -26,8 +26,10 @@ SHAPES: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 TABLES = settings.load_tables()
 PRICES = TABLES.prices
 BASE = "/v1"
+# The others are for people who are signed in.
+OF_KEYS = {name: op for name, op in OPERATIONS.items() if op.session is None}
 # JSON-RPC is priced by method, not by operation.
-BY_METHOD = {"rpc_call", "bundler_call"}
+BY_METHOD = {"rpc_call", "bundler_call", "paymaster_call"}
 
 # The specification's table of endpoints (section 4), and the scope of each.
 ENDPOINTS = {
@@ -49,8 +51,29 @@ ENDPOINTS = {
     ("POST", "/gas/sponsor"): "gas:manage",
     ("POST", "/bundler/{chain}/{network}"): "bundler:send",
 }
+# Beyond the specification: what an owner of policies needs beside creating them, and what wallet libraries speak (ERC-7677).
+ADDED = {
+    ("GET", "/gas/policies"): "gas:manage",
+    ("GET", "/gas/policies/{id}"): "gas:manage",
+    ("PATCH", "/gas/policies/{id}"): "gas:manage",
+    ("DELETE", "/gas/policies/{id}"): "gas:manage",
+    ("GET", "/gas/policies/{id}/spend"): "gas:manage",
+    ("GET", "/gas/policies/{id}/refusals"): "gas:manage",
+    ("POST", "/paymaster/{chain}/{network}"): "gas:manage",
+    ("GET", "/webhooks/{id}"): "webhooks:manage",
+    ("POST", "/webhooks/{id}/resume"): "webhooks:manage",
+    ("POST", "/webhooks/{id}/rotate"): "webhooks:manage",
+    ("POST", "/webhooks/backtest"): "webhooks:manage",
+    ("GET", "/webhooks/{id}/deliveries"): "webhooks:manage",
+    ("POST", "/webhooks/{id}/deliveries/{event_id}/redeliver"): "webhooks:manage",
+    ("POST", "/webhooks/{id}/redeliver"): "webhooks:manage",
+    ("POST", "/webhooks/{id}/test"): "webhooks:manage",
+}
 # Open to everybody, and not a part of the contract.
 OPEN = {"/healthz", "/readyz", "/docs", "/docs/{name}", f"{BASE}/openapi.json"}
+OPEN |= {"/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
+# A GET that becomes a socket: the document tells of it in words, for OpenAPI has no form for what follows.
+SOCKET = f"{BASE}/ws/{{chain}}/{{network}}"
 
 
 @pytest.fixture
@@ -66,18 +89,36 @@ async def test_routes_are_the_documents_operations_that_are_there(app: App) -> N
     routed = {
         (route.method, route.resource.canonical)
         for route in app.web.router.routes()
-        if route.resource is not None and route.method != "HEAD" and route.resource.canonical not in OPEN
+        if route.resource is not None and route.method != "HEAD" and route.resource.canonical not in {*OPEN, SOCKET}
     }
     assert routed == {(op.method, BASE + op.path) for op in OPERATIONS.values() if not op.planned}
 
 
 async def test_open_pages_are_all_there(app: App) -> None:
     paths = {route.resource.canonical for route in app.web.router.routes() if route.resource is not None}
-    assert paths >= OPEN
+    assert paths >= {*OPEN, SOCKET}
+
+
+def test_document_tells_of_the_socket_and_every_kind_of_subscription_has_a_price() -> None:
+    assert SOCKET in DOCUMENT["info"]["description"]
+    assert set(PRICES.events) == {"newHeads", "logs", "newPendingTransactions", "syncing", "svm"}
 
 
 def test_document_has_every_endpoint_of_the_specification_with_its_scope() -> None:
-    assert {(op.method, op.path): op.scope for op in OPERATIONS.values()} == ENDPOINTS
+    assert {(op.method, op.path): op.scope for op in OF_KEYS.values()} == {**ENDPOINTS, **ADDED}
+
+
+def test_operations_of_people_are_below_account_and_admin_and_no_key_opens_them() -> None:
+    for op in OPERATIONS.values():
+        stem = op.path.split("/")[1]
+        assert (op.session is not None) == (stem in ("account", "admin")), op.path
+        assert op.session in (None, "none", stem), op.path
+        assert op.session is None or not op.scope, op.path
+
+
+def test_only_signing_in_needs_no_session() -> None:
+    free = {op.path for op in OPERATIONS.values() if op.session == "none"}
+    assert free == {"/account/sign-in", "/account/sign-in/link", "/account/sign-in/redeem", "/admin/sign-in"}
 
 
 def test_document_is_valid_openapi() -> None:
@@ -85,13 +126,13 @@ def test_document_is_valid_openapi() -> None:
 
 
 def test_every_scope_exists_and_every_scope_but_writing_opens_an_operation() -> None:
-    used = {op.scope for op in OPERATIONS.values()}
+    used = {op.scope for op in OF_KEYS.values()}
     assert used <= set(SCOPES)
     assert set(SCOPES) - used == {"rpc:write"}  # the method decides, on the path of rpc:read
 
 
 def test_every_operation_has_a_price_and_every_price_an_operation() -> None:
-    assert set(PRICES.rest) == set(OPERATIONS) - BY_METHOD
+    assert set(PRICES.rest) == set(OF_KEYS) - BY_METHOD
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -102,6 +143,11 @@ def test_every_method_has_a_price_and_every_price_a_method(family: str) -> None:
 def test_every_bundler_method_has_a_price() -> None:
     methods = DOCUMENT["paths"]["/bundler/{chain}/{network}"]["post"]["x-rpc-methods"]
     assert set(PRICES.bundler) == set(methods)
+
+
+def test_every_paymaster_method_has_a_price() -> None:
+    methods = DOCUMENT["paths"]["/paymaster/{chain}/{network}"]["post"]["x-rpc-methods"]
+    assert set(PRICES.paymaster) == set(methods)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -17,7 +17,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "core": {"errors"},
     "chains": {"core", "errors"},
     "process": set(),
-    "telemetry": set(),
+    "telemetry": {"core"},
     "settings": {"chains", "core", "errors"},
     "store": {"chains", "core", "errors", *SUPPORT},
     "wire": {"chains", "core", "errors", *SUPPORT},
@@ -25,7 +25,23 @@ MAY_KNOW: dict[str, set[str]] = {
     "web": {"services", "chains", "core", "errors", *SUPPORT},
 }
 # The composition root, the processes around it, and what a person starts.
-SEE_EVERYTHING = {"app", "worker", "supervisor", "commands", "dev", "__main__", ""}
+SEE_EVERYTHING = {
+    "app",
+    "background",
+    "build",
+    "dashboard",
+    "data",
+    "delivery",
+    "gas",
+    "hooks",
+    "smart",
+    "worker",
+    "supervisor",
+    "commands",
+    "dev",
+    "__main__",
+    "",
+}
 
 # Services do not import each other: what one needs is passed in. These are passed in as well, and known by type because
 # the two are one decision; a protocol between them would have one implementation and be read twice.
@@ -33,7 +49,25 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("admission", "keyring"): "who asks is the first of admission's three questions",
     ("admission", "quotas"): "and how much of the day is left is part of the last",
     ("readiness", "keyring"): "a worker is ready when its keys are loaded",
+    ("bundler", "rpc"): "its calls are the data plane's, with a desk before them",
+    ("wallets", "rpc"): "whether a wallet is deployed only the chain knows",
+    (
+        "follower",
+        "rpc",
+    ): "it asks of blocks by the ways of all calls: upstreams that are healthy and far enough, and retries",
+    ("multicall", "rpc"): "reading contracts is asking the network, and only its errors tell a refusal from an outage",
+    ("tokens", "multicall"): "what a token is, its contract says: many are read at once",
+    ("tokens", "rpc"): "where accounts are found by their owner, the network itself is asked",
+    ("tokens", "prices"): "a balance is listed by what it is worth",
+    ("gas", "rpc"): "what gas costs only the network knows",
+    ("sponsor", "rpc"): "what a paymaster has paid, and what a call will use, only the network knows",
+    ("events", "follower"): "a sink that wants more than was read says so, and the follower reads again",
+    ("events", "rpc"): "what an event lacks only the network can tell",
+    ("backtest", "rpc"): "blocks of the past are the network's to tell",
+    ("backtest", "webhooks"): "a config means the same, tried or subscribed to",
+    ("fleet", "rpc"): "the health of upstreams is the network's, and so is a cordon",
     ("rpc", "admission"): "a call is admitted in the middle of its own flow, item by item in a batch",
+    ("feed", "rpc"): "it asks the same upstreams, by the same flights",
 }
 # Where web reaches past services.
 PAST_SERVICES: dict[tuple[str, str], str] = {
@@ -47,7 +81,7 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
 # has made sure that it has none of these.
 PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "decimal", "enum"),
-    *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "math", "operator", "re"),
+    *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re"),
     *("string", "struct", "types", "typing", "zlib", "msgspec", "sha3"),
 }
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}

@@ -199,7 +199,7 @@ def test_document_is_served_as_the_bytes_that_were_merged() -> None:
     document = orjson.loads(CONTRACT.raw)
     assert document == CONTRACT.document
     assert len(document["components"]["schemas"]) > 40
-    assert repr(CONTRACT).startswith("<Contract 17 operations, ")
+    assert repr(CONTRACT).startswith(f"<Contract {len(CONTRACT.operations)} operations, ")
 
 
 def test_schema_that_two_files_define_is_an_error(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class Client(Talk):
         pairs = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in head[1:-2])]
         headers = dict(pairs)
         assert len(headers) == len(pairs), f"a header twice: {head}"
-        if status in (100, 204):
+        if status in (100, 101, 204):
             assert "transfer-encoding" not in headers
             return Reply(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":
@@ -132,7 +132,9 @@ class Client(Talk):
 
 @asynccontextmanager
 async def worker(
-    upstreams: Mapping[str, Sequence[str | Mapping[str, Any]]] | str, /, **sections: Mapping[str, Any]
+    upstreams: Mapping[str, Sequence[str | Mapping[str, Any]]] | str,
+    /,
+    **sections: Mapping[str, Any] | Sequence[Mapping[str, Any]],
 ) -> AsyncIterator[Worker]:
     """A worker with these upstreams by network (or one for both), and settings that differ from the default ones."""
     if isinstance(upstreams, str):
@@ -150,7 +152,7 @@ async def worker(
         "upstreams": blocks,
     }
     for name, section in sections.items():
-        over[name] = {**over.get(name, {}), **section}  # type: ignore[dict-item]
+        over[name] = {**over.get(name, {}), **section} if isinstance(section, Mapping) else section  # type: ignore[dict-item]
     fd = windows.create()
     app = App(load(environ={}, overrides=over), TABLES, OwnWindows(fd))
     listener = socket.create_server(("127.0.0.1", 0))

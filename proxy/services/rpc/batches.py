@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import Call, Malformed
+from proxy.core.usage import Sheet
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
-from proxy.services.rpc.flights import Flight, Whole
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.waiters import Whole
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.networks import Plan
+    from proxy.services.rpc.plans import Plan
 
 # What a call costs that is answered with an error of its own making.
 UNITS_OF_AN_ERROR = 1
@@ -68,19 +70,23 @@ class Item(Whole):
         self.settled = True
         if self.plan is not None:
             units = self.units if self.fault is None else 0
-            self.plan.tally.count(outcome, self.cache, units, time.monotonic() - self.batch.began)
+            self.batch.sheet[self.plan.tally].count(outcome, self.cache, units, time.monotonic() - self.batch.began)
         self.batch.settled()
 
 
 class Batch:
     """The items of one request, answered in order."""
 
-    __slots__ = ("_done", "_open", "began", "items", "units")
+    __slots__ = ("_done", "_open", "began", "items", "sheet", "units")
 
-    def __init__(self, calls: Sequence[Call | Malformed], done: Callable[[Batch], None], now: float) -> None:
+    def __init__(
+        self, calls: Sequence[Call | Malformed], done: Callable[[Batch], None], now: float, sheet: Sheet
+    ) -> None:
         self.items = [Item(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
         self.units = 0
         self.began = now
+        # Where its items are counted.
+        self.sheet = sheet
         self._open = -1
         self._done = done
 
@@ -115,13 +121,15 @@ class Batch:
 
 def rpc_error_of(fault: Fault) -> bytes:
     """Our fault as a JSON-RPC error, for batches and sockets."""
+    data: dict[str, Any] | None = None
     match fault:
         case RateLimited():
             code = jsonrpc.LIMIT_EXCEEDED
+            data = {"retryAfter": fault.retry_after_s, **(fault.details or {})}
         case Forbidden():
             code = jsonrpc.UNAUTHORIZED
         case InvalidRequest():
             code = jsonrpc.INVALID_REQUEST
         case _:
             code = jsonrpc.INTERNAL_ERROR
-    return jsonrpc.error(code, fault.message)
+    return jsonrpc.error(code, fault.message, data)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.errors import Fault
-from proxy.services.rpc.flights import Flight, Whole
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.waiters import Whole
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.networks import Plan, Route
+    from proxy.services.rpc.networks import Route
+    from proxy.services.rpc.plans import Plan
 
 
 class Broadcast(Whole):

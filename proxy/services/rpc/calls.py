@@ -19,14 +19,17 @@ from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.core.pricing import Prices
+from proxy.core.usage import Sheet
 from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, Item
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filters import Filters
-from proxy.services.rpc.flights import Flight, Waiter, Whole
-from proxy.services.rpc.networks import Plan, Route
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.plans import Plan
 from proxy.services.rpc.shorts import ShortBatch, may_be_short
+from proxy.services.rpc.waiters import Waiter, Whole
 from proxy.wire.upstream import Upstream
 
 
@@ -39,15 +42,31 @@ class Asker(Waiter, Protocol):
     cache: str
 
 
+class Subscriber(Protocol):
+    """Where an asker has a socket: it answers the calls that begin and end subscriptions."""
+
+    def subscribe(self, asker: Asker, plan: Plan, params: bytes) -> None: ...
+
+
 class Rpc:
     def __init__(self, admission: Admission, prices: Prices, filters: Filters) -> None:
         self._admission = admission
         self._archive_minimum = prices.archive_minimum
         self._filters = filters
 
-    def ask(self, asker: Asker, route: Route, key: Key, call: Call, now: float, *, fresh: bool = False) -> None:
-        """One call of one HTTP request: admit it, then answer it."""
-        plan = self.check(asker, route, key, call)
+    def ask(
+        self,
+        asker: Asker,
+        route: Route,
+        key: Key,
+        call: Call,
+        now: float,
+        *,
+        fresh: bool = False,
+        subscriber: Subscriber | None = None,
+    ) -> None:
+        """One call of one HTTP request or message: admit it, then answer it."""
+        plan = self.check(asker, route, key, call, subscriber)
         if not isinstance(plan, Plan):
             self._decline(asker, key, plan, now)
             return
@@ -57,6 +76,9 @@ class Rpc:
             asker.on_fault(refusal)
             return
         asker.units = units
+        if subscriber is not None and plan.method.kind == "subscription":
+            subscriber.subscribe(asker, plan, call[1])
+            return
         self.answer(asker, route, key, plan, call[1], now, fresh=fresh)
 
     def _decline(self, asker: Asker, key: Key, why: bytes | Fault, now: float) -> None:
@@ -69,15 +91,19 @@ class Rpc:
         asker.units = UNITS_OF_AN_ERROR
         asker.on_error(why)
 
-    def check(self, asker: Asker, route: Route, key: Key, call: Call) -> Plan | bytes | Fault:
+    def check(
+        self, asker: Asker, route: Route, key: Key, call: Call, subscriber: Subscriber | None = None
+    ) -> Plan | bytes | Fault:
         """The call's plan; or why there is none: an error of the call's, or a fault."""
         plan = asker.plan = route.plans.get(call[0], route.unknown)
         if plan is route.unknown:
             return _no_method(call[0])
         if not key.scopes & plan.scope:
-            return Forbidden(f"this API key lacks the scope {access.scope_names(plan.scope)[0]}")
-        if plan.method.kind == "subscription":
+            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(plan.scope))}")
+        if plan.method.kind == "subscription" and subscriber is None:
             return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
+        if plan.is_checked and route.desk is not None:
+            return route.desk.fault_of(plan, call[1]) or plan
         return plan
 
     def _price(self, plan: Plan, route: Route, call: Call) -> int:
@@ -145,6 +171,9 @@ class Rpc:
             if not fresh and self._from_memory(asker, route, slot):
                 return None
             asker.cache = "miss"
+        elif plan.is_checked and route.desk is not None:
+            assert key is not None  # and so are the operations that go over a desk
+            return route.desk.flight(asker, key, plan, params, now)
         elif plan.method.kind == "filter":
             assert key is not None  # a filter is its key's own: we ask for none ourselves
             self._filters.ask(asker, route, key, plan, params, now)
@@ -201,9 +230,10 @@ class Rpc:
         done: Callable[[Batch | ShortBatch], None],
         *,
         fresh: bool = False,
+        subscriber: Subscriber | None = None,
     ) -> Batch | ShortBatch | Fault:
         """Admit a whole batch, then answer its items; `done` is called when the last one is in."""
-        batch = Batch(items, done, now)
+        batch = Batch(items, done, now, key.sheet)
         planned: list[tuple[Item, Plan, Call, int]] = []
         units = 0
         for item, what in zip(batch.items, items, strict=True):
@@ -211,7 +241,7 @@ class Rpc:
                 item.plan = route.unknown
                 units += item.decline(jsonrpc.error(what.code, what.message))
                 continue
-            plan = self.check(item, route, key, what)
+            plan = self.check(item, route, key, what, subscriber)
             if not isinstance(plan, Plan):
                 units += item.decline(plan)
                 continue
@@ -222,7 +252,8 @@ class Rpc:
         if refusal is not None:
             return refusal
         if len(planned) == len(items) and not fresh and (upstream := self._short_way(route, planned)) is not None:
-            short = ShortBatch([call for _, _, call, _ in planned], [plan for _, plan, _, _ in planned], route, done)
+            calls, plans = [call for _, _, call, _ in planned], [plan for _, plan, _, _ in planned]
+            short = ShortBatch(calls, plans, route, done, key.sheet)
             short.units = units
             short.send(upstream, now)
             return short
@@ -231,7 +262,10 @@ class Rpc:
         asked = []
         for item, plan, call, price in planned:
             item.units = price
-            asked.append((item, plan, call[1]))
+            if subscriber is not None and plan.method.kind == "subscription":
+                subscriber.subscribe(item, plan, call[1])
+            else:
+                asked.append((item, plan, call[1]))
         self.answer_all(asked, route, key, now, fresh=fresh)
         return batch
 
@@ -283,9 +317,9 @@ class Pending(Whole):
         if not self.future.done():
             self.future.set_exception(fault)
 
-    def count(self, outcome: str, seconds: float) -> None:
+    def count(self, sheet: Sheet, outcome: str, seconds: float) -> None:
         if self.plan is not None:
-            self.plan.tally.count(outcome, self.cache, self.units, seconds)
+            sheet[self.plan.tally].count(outcome, self.cache, self.units, seconds)
 
     async def result(self) -> bytes:
         """The result; RpcError for the upstream's error; a Fault for ours."""
@@ -314,11 +348,12 @@ def _last_block(params: bytes, tip: int) -> int:
     return tip if asked is None else asked.last
 
 
-def ask_upstream(route: Route, method: str, params: bytes) -> Pending:
-    """A question of our own to a network: not admitted, not charged."""
+def ask_upstream(route: Route, method: str, params: bytes, *, least_head: int = 0) -> Pending:
+    """A question of our own to a network: not admitted, not charged. Who is not at the least head is not asked."""
     pending = Pending()
     now = time.monotonic()
     flight = Flight(route, route.plans[method], params, pending, now)
+    flight.least_head = least_head
     pending.flight = flight
     route.launch(flight, now)
     return pending

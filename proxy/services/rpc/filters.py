@@ -14,10 +14,12 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.errors import Fault
-from proxy.services.rpc.flights import Flight, Waiter, Whole
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.waiters import Waiter, Whole
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.networks import Plan, Route
+    from proxy.services.rpc.networks import Route
+    from proxy.services.rpc.plans import Plan
 
 _MAKES = frozenset({"eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"})
 # In hex digits: 64 bits, which nobody guesses within a rate limit.

@@ -14,39 +14,27 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from proxy.core import dialect, jsonrpc
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.services.rpc.waiters import NOBODY, Waiter
 from proxy.wire.connection import OUT_OF_STEP, STALE, Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.networks import Plan, Route
+    from proxy.services.rpc.networks import Route
+    from proxy.services.rpc.plans import Plan
 
 # Upstreams asked for one read, counting the first.
 MOST_TRIES = 3
 # Beyond those of the short way (wire/upstream), so that the two never meet.
 next_id = itertools.count(1000).__next__
 _monotonic = time.monotonic
-
-
-class Waiter(Protocol):
-    """Whoever asked. `streams`: whether it can take a large result in pieces."""
-
-    @property
-    def streams(self) -> bool: ...
-    def on_result(self, result: bytes | msgspec.Raw) -> None: ...
-    def on_error(self, error: bytes) -> None: ...
-    def on_fault(self, fault: Fault) -> None: ...
-    def on_stream(self, beginning: memoryview, left: int | None, connection: Connection) -> None: ...
-    def on_stream_piece(self, piece: Piece) -> None: ...
-    def on_stream_end(self) -> None: ...
-    def on_stream_broken(self) -> None: ...
 
 
 class Flight:
@@ -245,6 +233,8 @@ class Flight:
             return
         if self.tells_head and not self._agrees_with_head(reply, upstream, now):
             return
+        if self.plan.asks_on and self.route.is_null(reply.result) and self.route.ask_on(self):
+            return
         self.land(reply.result)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool, blame: bool = True) -> None:
@@ -301,7 +291,7 @@ class Flight:
         self._after_failure(now, "an upstream is rate limited", sent=True)
 
     def _on_error(self, error: bytes, upstream: Upstream, now: float, took_s: float) -> None:
-        verdict = dialect.classify(error)
+        verdict = dialect.classify(error, self.plan.family.verdicts)
         if verdict.kind == "rate_limited":
             upstream.health.rest(now, 1.0)
         elif verdict.blame:
@@ -311,7 +301,7 @@ class Flight:
         if verdict.kind == "already_known" and (known := self.plan.already_known(self.params)):
             self.land(known)
             return
-        told = dialect.normalise(error) if self.plan.normalises else error
+        told = self._told(error, verdict)
         if verdict.retry_elsewhere:
             if not verdict.blame:
                 self._spare_error = told
@@ -323,6 +313,13 @@ class Flight:
             self.land(self._spare)
         else:
             self.land_error(told)
+
+    def _told(self, error: bytes, verdict: dialect.Verdict) -> bytes:
+        """The error as its caller sees it."""
+        if self.plan.normalises:
+            return dialect.normalise(error)
+        # Where codes are a language of their own, ours would be none; but what is said of our own key is not for others.
+        return dialect.REFUSED if verdict.kind == "unauthorized" and self.plan.family.verdicts else error
 
     def _is_doubtful(self, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
         """An empty answer from an upstream that may not have the block yet: somebody else is asked first."""
@@ -420,33 +417,3 @@ class Flight:
             self.waiters[self.waiters.index(waiter)] = NOBODY
             return
         self._close()
-
-
-class Whole:
-    """A waiter that takes its result whole: the half of a `Waiter` that is never called."""
-
-    __slots__ = ()
-    streams: bool = False
-
-    def on_stream(self, beginning: memoryview, left: int | None, connection: Connection) -> None:
-        raise AssertionError("this waiter takes its result whole")
-
-    def on_stream_piece(self, piece: Piece) -> None:
-        raise AssertionError("this waiter takes its result whole")
-
-    def on_stream_end(self) -> None:
-        raise AssertionError("this waiter takes its result whole")
-
-    def on_stream_broken(self) -> None:
-        raise AssertionError("this waiter takes its result whole")
-
-
-class _Nobody(Whole):
-    """Takes the place of a waiter that left."""
-
-    def on_result(self, result: bytes | msgspec.Raw) -> None: ...
-    def on_error(self, error: bytes) -> None: ...
-    def on_fault(self, fault: Fault) -> None: ...
-
-
-NOBODY = _Nobody()

@@ -1,7 +1,7 @@
-"""Each network: its upstreams, how far it is, what is remembered of it, and what its methods cost.
+"""Each network: its upstreams, how far it is, and what is remembered of it.
 
-A `Plan` is all that is known of one method on one network before it is called; a `Route` is all that is known of the
-network. Both are built once, so that a call finds its price, its scope and its upstream by one look-up each.
+A `Route` is all that is known of one network. It is built once, with a `Plan` for each method, so that a call finds its price,
+its scope and its upstream by one look-up each.
 """
 
 from __future__ import annotations
@@ -10,81 +10,27 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from proxy.chains import families
-from proxy.chains.family import Family, Method
 from proxy.chains.registry import Network
-from proxy.core import access
 from proxy.core.access import Key
 from proxy.core.caching import Replies
 from proxy.core.heads import STALE_S, Heads
-from proxy.core.jsonrpc import request_tail
-from proxy.core.pricing import Prices
+from proxy.core.jsonrpc import NULL
 from proxy.core.routing import Budget, Group, Health
 from proxy.services.rpc.convoys import Convoy
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.plans import ANY_SCOPE, Plan
 from proxy.services.rpc.shelf import Shelf
-from proxy.telemetry import Tally
 from proxy.wire.upstream import Upstream
 
-_SCOPES = {
-    "read": access.SCOPE_BIT["rpc:read"],
-    "filter": access.SCOPE_BIT["rpc:read"],
-    "subscription": access.SCOPE_BIT["rpc:read"],
-    "write": access.SCOPE_BIT["rpc:write"],
-}
 _NONE: Mapping[str, Plan] = {}
-# A key with neither has no business here, whatever the method.
-ANY_SCOPE = _SCOPES["read"] | _SCOPES["write"]
+_NO_LIMIT = 1 << 62
+_NULL_BYTES = len(NULL)
 _NUMBER = re.compile(rb'"number":\s*"0x([0-9a-f]{1,16})"')
-
-
-class Plan:
-    """One method on one network."""
-
-    __slots__ = (
-        "by_range", "family", "has_block", "is_head_number", "is_plain", "keeps", "may_repeat", "may_show_head", "method",
-        "normalises", "request_tail", "scope", "shared", "short", "tally", "units", "units_line",
-    )  # fmt: skip
-
-    def __init__(self, method: Method, family: Family, units: int, tally: Tally) -> None:
-        self.method = method
-        self.family = family
-        self.units = units
-        self.tally = tally
-        self.scope = _SCOPES[method.kind]
-        self.request_tail = request_tail(method.name)
-        self.may_repeat = method.kind == "read"
-        # Whether replies may be kept or shared at all.
-        self.keeps = method.kind == "read" and method.cache != "never"
-        self.units_line = b"X-Compute-Units: %d\r\n" % units
-        self.has_block = method.block_at is not None
-        # Whether replies are kept or shared on this route; and whether a call may take the short way. The route says so.
-        self.shared = False
-        self.short = False
-        # Whether nothing about the params changes price, routing or rights: the fast way is open.
-        self.is_plain = method.kind == "read" and method.block_at is None
-        self.by_range = method.name in families.BY_RANGE
-        # Errors of this family have codes of ours; others are passed on as they are.
-        self.normalises = family.name == "evm"
-        self.is_head_number = method.name in families.HEAD_NUMBERS
-        self.may_show_head = self.is_head_number or method.name in families.HEAD_BLOCKS
-
-    def __repr__(self) -> str:
-        return f"<Plan {self.method.name} {self.units} units>"
-
-    @property
-    def may_broadcast(self) -> bool:
-        """Whether sending it to several is sending it once: its hash names it."""
-        return self.method.name in families.HASH_OF_SENT
-
-    def already_known(self, params: bytes) -> bytes | None:
-        """The result of a send that the upstream has seen before."""
-        tell = families.HASH_OF_SENT.get(self.method.name)
-        return tell(params) if tell else None
+_BLOCK = re.compile(rb'"blockNumber":\s*"0x([0-9a-fA-F]{1,16})"')
 
 
 class Marks:
@@ -115,13 +61,23 @@ class Marks:
         return moves
 
 
+class Desk(Protocol):
+    """Stands before a route whose calls are not simply passed on."""
+
+    def fault_of(self, plan: Plan, params: bytes) -> bytes | None:
+        """An error where the params are not what the method takes."""
+
+    def flight(self, asker: Any, key: Key, plan: Plan, params: bytes, now: float) -> Flight | None:
+        """A flight that has to be launched; None where the asker is answered otherwise."""
+
+
 class Route:
     """One network, as calls see it."""
 
     __slots__ = (
-        "_head_block", "_short", "broadcast", "budget", "call_timeout_s", "coalesces", "flights", "group", "heads",
-        "is_live", "keeps", "marks", "network", "on_split", "only", "plans", "replies", "seen_moves", "shelf",
-        "unknown", "upstreams",
+        "_head_block", "_short", "any_scope", "beside", "broadcast", "budget", "call_timeout_s", "coalesces", "desk", "flights",
+        "group", "heads", "is_live", "keeps", "marks", "max_body", "network", "on_null", "on_split", "only", "plans",
+        "replies", "seen_moves", "shelf", "unknown", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -138,6 +94,8 @@ class Route:
         lag_s: float,
         keeps: bool,
         coalesces: bool,
+        any_scope: int = ANY_SCOPE,
+        max_body: int = _NO_LIMIT,
     ) -> None:
         facts = network.facts
         self.network = network
@@ -167,12 +125,20 @@ class Route:
         # Where other workers' replies stand, if there is such a place.
         self.shelf: Shelf | None = None
         self.on_split: Callable[[Flight, bytes], bool] | None = None
+        self.on_null: Callable[[Flight], bool] | None = None
+        self.desk: Desk | None = None
+        # The route of the same network's chain, for one that is not the chain itself.
+        self.beside: Route | None = None
+        # Of these scopes a key needs one to ask here at all; and the most bytes that a request may have.
+        self.any_scope = any_scope
+        self.max_body = max_body
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
         self.is_live = network.is_live
         self._short: dict[int, Mapping[str, Plan]] = {}
         for plan in plans.values():
             plan.shared = plan.keeps and (keeps or coalesces)
-            plan.short = plan.may_repeat and not plan.by_range and (plan.shared or self._only_serves(plan))
+            is_simple = plan.may_repeat and not plan.by_range and not plan.is_checked
+            plan.short = is_simple and (plan.shared or self._only_serves(plan))
 
     def __repr__(self) -> str:
         return f"<Route {self.network.id}: {len(self.upstreams)} upstreams, {self.heads!r}>"
@@ -235,6 +201,8 @@ class Route:
         if flight.slot is None or not self.keeps or not self.heads.tip:
             return
         raw = bytes(result)
+        if plan.tells_block:
+            self.heard_of(raw)
         ref = plan.family.block_ref(plan.method, flight.params)
         lifetime = plan.family.lifetime(plan.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
         if lifetime == "forever" or (lifetime == "head" and flight.moves == self.replies.moves):
@@ -254,6 +222,23 @@ class Route:
         self.replies.head_moved()
         self.flights.clear()
         self.heads.raise_to(self.marks.tip)
+
+    def is_null(self, result: bytes | msgspec.Raw) -> bool:
+        """Of an answer that another may know better, or that may tell of a block before its chain does."""
+        if len(result) == _NULL_BYTES:
+            return True
+        if self.beside is not None:
+            self.beside.heard_of(bytes(result))
+        return False
+
+    def heard_of(self, result: bytes) -> None:
+        """Something is in a block that we have not seen: whoever learns that must not be told then what was true before."""
+        found = _BLOCK.search(result)
+        if found is not None and int(found[1], 16) > self.heads.tip:
+            self.forget_recent()
+
+    def ask_on(self, flight: Flight) -> bool:
+        return self.on_null is not None and self.on_null(flight)
 
     def split(self, flight: Flight, error: bytes) -> bool:
         return self.on_split is not None and self.on_split(flight, error)
@@ -348,14 +333,3 @@ class Networks:
         for route in self.routes.values():
             for upstream in route.upstreams:
                 await upstream.close()
-
-
-def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> Plan:
-    """Calls of methods that do not exist are counted as one: their names are the callers' to invent."""
-    return Plan(Method("other"), families.FAMILIES[network.family], 0, tally(network.id, "other"))
-
-
-def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, Plan]:
-    family = families.FAMILIES[network.family]
-    units = prices.of_family(network.family)
-    return {name: Plan(method, family, units[name], tally(network.id, name)) for name, method in family.methods.items()}

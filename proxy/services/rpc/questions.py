@@ -16,7 +16,8 @@ import orjson
 from proxy.chains.registry import Network
 from proxy.errors import NotFound
 from proxy.services.rpc.calls import Pending, Rpc, RpcError
-from proxy.services.rpc.networks import Networks, Plan, Route
+from proxy.services.rpc.networks import Networks, Route
+from proxy.services.rpc.plans import Plan
 
 
 class Questions:
@@ -35,13 +36,15 @@ class Questions:
         self._rpc.answer(pending, route, None, plan, orjson.dumps(params), time.monotonic(), fresh=fresh)
         return orjson.loads(await pending.result())
 
-    async def ask_many(self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+    async def ask_many(
+        self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]], *, fresh: bool = False
+    ) -> list[Any]:
         """The results in order, in as few requests as the upstream takes. An error stands in its place as an RpcError."""
         route = self.route(network)
         asked: list[tuple[Pending, Plan, bytes]] = [
             (Pending(), route.plans[method], orjson.dumps(params)) for method, params in calls
         ]
-        self._rpc.answer_all(asked, route, None, time.monotonic())
+        self._rpc.answer_all(asked, route, None, time.monotonic(), fresh=fresh)
         results = await asyncio.gather(*(pending.result() for pending, _, _ in asked), return_exceptions=True)
         return [_decoded(result) for result in results]
 

@@ -14,6 +14,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import Call
+from proxy.core.usage import Sheet
 from proxy.services.rpc.batches import Batch, Item
 from proxy.services.rpc.convoys import Convoy
 from proxy.services.rpc.flights import Flight, next_id
@@ -22,7 +23,8 @@ from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.networks import Plan, Route
+    from proxy.services.rpc.networks import Route
+    from proxy.services.rpc.plans import Plan
 
 # A batch that has been under way for this long is looked at by the sweep.
 LOOK_AFTER_S = 0.05
@@ -31,19 +33,28 @@ _LATEST = (b'"latest"]', b"[]")
 
 def may_be_short(plan: Plan, call: Call) -> bool:
     """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
-    return plan.short and not plan.shared and call[2] != b"" and (not plan.has_block or call[1].endswith(_LATEST))
+    is_simple = plan.short and not plan.shared and not plan.asks_on
+    return is_simple and call[2] != b"" and (not plan.has_block or call[1].endswith(_LATEST))
 
 
 class ShortBatch:
-    __slots__ = ("_became", "_body", "_calls", "_done", "_first_id", "_plans", "_route", "_upstream", "began", "units")
+    __slots__ = (
+        "_became", "_body", "_calls", "_done", "_first_id", "_plans", "_route", "_sheet", "_upstream", "began", "units",
+    )  # fmt: skip
 
     def __init__(
-        self, calls: Sequence[Call], plans: Sequence[Plan], route: Route, done: Callable[[Batch | ShortBatch], None]
+        self,
+        calls: Sequence[Call],
+        plans: Sequence[Plan],
+        route: Route,
+        done: Callable[[Batch | ShortBatch], None],
+        sheet: Sheet,
     ) -> None:
         self._calls = calls
         self._plans = plans
         self._route = route
         self._done = done
+        self._sheet = sheet
         self._first_id = 0
         self._upstream: Upstream | None = None
         self._became: Batch | None = None
@@ -85,7 +96,7 @@ class ShortBatch:
         parts: list[bytes | msgspec.Raw] = []
         for call, plan, result in zip(self._calls, self._plans, results, strict=True):
             parts += (b",", jsonrpc.HEAD, call[2], b',"result":', result, b"}")
-            plan.tally.count("results", "", plan.units, took)
+            self._sheet[plan.tally].count("results", "", plan.units, took)
         parts[0] = b"["
         parts.append(b"]")
         self._body = b"".join(parts)
@@ -132,7 +143,7 @@ class ShortBatch:
         upstream = self._upstream
         assert upstream is not None
         self._upstream = None
-        self._became = batch = Batch(self._calls, self._done, self.began)
+        self._became = batch = Batch(self._calls, self._done, self.began, self._sheet)
         batch.units = self.units
         batch.expect(len(self._calls))
         flights = []

@@ -22,9 +22,18 @@ update accounts set
     plan = coalesce($4, plan),
     requests_per_second = nullif(coalesce($5, requests_per_second), -1),
     units_per_second = nullif(coalesce($6, units_per_second), -1),
-    requests_per_day = nullif(coalesce($7, requests_per_day), -1)
+    requests_per_day = nullif(coalesce($7, requests_per_day), -1),
+    disabled = coalesce($8, disabled)
 where id = $1
 returning *;
+
+-- page_accounts
+-- Those whose id, name or e-mail has the text in it, the newest first.
+select a.*, (select count(*) from keys k where k.account_id = a.id and k.status = 'active') as active_keys,
+    coalesce(q.used, 0) as used_today, count(*) over () as total
+from accounts a left join quota_days q on q.account_id = a.id and q.day = $2
+where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
+order by a.created_at desc, a.id limit $3 offset $4;
 
 -- read_usage_of_day
 select coalesce((select used from quota_days where account_id = $1 and day = $2), 0);

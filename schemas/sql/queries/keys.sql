@@ -1,13 +1,20 @@
 -- create_key
 -- Limits of null or -1 are the account's.
-insert into keys (id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second)
-values ($1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::integer, -1))
+insert into keys (
+    id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
+    allowed_ips, allowed_origins
+)
+values ($1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::integer, -1), $10, $11)
 returning *;
 
 -- rotate_key
--- The successor takes over lineage, slot, scopes and limits.
-insert into keys (id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second)
-select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second
+-- The successor takes over lineage, slot, scopes, limits and from where it may be used.
+insert into keys (
+    id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
+    allowed_ips, allowed_origins
+)
+select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second,
+    allowed_ips, allowed_origins
 from keys where id = $1 and status = 'active'
 returning *;
 
@@ -25,7 +32,9 @@ update keys set
     name = coalesce($2, name),
     scopes = coalesce($3, scopes),
     requests_per_second = nullif(coalesce($4, requests_per_second), -1),
-    units_per_second = nullif(coalesce($5, units_per_second), -1)
+    units_per_second = nullif(coalesce($5, units_per_second), -1),
+    allowed_ips = coalesce($6, allowed_ips),
+    allowed_origins = coalesce($7, allowed_origins)
 where id = $1 and status <> 'revoked'
 returning *;
 
@@ -40,7 +49,8 @@ order by k.created_at, k.id;
 
 -- load_keys
 -- All that admission needs. Keys that can never work again are left out of a full load.
-select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.status, k.account_id,
+select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
+    case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     coalesce(k.requests_per_second, a.requests_per_second) as requests_per_second,
     coalesce(k.units_per_second, a.units_per_second) as units_per_second,
@@ -52,7 +62,8 @@ where k.status <> 'revoked' and (k.expires_at is null or k.expires_at > now());
 
 -- load_changed_keys
 -- Keys that changed, or whose account did, by id or since a time.
-select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.status, k.account_id,
+select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
+    case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     coalesce(k.requests_per_second, a.requests_per_second) as requests_per_second,
     coalesce(k.units_per_second, a.units_per_second) as units_per_second,

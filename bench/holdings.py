@@ -1,0 +1,137 @@
+"""The index of holdings: how fast it is written, and how fast it is read when it is large. A real Postgres, a stub chain."""
+
+import asyncio
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+import asyncpg
+
+from bench import machine
+from bench.processes import StartFailed
+from proxy.dev.postgres import Postgres
+from proxy.errors import StartError
+from proxy.store import migrate, sql
+
+BLOCKS, LOGS = 201, 300  # the first block of a chain is empty
+EVENTS = (BLOCKS - 1) * LOGS
+# How many blocks of those are read alone: none in ranges, all block by block.
+MODES = {"ranges": 1, "blocks": BLOCKS}
+ROOT = Path(__file__).parent.parent
+TOOLS = Path(__file__).parent / "tools"
+ROWS = 10_000_000
+LOOKS = 200
+TIME = re.compile(r"Execution Time: ([0-9.]+) ms")
+
+
+def rates(workdir: Path, cpus: Sequence[int], rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Events per second by mode and round, ours and a bare COPY's. Follower and Postgres share the first core; the stub has
+    another."""
+    try:
+        return asyncio.run(_rates(workdir, cpus, rounds))
+    except StartError as error:
+        raise StartFailed(str(error)) from error
+
+
+async def _rates(workdir: Path, cpus: Sequence[int], rounds: int) -> dict[str, list[dict[str, float]]]:
+    found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    with _stub(cpus[-1]) as port:
+        postgres = await _postgres(workdir, "index")
+        try:
+            assert postgres.child.process is not None
+            machine.pin(postgres.child.process.pid, [cpus[0]])
+            for _ in range(rounds):
+                for mode, keep in MODES.items():
+                    said = await asyncio.to_thread(_follow, postgres.url, port, keep, cpus[0])
+                    found[mode].append({"penstock": EVENTS / said["took_s"], "copy": EVENTS / said["copied_s"]})
+        finally:
+            await postgres.child.stop()
+    return found
+
+
+async def _postgres(workdir: Path, name: str) -> Postgres:
+    sockets = workdir / f"{name}-sockets"
+    sockets.mkdir(exist_ok=True)
+    postgres = Postgres(workdir / f"{name}-postgres", sockets, workdir / f"{name}-postgres.log")
+    await postgres.start()
+    return postgres
+
+
+@contextmanager
+def _stub(cpu: int) -> Iterator[int]:
+    argv = ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / "chain.py"), str(BLOCKS), str(LOGS)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as stub:
+        try:
+            assert stub.stdout is not None
+            yield int(stub.stdout.readline())
+        finally:
+            stub.kill()
+
+
+def _follow(url: str, port: int, keep: int, cpu: int) -> dict[str, float]:
+    argv = ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / "follow.py"), url, str(port), str(BLOCKS), str(keep)]
+    done = subprocess.run(
+        argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120, check=False
+    )
+    if done.returncode:
+        raise StartFailed(done.stderr.decode()[-2000:])
+    return dict(json.loads(done.stdout))
+
+
+# Reading
+
+# Holders of 100 tokens, each of them in rows far apart.
+_FILL = """
+insert into token_holdings
+select 1, substring(sha256(int4send(n % $1)), 1, 20), substring(sha256(int4send(-n)), 1, 20), n
+from generate_series(1, $2) as n"""
+_FILL_NFTS = """
+insert into nft_holdings
+select 1, 721, substring(sha256(int4send(n % $1)), 1, 20), substring(sha256(int4send(-(n % 1000))), 1, 20), n, 1
+from generate_series(1, $2) as n"""
+PAGES = {"balances": (sql.holdings.tokens_of, (1000,)), "owned": (sql.holdings.nfts_of, (100, 0))}
+
+
+def page_times(workdir: Path, rows: int = ROWS) -> dict[str, dict[str, float]]:
+    """Milliseconds of the database for a page of balances and of owned NFTs, of random holders: median and 99th of 100."""
+    try:
+        return asyncio.run(_page_times(workdir, rows))
+    except StartError as error:
+        raise StartFailed(str(error)) from error
+
+
+async def _page_times(workdir: Path, rows: int) -> dict[str, dict[str, float]]:
+    postgres = await _postgres(workdir, "pages")
+    try:
+        connection = await asyncpg.connect(postgres.url)
+        await migrate.migrate(connection)
+        await connection.execute(sql.blocks.add_network, "ethereum/mainnet")
+        holders = rows // 2 // 100
+        for query in (_FILL, _FILL_NFTS):
+            await connection.execute(query, holders, rows // 2)
+        await connection.execute("vacuum (analyze) token_holdings")
+        await connection.execute("vacuum (analyze) nft_holdings")
+        found = {name: await _times(connection, *page, holders) for name, page in PAGES.items()}
+        await connection.close()
+    finally:
+        await postgres.child.stop()
+    return found
+
+
+async def _times(
+    connection: "asyncpg.Connection[asyncpg.Record]", query: str, more: tuple[int, ...], holders: int
+) -> dict[str, float]:
+    chance = random.Random(2)
+    taken = []
+    for _ in range(LOOKS):
+        holder = await connection.fetchval("select substring(sha256(int4send($1)), 1, 20)", chance.randrange(holders))
+        plan = await connection.fetch(f"explain analyze {query}", "ethereum/mainnet", holder, *more)
+        taken.append(float(TIME.search("\n".join(row[0] for row in plan))[1]))  # type: ignore[index]
+    return {"median": median(taken), "p99": quantiles(taken, n=100)[98]}

@@ -1,0 +1,68 @@
+"""Webhooks: a block of facts against all that is watched, in this process. The same block against few addresses, and many."""
+
+import gc
+import random
+import time
+
+from proxy.core.holdings import FUNGIBLE, Transfer
+from proxy.core.matching import Block, Match, Tx, matched
+from proxy.core.watching import Filter, Index, Watcher
+
+MANY, FEW = "a million addresses", "a thousand addresses"
+# Addresses, and the webhooks that watch them.
+SIZES = {FEW: (1_000, 1_000), MANY: (1_000_000, 10_000)}
+TRANSACTIONS, TRANSFERS = 1_500, 3_500
+# Of the ten thousand addresses that a block names, so many are watched.
+WATCHED = 20
+BLOCKS = 20
+
+
+def rounds(count: int) -> dict[str, list[float]]:
+    """Milliseconds for a block, the best of several, since other work only adds; for each round, the two sizes by turns."""
+    chance = random.Random(8)
+    indexes = {name: _index(chance, *size) for name, size in SIZES.items()}
+    gc.collect()
+    gc.freeze()
+    found: dict[str, list[float]] = {name: [] for name in SIZES}
+    try:
+        for _ in range(count):
+            for name, (index, addresses) in indexes.items():
+                blocks = [_block(chance, addresses) for _ in range(BLOCKS)]
+                found[name].append(min(_milliseconds(index, block) for block in blocks))
+    finally:
+        gc.unfreeze()
+    return found
+
+
+def _index(chance: random.Random, addresses: int, webhooks: int) -> tuple[Index, list[bytes]]:
+    index = Index()
+    watched = [chance.randbytes(20) for _ in range(addresses)]
+    share = addresses // webhooks
+    for number in range(webhooks):
+        watcher = Watcher(f"wh_{number}", "address_activity", Filter(), listed=True)
+        index.put(watcher)
+        index.watch(watcher.id, watched[number * share : (number + 1) * share])
+    return index, watched
+
+
+def _block(chance: random.Random, watched: list[bytes]) -> Block:
+    count = 2 * (TRANSACTIONS + TRANSFERS)
+    named = [*chance.sample(watched, WATCHED), *(chance.randbytes(20) for _ in range(count - WATCHED))]
+    chance.shuffle(named)
+    pairs = list(zip(named[::2], named[1::2], strict=True))
+    token = chance.randbytes(20)
+    return Block(
+        [Tx(f"0x{place:064x}", place, *pair, 1, 0, b"") for place, pair in enumerate(pairs[:TRANSACTIONS])],
+        [
+            Transfer(FUNGIBLE, token, *pair, 1, 0, f"0x{place:064x}", place)
+            for place, pair in enumerate(pairs[TRANSACTIONS:])
+        ],
+    )
+
+
+def _milliseconds(index: Index, block: Block) -> float:
+    began = time.perf_counter()
+    found: list[Match] = matched(index.tables, block)
+    took_s = time.perf_counter() - began
+    assert len(found) == WATCHED, f"{len(found)} of {WATCHED} were found"
+    return took_s * 1000

@@ -1,0 +1,161 @@
+"""A head for many sockets, from one process: Penstock's own sockets, or a loop over aiohttp's.
+
+Usage: fan.py penstock|aiohttp. It prints its port and path. For each line on standard input, a JSON object with `rounds`,
+`together` and `size`, it sends so many heads of that size to everybody, `together` of them in one turn of the loop, and says
+when that is done.
+"""
+
+import asyncio
+import json
+import math
+import os
+import socket
+import sys
+
+import uvloop
+from aiohttp import web
+
+from proxy.app import App
+from proxy.core import access
+from proxy.core.access import Account, Key, Limits
+from proxy.services.feed.topics import Event, Listener, Topic
+from proxy.settings import load, load_tables
+from proxy.store import windows
+from proxy.store.windows import OwnWindows
+
+NETWORK = "ethereum/mainnet"
+PEPPER = "a pepper that only the bench ever uses"
+SETTLE_S = 0.02  # between two rounds: everything leaves, and the clients read
+_AROUND = len('{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":"0x","result":""}}') + 32
+
+
+def head(size: int) -> bytes:
+    """The result of a notification that is so many bytes long as a whole."""
+    return b'"%b"' % (b"x" * (size - _AROUND))
+
+
+class Announcer:
+    """The feed of a network on which nothing happens but what is told here."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    async def subscribe(self, topic: Topic, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    async def subscribe_from(self, topic: Topic, listener: Listener, from_block: int) -> None:
+        self._listeners.append(listener)
+
+    def check_from(self, topic: Topic, from_block: int) -> None: ...
+
+    def unsubscribe(self, topic: Topic, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    async def run(self) -> None: ...
+
+    async def send(self, size: int) -> None:
+        events = (Event(head(size), 1),)
+        for listener in self._listeners:
+            listener.on_events(events)
+
+
+class Plain:
+    """aiohttp's own sockets, and the loop that its users write."""
+
+    def __init__(self) -> None:
+        self._sockets: list[web.WebSocketResponse] = []
+
+    def __len__(self) -> int:
+        return len(self._sockets)
+
+    async def answer(self, request: web.Request) -> web.WebSocketResponse:
+        made = web.WebSocketResponse(compress=False)
+        await made.prepare(request)
+        async for _ in made:
+            await made.send_str('{"jsonrpc":"2.0","id":1,"result":"0x1"}')
+            self._sockets.append(made)
+        return made
+
+    async def send(self, size: int) -> None:
+        data = b"x" * size
+        for made in self._sockets:
+            await made.send_bytes(data)
+
+
+async def main(kind: str) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    listener.setblocking(False)
+    port = listener.getsockname()[1]
+    if kind == "penstock":
+        app, path = await penstock(listener)
+        feed = Announcer()
+        app.feeds.by_network[NETWORK] = feed
+        say(port=port, path=path)
+        await serve(feed)
+    else:
+        plain = Plain()
+        application = web.Application()
+        application.router.add_get("/", plain.answer)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        say(port=port, path="/")
+        await serve(plain)
+
+
+async def penstock(listener: socket.socket) -> tuple[App, str]:
+    """A worker as it runs in production, without a database: its one key is put where it looks for keys."""
+    over = {
+        "database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"},
+        "keys": {"pepper": PEPPER},
+        "log": {"access": False},
+        "server": {"connections_per_address": 65536, "max_connections": 65536},
+        "upstreams": [{"network": NETWORK, "url": "http://127.0.0.1:1"}],
+    }
+    app = App(load(environ={}, overrides=over), load_tables(), OwnWindows(windows.create()))
+    text = access.mint("live", os.urandom(32))
+    app.keyring.add(
+        Key(
+            id="key_bench",
+            lineage="key_bench",
+            digest=access.digest(PEPPER.encode(), text),
+            slot=1,
+            live=True,
+            scopes=access.ALL_SCOPES,
+            account=Account(id="acct_bench", plan="enterprise", day_limit=0),
+            limits=Limits(1_000_000, 1_000_000_000, 0),
+            disabled=False,
+            dies_at=math.inf,
+        )
+    )
+    await app.listen(listener)
+    return app, f"/v1/ws/{NETWORK}?apiKey={text}"
+
+
+async def serve(feed: Announcer | Plain) -> None:
+    """Answer the questions on standard input, one at a time."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := await lines.readline():
+        await send_all(feed, **json.loads(line))
+        say(sockets=len(feed))
+
+
+async def send_all(feed: Announcer | Plain, *, rounds: int, together: int, size: int) -> None:
+    for start in range(0, rounds, together):
+        for _ in range(min(together, rounds - start)):
+            await feed.send(size)
+        await asyncio.sleep(SETTLE_S)
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1]))

@@ -1,0 +1,133 @@
+"""Sponsors operations for a while, first one after the other, then several at once, and prints what they took.
+
+No chain is asked: an operation for entry point 0.7 needs none. The price is fixed, and every operation is another sender's.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping
+from decimal import Decimal
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import uvloop
+
+from proxy import settings as settings_room
+from proxy.chains.registry import Network
+from proxy.core.access import Account, Key, Limits
+from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
+from proxy.services.sponsor.policies import Policies
+from proxy.services.sponsor.sponsoring import Sponsoring
+from proxy.store.keys import KeyStore
+from proxy.store.ledger import LedgerStore
+from proxy.store.policies import PolicyStore
+from proxy.store.pool import Pool
+
+AT_ONCE = 16
+POLICIES = 8
+RULES: Mapping[str, Any] = {
+    "max_gas_usd": "100",
+    "max_total_usd": "1000000000",
+    "max_per_user_usd": "1000",
+    "max_per_user_per_day": 100,
+    "allowed_methods": ["transfer(address,uint256)"],
+}
+CALL = (
+    "0xb61d27f6000000000000000000000000a0b86991c6218b36c1d19d4a2e9eb0ce3606eb480000000000000000000000000000000000000000000000000000"
+    "00000000000000000000000000000000000000000000000000000000000000000000000000600000000000000000000000000000000000000000000000000000"
+    "000000000044a9059cbb000000000000000000000000fb6916095ca1df60bb79ce92ce3ea74c37c5d359000000000000000000000000000000000000000000"
+    "00000000000000000f424000000000000000000000000000000000000000000000000000000000"
+)
+
+
+class TimedSigner(Signer):
+    """How much CPU signing takes."""
+
+    __slots__ = ("took_s",)
+    took_s: float
+
+    def sign(self, message: bytes) -> bytes:
+        began = time.process_time()
+        signature = super().sign(message)
+        self.took_s += time.process_time() - began
+        return signature
+
+
+class Prices:
+    async def usd(self, network: Network, contract: str | None = None) -> Any:
+        return SimpleNamespace(usd=Decimal("3000.12"))
+
+
+class Quiet:
+    """A network that nobody asks."""
+
+    def route(self, network: Network) -> Any:
+        return SimpleNamespace(heads=SimpleNamespace(final=1_000_000))
+
+
+async def main(url: str, seconds: float) -> None:
+    tables = settings_room.load_tables()
+    network = tables.chains.find("ethereum", "mainnet")
+    assert network is not None
+    pool = Pool(url, size=10, acquire_timeout_s=5.0)
+    await pool.open()
+    account = await KeyStore(pool, pepper="p" * 32, plans=("free",)).create_account(name="b", email="a@b", plan="free")
+    key = Key(
+        id="key", lineage="key", digest=b"", slot=0, live=True, scopes=~0, limits=Limits(1, 1, 0), disabled=False,
+        dies_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
+    )  # fmt: skip
+    signer = TimedSigner(b"\x07" * 32)
+    signer.took_s = 0.0
+    entry_point = bytes.fromhex(network.chain.entry_points["0.7"][2:])
+    payer = Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))
+    ledger = LedgerStore(pool)
+    policies = Policies(PolicyStore(pool), ledger, most={"free": POLICIES})
+    made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
+    sponsoring: Any = Sponsoring(policies, ledger, Paymasters([payer]), Prices(), Quiet())  # type: ignore[arg-type]
+    numbers = iter(range(1 << 40))
+    ends = 0.0
+    took: list[float] = []
+
+    async def ask() -> None:
+        while time.perf_counter() < ends:
+            number = next(numbers)
+            began = time.perf_counter()
+            request = sponsoring.read(
+                key, network, operation(number), policy_id=made[number % POLICIES].id, entry_point=None
+            )
+            await sponsoring.sponsor(request)
+            took.append(time.perf_counter() - began)
+
+    ends = time.perf_counter() + seconds
+    await ask()
+    alone = list(took)
+    took.clear()
+    signer.took_s, cpu, began = 0.0, time.process_time(), time.perf_counter()
+    ends = began + seconds
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(ask())
+    rate = len(took) / (time.perf_counter() - began)
+    signing = signer.took_s / (time.process_time() - cpu)
+    print(json.dumps({"p50": median(alone) * 1000, "rate": rate, "signing": signing}))
+    await pool.close()
+
+
+def operation(number: int) -> dict[str, str]:
+    return {
+        "sender": f"0x{time.time_ns():024x}{number:016x}"[:42],
+        "nonce": "0x0",
+        "callData": CALL,
+        "callGasLimit": "0x13880",
+        "verificationGasLimit": "0x186a0",
+        "preVerificationGas": "0xc350",
+        "maxFeePerGas": "0x3b9aca00",
+        "maxPriorityFeePerGas": "0x3b9aca00",
+    }
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,146 @@
+"""Usage: what counting by key adds to a call, in this process; and charts among ten million rows, on a real Postgres."""
+
+import asyncio
+import datetime
+import time
+from pathlib import Path
+from statistics import median
+
+import asyncpg
+
+from bench.processes import StartFailed
+from proxy.core.usage import Sheet, Tally, Touched, gather
+from proxy.dev.postgres import Postgres
+from proxy.errors import StartError
+from proxy.store import migrate
+from proxy.store.pool import Pool
+from proxy.store.usage import UsageStore, Wanted
+from proxy.web import charts
+
+# Keys and methods in turn, and how many calls there are between two times that they are gathered.
+KEYS, METHODS, CALLS = 199, 5, 20_000
+BEST_OF = 20
+ROWS = 10_000_000
+LOOKS = 20
+# Accounts, and keys, networks and methods of each: so many series have a row in every minute.
+ACCOUNTS, OF_EACH = 16, (5, 3, 10)
+LARGEST = "account_1"
+
+_SERIES = """
+insert into usage_series (account_id, key_id, network, method)
+select 'account_' || a, 'key_' || a || '_' || k, 'network/' || n, 'method_' || m
+from generate_series(1, $1) a, generate_series(1, $2) k, generate_series(1, $3) n, generate_series(1, $4) m"""
+_SUMS = """
+insert into usage_series (account_id, key_id, network, method)
+select account_id, coalesce(key_id, ''), coalesce(network, ''), coalesce(method, '')
+from usage_series group by grouping sets ((account_id), (account_id, key_id), (account_id, network), (account_id, method))"""
+_FILL = """
+insert into usage
+select 'minute', s.id, t.at, 10, 1, 20, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1
+from generate_series($1::timestamptz, $2::timestamptz, interval '1 minute') as t (at), usage_series s"""
+_ROLL_UP = """
+insert into usage
+select $1::text, series, date_trunc($1::text, at, 'UTC'), sum(requests), sum(errors), sum(units), sum(hits), sum(t0), sum(t1),
+    sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11), sum(t12), sum(t13), sum(t14)
+from usage_minutes group by 2, 3"""
+
+
+def microseconds() -> float:
+    """What a call pays for being counted under its key, gathering included: the best of several, since other work only adds."""
+    taken = [(_by_method(), _by_key()) for _ in range(BEST_OF)]
+    return min(by_key for _, by_key in taken) - min(by_method for by_method, _ in taken)
+
+
+def _by_method() -> float:
+    """As it was without keys: one tally for all."""
+    wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
+    began = time.perf_counter()
+    for n in range(CALLS):
+        tally = wholes[n % METHODS]
+        tally.results += 1
+        tally.units += 2
+        tally.seconds += 0.001
+        tally.buckets[1] += 1
+    return (time.perf_counter() - began) / CALLS * 1e6
+
+
+def _by_key() -> float:
+    wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
+    touched: Touched = []
+    sheets = [Sheet("account", f"key_{n}", touched) for n in range(KEYS)]
+    turns = [sheets[n % KEYS] for n in range(CALLS)]
+    began = time.perf_counter()
+    for n in range(CALLS):
+        tally = turns[n][wholes[n % METHODS]]
+        tally.results += 1
+        tally.units += 2
+        tally.seconds += 0.001
+        tally.buckets[1] += 1
+    gather(touched)
+    return (time.perf_counter() - began) / CALLS * 1e6
+
+
+def chart_times(workdir: Path, rows: int = ROWS) -> dict[str, float]:
+    """Milliseconds from a question to its columns: the first view, by method, and a month by the day; the median of some."""
+    try:
+        return asyncio.run(_chart_times(workdir, rows))
+    except StartError as error:
+        raise StartFailed(str(error)) from error
+
+
+async def _chart_times(workdir: Path, rows: int) -> dict[str, float]:
+    (sockets := workdir / "usage-sockets").mkdir(exist_ok=True)
+    postgres = Postgres(workdir / "usage-postgres", sockets, workdir / "usage-postgres.log")
+    await postgres.start()
+    try:
+        connection = await asyncpg.connect(postgres.url)
+        await _fill(connection, rows)
+        await connection.close()
+        pool = Pool(postgres.url, size=1, acquire_timeout_s=5.0)
+        await pool.open()
+        found = {name: await _look(UsageStore(pool), wanted) for name, wanted in _wanted().items()}
+        await pool.close()
+        return found
+    finally:
+        await postgres.child.stop()
+
+
+async def _fill(connection: "asyncpg.Connection[asyncpg.Record]", rows: int) -> None:
+    await migrate.migrate(connection)
+    await connection.execute("set synchronous_commit = off")
+    await connection.execute(_SERIES, ACCOUNTS, *OF_EACH)
+    await connection.execute(_SUMS)
+    series = await connection.fetchval("select count(*) from usage_series")
+    now = datetime.datetime.now(datetime.UTC).replace(second=0, microsecond=0)
+    at = now - datetime.timedelta(minutes=rows // series)
+    while at < now:
+        end = min(at + datetime.timedelta(hours=3), now)
+        await connection.execute(_FILL, at, end - datetime.timedelta(minutes=1))
+        at = end
+    for step in ("hour", "day"):
+        await connection.execute(_ROLL_UP, step)
+    await connection.execute("vacuum (analyze) usage")
+    await connection.execute("analyze usage_series")
+
+
+def _wanted() -> dict[str, Wanted]:
+    now = datetime.datetime.now(datetime.UTC)
+    hours = datetime.timedelta(hours=1)
+    return {
+        "first": Wanted(step="hour", first=now - 24 * hours, last=now, account=LARGEST),
+        "methods": Wanted(step="hour", first=now - 24 * hours, last=now, account=LARGEST, by="method"),
+        "minutes": Wanted(step="minute", first=now - 3 * hours, last=now, account=LARGEST, by="method"),
+        "filtered": Wanted(
+            step="minute", first=now - 3 * hours, last=now, account=LARGEST, by="method", network="network/1"
+        ),
+        "month": Wanted(step="day", first=now - 720 * hours, last=now, account=LARGEST, by="key"),
+    }
+
+
+async def _look(store: UsageStore, wanted: Wanted) -> float:
+    taken = []
+    for _ in range(LOOKS):
+        began = time.perf_counter()
+        charts.chart_of(wanted, await store.chart(wanted), top=8, labels={})
+        taken.append((time.perf_counter() - began) * 1000)
+    return median(taken)

@@ -1,0 +1,121 @@
+"""A block's transactions, and the calls inside them, as they are matched.
+
+Two tellings of calls are read: geth's `callTracer`, a tree for each transaction, and Parity's `trace_block`, a list with paths.
+Both are reduced to the transfers of coins that no transaction and no log tells of: calls, creations and self-destructions below
+the transaction itself, with a value, that were not undone. What runs another's code in its own name (DELEGATECALL, CALLCODE)
+moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.chains.evm.facts import Header
+from proxy.core.matching import Call, Tx
+
+_MOVES = frozenset({"call", "create", "create2", "selfdestruct", "suicide"})
+_fromhex = bytes.fromhex
+
+
+class _Transaction(msgspec.Struct, rename={"sender": "from", "index": "transactionIndex"}, gc=False):
+    hash: str
+    sender: str
+    value: str
+    nonce: str
+    index: str | None = None
+    to: str | None = None
+    input: str = "0x"
+
+
+_read_all = msgspec.json.Decoder(list[_Transaction]).decode
+
+
+def is_whole(header: Header) -> bool:
+    """Whether a block came with its transactions, and not with their hashes alone."""
+    start = bytes(header.transactions).lstrip()[1:].lstrip()
+    return start[:1] in (b"{", b"]")
+
+
+def transactions_of(header: Header) -> list[Tx]:
+    """ValueError where they are none."""
+    return [_tx(each) for each in _read_all(header.transactions)]
+
+
+def read_transactions(given: list[Any]) -> list[Tx]:
+    """Of transactions that are decoded already. ValueError where they are none."""
+    return [_tx(each) for each in msgspec.convert(given, list[_Transaction])]
+
+
+def _tx(found: _Transaction) -> Tx:
+    return Tx(
+        found.hash,
+        int(found.index or "0x0", 16),
+        _fromhex(found.sender[2:]),
+        _fromhex(found.to[2:]) if found.to else None,
+        int(found.value, 16),
+        int(found.nonce, 16),
+        _fromhex(found.input[2:10]) if len(found.input) >= 10 else b"",
+    )
+
+
+# Calls
+
+
+def calls_of_tree(transaction: str, tree: Mapping[str, Any]) -> list[Call]:
+    """From what `callTracer` tells of a transaction."""
+    return [*_below(transaction, tree, ())]
+
+
+def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> Iterator[Call]:
+    if node.get("error"):
+        return  # It was undone, and all below it.
+    if path and (found := _call(transaction, path, node)):
+        yield found
+    for place, child in enumerate(node.get("calls") or ()):
+        yield from _below(transaction, child, (*path, place))
+
+
+def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> Call | None:
+    kind = str(node.get("type", "")).lower()
+    value = int(node.get("value") or "0x0", 16)
+    if kind not in _MOVES or not value or not node.get("to"):
+        return None
+    return Call(transaction, path, kind, _fromhex(node["from"][2:]), _fromhex(node["to"][2:]), value)
+
+
+def calls_of_list(traces: list[Mapping[str, Any]]) -> list[Call]:
+    """From what `trace_block` tells of a block."""
+    undone = {
+        (trace["transactionHash"], tuple(trace["traceAddress"]))
+        for trace in traces
+        if trace.get("error") and trace.get("transactionHash")
+    }
+    found = []
+    for trace in traces:
+        transaction, path = trace.get("transactionHash"), tuple(trace["traceAddress"])
+        if not transaction or not path:
+            continue  # A block's reward, or the transaction itself.
+        if any((transaction, path[:length]) in undone for length in range(len(path) + 1)):
+            continue
+        if call := _traced(transaction, path, trace):
+            found.append(call)
+    return found
+
+
+def _traced(transaction: str, path: tuple[int, ...], trace: Mapping[str, Any]) -> Call | None:
+    action = trace["action"]
+    match trace["type"]:
+        case "call" if action.get("callType") == "call":
+            sender, recipient, value = action["from"], action["to"], action["value"]
+        case "create":
+            sender, recipient, value = action["from"], (trace.get("result") or {}).get("address"), action["value"]
+        case "suicide" | "selfdestruct":
+            sender, recipient, value = action["address"], action["refundAddress"], action["balance"]
+        case _:
+            return None
+    if not recipient or not int(value, 16):
+        return None
+    return Call(transaction, path, str(trace["type"]), _fromhex(sender[2:]), _fromhex(recipient[2:]), int(value, 16))

@@ -1,0 +1,51 @@
+"""The five methods of a bundler (ERC-7769), as a family of their own: what is not here does not exist on /bundler.
+
+Nothing is kept: an operation's answers change when it is mined. A send is a write, so it is never repeated after it may have
+left us. Errors pass as they came: their codes are the bundler's own language.
+"""
+
+from __future__ import annotations
+
+from proxy.chains.family import NONE, BlockRef, Family, Lifetime, Method, table
+
+SEND = "eth_sendUserOperation"
+ESTIMATE = "eth_estimateUserOperationGas"
+BY_HASH = "eth_getUserOperationByHash"
+RECEIPT = "eth_getUserOperationReceipt"
+ENTRY_POINTS = "eth_supportedEntryPoints"
+# ERC-7769, from -32500 (the EntryPoint refuses) to -32508 (the paymaster cannot pay), and what bundlers use beside it: -32521,
+# the call would revert.
+VERDICTS = frozenset((*range(-32508, -32499), -32521))
+
+
+def _no_block(method: Method, params: bytes) -> BlockRef:
+    return NONE
+
+
+def _not_kept(method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:
+    return "never"
+
+
+def _no_archive(ref: BlockRef, head: int) -> bool:
+    return False
+
+
+def _is_empty(method: Method, result: bytes) -> bool:
+    return result == b"null"
+
+
+BUNDLER = Family(
+    "erc4337",
+    table(
+        Method(SEND, "write"),
+        Method(ESTIMATE, retry=True),
+        Method(BY_HASH, retry=True),
+        Method(RECEIPT, retry=True),
+        Method(ENTRY_POINTS, retry=True),
+    ),
+    _no_block,
+    _not_kept,
+    _no_archive,
+    _is_empty,
+    VERDICTS,
+)

@@ -1,0 +1,247 @@
+"""Blocks and logs -> facts: which tokens moved, from whom, to whom.
+
+Read from events alone, by their first topic and their shape:
+
+    Transfer(from, to, value)                    three topics: ERC-20; four, with the token's id as the last: ERC-721
+    TransferSingle, TransferBatch                ERC-1155
+    Deposit(to, value), Withdrawal(from, value)  wrapped coins of WETH9's kind, which make and destroy without a Transfer.
+                                                 Others emit both: then the Transfer counts
+
+Anybody may emit anything under these names. What does not have the shape (other topics, short data, arrays that lie about
+their length, an address with more than 20 bytes) is *odd*: counted, and no fact. Nothing here raises on what a contract says.
+ABI decoding is by hand and by slices of hex: it runs for every log of every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+
+import msgspec
+import sha3
+
+from proxy.core.holdings import FUNGIBLE, ZERO, Transfer
+
+TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
+TRANSFER_SINGLE = "0xc3d58168c5ae7397731d063d5bbf3d657854427343f4c083240f7aacaa2d0f62"
+TRANSFER_BATCH = "0x4a39dc06d4c0dbc64b70af90fd698a233a518aa5d07e595d983b8c0526c8f7fb"
+DEPOSIT = "0xe1fffcc4923d04b559f4d29a8bfc6cda04eb5b0d3c460751c2402c5c5cc9109c"
+WITHDRAWAL = "0x7fcf532c15f0a6db0bd6d0e038bea71d30d808c7d98cb3bf7268a95bf5081b65"
+TOPICS = frozenset((TRANSFER, TRANSFER_SINGLE, TRANSFER_BATCH, DEPOSIT, WITHDRAWAL))
+
+# An address as a word: twelve zero bytes before it.
+_PAD = "0x000000000000000000000000"
+_WORD = 64
+_fromhex = bytes.fromhex
+
+
+class Log(msgspec.Struct, rename="camel", gc=False):
+    """One log as an upstream gives it. Only its place in the chain and what its contract said."""
+
+    address: str
+    topics: list[str]
+    block_number: str
+    block_hash: str
+    transaction_hash: str
+    log_index: str
+    data: str = "0x"
+    removed: bool = False
+
+
+class Header(msgspec.Struct, rename="camel", gc=False):
+    """One block; its transactions as they came, for those who want them."""
+
+    number: str
+    hash: str
+    parent_hash: str
+    timestamp: str
+    transactions: msgspec.Raw = msgspec.Raw(b"[]")
+    logs_bloom: str = ""
+    gas_used: str = "0x0"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one block, or of a range of final ones. `hash` and `time` are the last block's, `parent` the first's.
+
+    `header` is there for one block alone: a range is read where nobody wants more than its logs. `has_all_logs`: not only those
+    with certain topics.
+    """
+
+    first: int
+    last: int
+    parent: bytes
+    hash: bytes
+    time: int
+    header: Header | None
+    logs: list[Log]
+    transfers: list[Transfer]
+    odd: int
+    has_all_logs: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return self.last - self.first + 1
+
+
+read_logs = msgspec.json.Decoder(list[Log]).decode
+read_header: Callable[[bytes], Header | None] = msgspec.json.Decoder(Header | None).decode
+
+
+def facts_of(first: Header, last: Header, logs: list[Log], *, alone: bool, has_all_logs: bool = False) -> Facts:
+    """Of one block `alone`, or of a range. ValueError where the upstream's numbers are none, or its logs belong elsewhere."""
+    low, high = int(first.number, 16), int(last.number, 16)
+    _check(logs, low, high, last)
+    transfers, odd = transfers_of(logs)
+    return Facts(
+        low,
+        high,
+        _fromhex(first.parent_hash[2:]),
+        _fromhex(last.hash[2:]),
+        int(last.timestamp, 16),
+        last if alone else None,
+        logs,
+        transfers,
+        odd,
+        has_all_logs,
+    )
+
+
+def _check(logs: list[Log], low: int, high: int, last: Header) -> None:
+    """No log of another block, or of a block that was dropped: such an upstream is in the middle of a change."""
+    blocks = {(log.block_number, log.block_hash) for log in logs}
+    hashes: dict[int, str] = {}
+    for text, block_hash in blocks:
+        number = int(text, 16)
+        if not low <= number <= high or hashes.setdefault(number, block_hash) != block_hash:
+            raise ValueError(f"logs of block {number} among those of {low} to {high}")
+    if hashes.get(high, last.hash) != last.hash or any(log.removed for log in logs):
+        raise ValueError(f"logs of a block {high} that was replaced")
+
+
+def bloom_mask(topic: str) -> int:
+    """The three bits that a topic sets in the bloom filter of its block (yellow paper, 4.3.1)."""
+    digest = sha3.keccak_256(_fromhex(topic[2:])).digest()
+    mask = 0
+    for at in (0, 2, 4):
+        mask |= 1 << (int.from_bytes(digest[at : at + 2], "big") & 2047)
+    return mask
+
+
+def transfers_of(logs: Iterable[Log]) -> tuple[list[Transfer], int]:
+    """The transfers among the logs, in their order, and how many logs were odd."""
+    found: list[Transfer] = []
+    wrapped: set[int] = set()
+    odd = 0
+    for log in logs:
+        topics = log.topics
+        topic = topics[0] if topics else ""
+        if topic not in TOPICS:
+            continue
+        try:
+            if topic == TRANSFER and len(topics) == 3 and len(log.data) >= 2 + _WORD:
+                found.append(
+                    Transfer(
+                        FUNGIBLE,
+                        _fromhex(log.address[2:]),
+                        _address(topics[1]),
+                        _address(topics[2]),
+                        int(log.data[2 : 2 + _WORD], 16),
+                        0,
+                        log.transaction_hash,
+                        int(log.log_index, 16),
+                    )
+                )
+            elif topic == TRANSFER:
+                found.append(_nft(log))
+            elif topic in (DEPOSIT, WITHDRAWAL):
+                found.append(_wrapped(log))
+                wrapped.add(len(found) - 1)
+            else:
+                found += _multi(log)
+        except ValueError:
+            odd += 1
+    return (_without_told_twice(found, wrapped) if wrapped else found), odd
+
+
+def _address(topic: str) -> bytes:
+    if topic[:26] != _PAD or len(topic) != 66:
+        raise ValueError("no address")
+    return _fromhex(topic[26:])
+
+
+def _nft(log: Log) -> Transfer:
+    if len(log.topics) != 4 or len(log.topics[3]) != 66:
+        raise ValueError("a Transfer of another shape")
+    _, sender, recipient, token = log.topics
+    return _moved(log, 721, sender, recipient, int(token[2:], 16), 1)
+
+
+def _moved(
+    log: Log, standard: int, sender: str, recipient: str, token_id: int, amount: int, *, item: int = 0
+) -> Transfer:
+    return Transfer(
+        standard,
+        _fromhex(log.address[2:]),
+        _address(sender),
+        _address(recipient),
+        amount,
+        token_id,
+        log.transaction_hash,
+        int(log.log_index, 16),
+        item,
+    )
+
+
+def _wrapped(log: Log) -> Transfer:
+    if len(log.topics) != 2:
+        raise ValueError("a deposit of another shape")
+    made = log.topics[0] == DEPOSIT
+    nobody = _PAD + ZERO.hex()
+    sender, recipient = (nobody, log.topics[1]) if made else (log.topics[1], nobody)
+    return _moved(log, FUNGIBLE, sender, recipient, 0, _word(log.data, 0))
+
+
+def _without_told_twice(found: list[Transfer], wrapped: Set[int]) -> list[Transfer]:
+    """Without the deposits and withdrawals (those at the places `wrapped`) that a Transfer of their transaction tells of."""
+    told = {_name(transfer) for place, transfer in enumerate(found) if place not in wrapped}
+    return [transfer for place, transfer in enumerate(found) if place not in wrapped or _name(transfer) not in told]
+
+
+def _name(transfer: Transfer) -> tuple[str, bytes, bytes, bytes, int]:
+    return transfer.transaction, transfer.contract, transfer.sender, transfer.recipient, transfer.amount
+
+
+def _multi(log: Log) -> list[Transfer]:
+    if len(log.topics) != 4:
+        raise ValueError("a transfer of another shape")
+    sender, recipient = log.topics[2:]
+    if log.topics[0] == TRANSFER_SINGLE:
+        return [_moved(log, 1155, sender, recipient, _word(log.data, 0), _word(log.data, 1))]
+    ids, amounts = _array(log.data, 0), _array(log.data, 1)
+    if len(ids) != len(amounts):
+        raise ValueError("as many amounts as tokens")
+    return [
+        _moved(log, 1155, sender, recipient, token, amount, item=item)
+        for item, (token, amount) in enumerate(zip(ids, amounts, strict=True))
+    ]
+
+
+def _word(data: str, place: int) -> int:
+    at = 2 + place * _WORD
+    word = data[at : at + _WORD]
+    if len(word) != _WORD:
+        raise ValueError("short data")
+    return int(word, 16)
+
+
+def _array(data: str, place: int) -> list[int]:
+    """A dynamic array of words, by its offset. What it says of its length is believed only as far as there is data."""
+    offset = _word(data, place)
+    if offset % 32 or offset > len(data):
+        raise ValueError("an offset that leads nowhere")
+    first = offset // 32
+    count = _word(data, first)
+    if count > len(data) // _WORD:
+        raise ValueError("a length that cannot be")
+    return [_word(data, first + 1 + index) for index in range(count)]

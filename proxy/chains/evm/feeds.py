@@ -1,0 +1,41 @@
+"""Price feeds with the interface of Chainlink's aggregators: what is asked of one, and when its answer is a price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Context, Decimal
+
+from proxy.chains.evm import abi
+
+LATEST_ROUND = abi.call("latestRoundData()")
+DECIMALS = abi.call("decimals()")
+# A feed that claims more is no feed.
+MOST_DECIMALS = 77
+_EXACT = Context(prec=2 * MOST_DECIMALS)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """latestRoundData(): roundId, answer, startedAt, updatedAt, answeredInRound."""
+
+    id: int
+    answer: int
+    updated_at: int
+    answered_in: int
+
+
+def round_of(data: bytes | None) -> Round | None:
+    number, answer, updated_at = abi.uint(data), abi.signed(data, 1), abi.uint(data, 3)
+    answered_in = abi.uint(data, 4)
+    if number is None or answer is None or updated_at is None or answered_in is None:
+        return None
+    return Round(number, answer, updated_at, answered_in)
+
+
+def price_of(found: Round, decimals: int, *, now: float, max_age_s: float) -> Decimal | None:
+    """The price; None where it is none: not positive, from a round before, not complete, or too old."""
+    if found.answer <= 0 or not 0 <= decimals <= MOST_DECIMALS:
+        return None
+    if found.answered_in < found.id or found.updated_at == 0 or now - found.updated_at > max_age_s:
+        return None
+    return _EXACT.scaleb(Decimal(found.answer), -decimals)

@@ -1,0 +1,226 @@
+"""The config of a webhook -> what it watches. Each event type has its own members; whatever is wrong is named.
+
+    address_activity, ADDRESS_ACTIVITY     addresses; direction, categories, min_value, selectors
+    token_transfer, TOKEN_TRANSFER         any of addresses, contracts, from, to; min_value. B may have min_value alone
+    nft_transfer, NFT_ACTIVITY             any of addresses, contracts; token_ids of these contracts
+    mined_transaction, MINED_TRANSACTION   tx_hashes
+    log                                    any of addresses, topics (as eth_getLogs takes them); selector
+    INTERNAL_TRANSFER                      addresses; direction, min_value
+    NEW_BLOCK                              nothing
+    PENDING_TRANSACTION                    addresses; direction, min_value, selectors
+
+and all but the last, for which there is no block yet: `finality` (included, safe, finalized) or `confirmations`. Where tokens
+move: `exclude_spam`, which leaves out transfers of nothing. Values are of the smallest unit, in decimal text. Addresses are
+read apart (`addresses_of`): there may be a hundred thousand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from proxy.chains.evm import abi, address
+from proxy.core import logfilter
+from proxy.core.watching import KINDS, Filter, Kind
+
+MOST_ADDRESSES = 100_000
+# Nodes have the same limit for logs.
+MOST_LOG_ADDRESSES = 1_000
+MOST_VALUES = 1_000
+MOST_CONFIRMATIONS = 1_000
+
+_COMMON = frozenset({"finality", "confirmations"})
+_MEMBERS: dict[Kind, frozenset[str]] = {
+    "activity": _COMMON | {"addresses", "direction", "categories", "min_value", "selectors", "exclude_spam"},
+    "token": _COMMON | {"addresses", "contracts", "from", "to", "min_value", "exclude_spam"},
+    "nft": _COMMON | {"addresses", "contracts", "token_ids", "exclude_spam"},
+    "mined": _COMMON | {"tx_hashes"},
+    "log": _COMMON | {"addresses", "topics", "selector"},
+    "internal": _COMMON | {"addresses", "direction", "min_value"},
+    "block": _COMMON,
+    "pending": frozenset({"addresses", "direction", "min_value", "selectors"}),
+}
+# At least one of these must be there: nobody is sent a whole chain by mistake.
+_NEEDS: dict[Kind, tuple[str, ...]] = {
+    "activity": ("addresses",),
+    "token": ("addresses", "contracts", "from", "to"),
+    "nft": ("addresses", "contracts"),
+    "mined": ("tx_hashes",),
+    "log": ("addresses", "topics"),
+    "internal": ("addresses",),
+    "block": (),
+    "pending": ("addresses",),
+}
+_CATEGORIES = frozenset({"native", "erc20", "erc721", "erc1155"})
+_UINT = re.compile(r"0|[1-9][0-9]{0,77}", re.ASCII)
+_HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
+_SELECTOR = re.compile(r"0x[0-9a-fA-F]{8}", re.ASCII)
+_SIGNATURE = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]{0,99}\([A-Za-z0-9,()\[\]]{0,400}\)", re.ASCII)
+
+T = TypeVar("T")
+
+
+class BadConfig(ValueError):
+    """What is wrong with a config, with the name of the member."""
+
+
+def takes_addresses(event_type: str) -> bool:
+    return "addresses" in _MEMBERS[KINDS[event_type]]
+
+
+def most_addresses(event_type: str) -> int:
+    return MOST_LOG_ADDRESSES if KINDS[event_type] == "log" else MOST_ADDRESSES
+
+
+def parse(event_type: str, config: Mapping[str, Any]) -> Filter:
+    """The filter without its addresses, of which only the number is looked at."""
+    kind = KINDS[event_type]
+    _check_members(event_type, kind, config)
+    if (addresses := config.get("addresses")) is not None:
+        _check_list(addresses, "addresses", most=most_addresses(event_type))
+    contracts = _set(config, "contracts", _address)
+    token_ids = _set(config, "token_ids", _uint)
+    if token_ids and not contracts:
+        raise BadConfig("token_ids: the contracts that they are of must be given")
+    selectors = _set(config, "selectors", _selector)
+    if "selector" in config:
+        selectors = frozenset((_one(config, "selector", _selector),))
+    finality: Any = _choice(config, "finality", ("included", "safe", "finalized")) or "included"
+    confirmations = _confirmations(config)
+    if confirmations and finality != "included":
+        raise BadConfig("confirmations: give either this or finality")
+    return Filter(
+        direction=_choice(config, "direction", ("incoming", "outgoing")),
+        categories=_set(config, "categories", _category),
+        min_value=_one(config, "min_value", _uint) if "min_value" in config else 0,
+        contracts=contracts,
+        senders=_set(config, "from", _address),
+        recipients=_set(config, "to", _address),
+        token_ids=token_ids,
+        tx_hashes=_set(config, "tx_hashes", _hash),
+        topics=_topics(config),
+        selectors=selectors,
+        finality=finality,
+        confirmations=confirmations,
+        exclude_spam=_flag(config, "exclude_spam"),
+    )
+
+
+def addresses_of(given: Sequence[Any], first: int = 0, name: str = "config.addresses") -> list[bytes]:
+    """A part of a list; `first` is the place of its first in the whole, for the message."""
+    found = []
+    for place, text in enumerate(given, first):
+        read = address.parse(text) if isinstance(text, str) else None
+        if read is None or address.is_mistyped(text):
+            raise BadConfig(f"{name}.{place}: is no address, or its checksum (EIP-55) is wrong")
+        found.append(read)
+    return found
+
+
+def _check_members(event_type: str, kind: Kind, config: Mapping[str, Any]) -> None:
+    for name in config:
+        if name not in _MEMBERS[kind]:
+            known = ", ".join(sorted(_MEMBERS[kind]))
+            raise BadConfig(f"{name[:40]}: is unknown for {event_type}, which has {known}")
+    needs = _NEEDS[kind]
+    if event_type == "TOKEN_TRANSFER":
+        needs = (*needs, "min_value")
+    if needs and not any(config.get(name) for name in needs):
+        raise BadConfig(f"{' or '.join(needs)}: must be given for {event_type}")
+
+
+def _check_list(value: Any, name: str, *, most: int) -> None:
+    if not isinstance(value, list):
+        raise BadConfig(f"{name}: must be an array")
+    if not value:
+        raise BadConfig(f"{name}: must not be empty")
+    if len(value) > most:
+        raise BadConfig(f"{name}: has {len(value)} values, at most {most} are allowed")
+
+
+def _set(config: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> frozenset[T]:
+    if name not in config:
+        return frozenset()
+    _check_list(config[name], name, most=MOST_VALUES)
+    return frozenset(_read(each, f"{name}.{place}", read) for place, each in enumerate(config[name]))
+
+
+def _one(config: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> T:
+    return _read(config[name], name, read)
+
+
+def _read(value: Any, name: str, read: Callable[[Any], T]) -> T:
+    try:
+        return read(value)
+    except ValueError as exc:
+        raise BadConfig(f"{name}: {exc}") from None
+
+
+def _choice(config: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> Any:
+    value = config.get(name)
+    if value is not None and value not in allowed:
+        raise BadConfig(f"{name}: must be {' or '.join(allowed)}")
+    return value
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool:
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise BadConfig(f"{name}: must be true or false")
+    return value
+
+
+def _confirmations(config: Mapping[str, Any]) -> int:
+    value = config.get("confirmations", 0)
+    if type(value) is not int or not ("confirmations" not in config or 1 <= value <= MOST_CONFIRMATIONS):
+        raise BadConfig(f"confirmations: must be a number from 1 to {MOST_CONFIRMATIONS}")
+    return value
+
+
+def _topics(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    if "topics" not in config:
+        return ()
+    try:
+        topics = logfilter.parse({"topics": config["topics"]}).topics
+    except ValueError as exc:
+        raise BadConfig(f"topics: {exc}") from None
+    if not any(topics) and not config.get("addresses"):
+        raise BadConfig("topics: must name a topic where no addresses are given")
+    return topics
+
+
+# Values: ValueError says what one must be
+
+
+def _address(value: Any) -> bytes:
+    found = address.parse(value) if isinstance(value, str) else None
+    if found is None or address.is_mistyped(value):
+        raise ValueError("is no address, or its checksum (EIP-55) is wrong")
+    return found
+
+
+def _uint(value: Any) -> int:
+    if not isinstance(value, str) or not _UINT.fullmatch(value) or int(value) >= 1 << 256:
+        raise ValueError("must be a whole number in decimal text, below 2^256")
+    return int(value)
+
+
+def _hash(value: Any) -> str:
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise ValueError("must be 32 bytes in hex")
+    return value.lower()
+
+
+def _selector(value: Any) -> bytes:
+    if isinstance(value, str) and _SELECTOR.fullmatch(value):
+        return bytes.fromhex(value[2:])
+    if isinstance(value, str) and _SIGNATURE.fullmatch(value):
+        return abi.selector(value)
+    raise ValueError("must be four bytes in hex, or a function such as transfer(address,uint256)")
+
+
+def _category(value: Any) -> str:
+    if not isinstance(value, str) or value not in _CATEGORIES:
+        raise ValueError(f"must be one of {', '.join(sorted(_CATEGORIES))}")
+    return value

@@ -1,0 +1,152 @@
+"""What the chain tells of user operations and wallets: the events of an EntryPoint, and of a SimpleAccount at its birth.
+
+A log that is not what its topic promises is no event: None, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sha3
+
+from proxy.chains.evm import abi, address
+from proxy.chains.evm.facts import Log
+
+
+def topic(signature: str) -> str:
+    return f"0x{sha3.keccak_256(signature.encode()).hexdigest()}"
+
+
+INCLUDED = topic("UserOperationEvent(bytes32,address,address,uint256,bool,uint256,uint256)")
+REVERTED = topic("UserOperationRevertReason(bytes32,address,uint256,bytes)")
+DEPLOYED = topic("AccountDeployed(bytes32,address,address,address)")
+BEFORE_EXECUTION = topic("BeforeExecution()")
+# By the account itself, whoever asked the factory for it.
+INITIALIZED = topic("SimpleAccountInitialized(address,address)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a log is, and whose it is."""
+
+    contract: bytes
+    block: int
+    block_hash: bytes
+    transaction: bytes
+    log_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Included:
+    """An operation that is on the chain, whether or not its call went through. `place.contract` is its EntryPoint."""
+
+    hash: bytes
+    sender: bytes
+    paymaster: bytes | None
+    nonce: int
+    success: bool
+    cost_wei: int
+    gas_used: int
+    place: Place
+
+
+def included(log: Log) -> Included | None:
+    """The event that this log is, if it is one."""
+    # Every log of a chain is asked: most end here.
+    if len(log.topics) != 4 or log.topics[0] != INCLUDED:
+        return None
+    data = abi.unhex(log.data)
+    if data is None or len(data) != 4 * abi.WORD:
+        return None
+    place = _place(log)
+    name, *parties = (abi.unhex(each) for each in log.topics[1:])
+    sender, paymaster = (abi.address(each) for each in parties)
+    if place is None or name is None or len(name) != abi.WORD or sender is None or paymaster is None:
+        return None
+    return Included(
+        hash=name,
+        sender=sender,
+        paymaster=paymaster if any(paymaster) else None,
+        nonce=int.from_bytes(data[:32], "big"),
+        success=any(data[32:64]),
+        cost_wei=int.from_bytes(data[64:96], "big"),
+        gas_used=int.from_bytes(data[96:], "big"),
+        place=place,
+    )
+
+
+def born(log: Log) -> Place | None:
+    """Where a wallet was deployed, if this log says so; its contract is the wallet."""
+    return _place(log) if len(log.topics) == 3 and log.topics[0] == INITIALIZED else None
+
+
+def _place(log: Log) -> Place | None:
+    found = [abi.unhex(text) for text in (log.address, log.block_hash, log.transaction_hash)]
+    try:
+        block, index = int(log.block_number, 16), int(log.log_index, 16)
+    except ValueError:
+        return None
+    contract, block_hash, transaction = found
+    if contract is None or block_hash is None or transaction is None:
+        return None
+    return Place(contract, block, block_hash, transaction, index)
+
+
+def read_logs(found: object) -> list[Log]:
+    """Logs as an upstream gave them, decoded; none where they are none."""
+    try:
+        return msgspec.convert(found, list[Log])
+    except msgspec.ValidationError:
+        return []
+
+
+def logs_of(event: Included, logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of a transaction's logs those between the operation before and this one: what its own call emitted.
+
+    Operations are executed one after the other, each with its event at the end; the first begins behind BeforeExecution.
+    """
+    found: list[Mapping[str, Any]] = []
+    for log in logs:
+        name = (log.get("topics") or [None])[0]
+        if name == INCLUDED and log.get("logIndex") == hex(event.place.log_index):
+            return found
+        if name in (BEFORE_EXECUTION, INCLUDED):
+            found = []
+        else:
+            found.append(log)
+    return found
+
+
+def revert_reason(event: Included, logs: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why its call failed, where the EntryPoint says so: the bytes of the revert."""
+    for log in logs:
+        topics = log.get("topics") or []
+        if len(topics) == 3 and topics[0] == REVERTED and topics[1] == "0x" + event.hash.hex():
+            reason = abi.dynamic(abi.unhex(log.get("data")), 1)
+            return None if reason is None else "0x" + reason.hex()
+    return None
+
+
+def receipt(event: Included, transaction: Mapping[str, Any]) -> dict[str, Any]:
+    """A UserOperationReceipt from the event and its transaction's receipt."""
+    logs = transaction.get("logs") or []
+    own = logs_of(event, logs)
+    answer: dict[str, Any] = {
+        "userOpHash": "0x" + event.hash.hex(),
+        "entryPoint": address.checksum(event.place.contract),
+        "sender": address.checksum(event.sender),
+        "nonce": hex(event.nonce),
+        "actualGasUsed": hex(event.gas_used),
+        "actualGasCost": hex(event.cost_wei),
+        "success": event.success,
+        "logs": own,
+        "receipt": transaction,
+    }
+    if event.paymaster is not None:
+        answer["paymaster"] = address.checksum(event.paymaster)
+    if not event.success and (reason := revert_reason(event, own)) is not None:
+        answer["reason"] = reason
+    return answer

@@ -1,0 +1,354 @@
+"""What an event says of what happened: the `data` of both formats, with the specification's fields where it gives them.
+
+What only the chain, or a token's owner, can tell is left open, and named in `lacks`: the receipt of a transaction (whether it
+went through), a token's symbol and decimals, an NFT's metadata. `completed` puts it in later; what a transaction that failed
+would have done has not happened, and is no event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from proxy.chains.evm import address
+from proxy.chains.evm.facts import Header, Log
+from proxy.core import units
+from proxy.core.holdings import FUNGIBLE, ZERO, Transfer
+from proxy.core.matching import Call, Match, Tx
+from proxy.core.retries import format_of
+from proxy.core.watching import CATEGORIES, KINDS, Watcher
+
+_STANDARDS = {721: "ERC721", 1155: "ERC1155"}
+_read_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it happened, and when (ISO 8601). `symbol` and `decimals` are of the network's coin. No `block`: the mempool."""
+
+    chain: str
+    symbol: str
+    decimals: int
+    block: int | None = None
+    hash: str = ""
+    time: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is known of one; None where it does not say."""
+
+    symbol: str | None
+    decimals: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """`at`: the place in the block, of which events are named. `lacks`: what is left open, as JSON."""
+
+    at: tuple[str, ...]
+    data: dict[str, Any]
+    lacks: dict[str, Any] = field(default_factory=dict)
+
+
+def payload_of(match: Match, place: Place, *, header: Header | None, tokens: Mapping[bytes, Token]) -> Payload:
+    """`tokens`: those that are known already."""
+    watcher, fact = match.watcher, match.fact
+    is_a = format_of(watcher.event_type) == "A"
+    side = () if match.direction is None else (match.direction,)
+    match fact:
+        case Tx() if watcher.kind == "mined":
+            return Payload((fact.hash,), _mined(fact, place, watcher, is_a=is_a), {"transaction": fact.hash})
+        case Tx() if watcher.kind == "pending":
+            return Payload((fact.hash, *side), _pending(fact, place, match.direction))
+        case Tx():
+            data = _native(fact, place, match.direction, is_a=is_a)
+            return Payload((fact.hash, "", *side), data, {"transaction": fact.hash})
+        case Transfer() if watcher.kind == "activity":
+            return _moved(match, fact, place, tokens, is_a=is_a)
+        case Transfer() if fact.standard == FUNGIBLE:
+            data = _token(fact, place, is_a=is_a)
+            return _known(Payload(_at(fact), data), fact.contract, tokens)
+        case Transfer():
+            lacks = {} if is_a else {"nft": ["0x" + fact.contract.hex(), str(fact.token_id)]}
+            return Payload(_at(fact), _nft(fact, place, is_a=is_a), lacks)
+        case Call():
+            return Payload(
+                (fact.transaction, "call", *map(str, fact.path), *side), _internal(fact, place, match.direction)
+            )
+        case Log():
+            return Payload((fact.transaction_hash, fact.log_index), _log(fact, place))
+        case _:
+            assert header is not None
+            return Payload((), _block(header, place))
+
+
+def _at(fact: Transfer, *more: str) -> tuple[str, ...]:
+    return (fact.transaction, hex(fact.log_index), *((str(fact.item),) if fact.item else ()), *more)
+
+
+def _known(payload: Payload, contract: bytes, tokens: Mapping[bytes, Token]) -> Payload:
+    """With the token, where it is known."""
+    token = tokens.get(contract)
+    if token is None:
+        return Payload(payload.at, payload.data, {"token": "0x" + contract.hex()})
+    put_token(payload.data, token)
+    return payload
+
+
+def completed(
+    event_type: str,
+    data: dict[str, Any],
+    *,
+    receipt: Mapping[str, Any] | None = None,
+    token: Token | None = None,
+    nft: Mapping[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """The data with what it lacked; None where there is no event."""
+    if receipt is not None:
+        # Before Byzantium a receipt told of no status.
+        has_failed = int(receipt.get("status") or "0x1", 16) == 0
+        if KINDS[event_type] != "mined" and has_failed:
+            return None
+        if data["to"] is None and (made := receipt.get("contractAddress")):
+            data["to"] = address.checksum(bytes.fromhex(made[2:]))
+        if KINDS[event_type] == "mined":
+            data["status"] = "failed" if has_failed else "success"
+            data["gas_used" if "gas_used" in data else "gasUsed"] = int(receipt["gasUsed"], 16)
+    if token is not None:
+        put_token(data, token)
+    if nft is not None:
+        data["metadata"] = {
+            "name": nft["name"],
+            "description": nft["description"],
+            "imageUrl": nft["image_url"],
+            "imageGatewayUrl": nft["image_gateway_url"],
+            "traits": [{"traitType": each["trait_type"], "value": each["value"]} for each in nft["traits"]],
+        }
+    return data
+
+
+def put_token(data: dict[str, Any], token: Token) -> None:
+    """A token's name and decimals, where the data has a place for them."""
+    if "asset" in data:
+        data["asset"] = token.symbol
+    if "symbol" in data:
+        data["symbol"], data["decimals"] = token.symbol, token.decimals
+    if "token" in data:
+        data["token"] |= {"symbol": token.symbol, "decimals": token.decimals}
+        if data["valueFormatted"] is None and token.decimals is not None:
+            data["valueFormatted"] = units.formatted(int(data["value"]), token.decimals)
+
+
+# Both formats
+
+
+def _native(tx: Tx, place: Place, direction: str | None, *, is_a: bool) -> dict[str, Any]:
+    if is_a:
+        return {
+            "chain": place.chain,
+            "block_number": place.block,
+            "tx_hash": tx.hash,
+            "from": address.checksum(tx.sender),
+            "to": _text(tx.recipient),
+            "value": str(tx.value),
+            "asset": place.symbol,
+            "contract": None,
+            "direction": direction,
+        }
+    return {
+        "blockNumber": place.block,
+        "transactionHash": tx.hash,
+        "logIndex": None,
+        "from": address.checksum(tx.sender),
+        "to": _text(tx.recipient),
+        "value": str(tx.value),
+        "valueFormatted": units.formatted(tx.value, place.decimals),
+        "asset": place.symbol,
+        "category": "native",
+        "token": None,
+        "tokenId": None,
+        "direction": direction,
+    }
+
+
+def _moved(match: Match, fact: Transfer, place: Place, tokens: Mapping[bytes, Token], *, is_a: bool) -> Payload:
+    """A token, or an NFT, of a watched address."""
+    assert match.direction is not None
+    nft_id = None if fact.standard == FUNGIBLE else str(fact.token_id)
+    data: dict[str, Any]
+    if is_a:
+        data = {
+            "chain": place.chain,
+            "block_number": place.block,
+            "tx_hash": fact.transaction,
+            "from": address.checksum(fact.sender),
+            "to": address.checksum(fact.recipient),
+            "value": str(fact.amount),
+            "asset": None,
+            "contract": address.checksum(fact.contract),
+            "direction": match.direction,
+        }
+        if nft_id is not None:
+            data["token_id"] = nft_id
+    else:
+        data = {
+            "blockNumber": place.block,
+            "transactionHash": fact.transaction,
+            "logIndex": fact.log_index,
+            "from": address.checksum(fact.sender),
+            "to": address.checksum(fact.recipient),
+            "value": str(fact.amount),
+            "valueFormatted": None if nft_id is None else str(fact.amount),
+            "asset": None,
+            "category": CATEGORIES[fact.standard],
+            "token": {"address": address.checksum(fact.contract), "symbol": None, "decimals": None},
+            "tokenId": nft_id,
+            "direction": match.direction,
+        }
+    return _known(Payload(_at(fact, match.direction), data), fact.contract, tokens)
+
+
+def _token(fact: Transfer, place: Place, *, is_a: bool) -> dict[str, Any]:
+    if is_a:
+        return {
+            "chain": place.chain,
+            "block_number": place.block,
+            "tx_hash": fact.transaction,
+            "contract": address.checksum(fact.contract),
+            "from": address.checksum(fact.sender),
+            "to": address.checksum(fact.recipient),
+            "value": str(fact.amount),
+            "symbol": None,
+            "decimals": None,
+        }
+    return {
+        "blockNumber": place.block,
+        "transactionHash": fact.transaction,
+        "logIndex": fact.log_index,
+        "from": address.checksum(fact.sender),
+        "to": address.checksum(fact.recipient),
+        "token": {"address": address.checksum(fact.contract), "symbol": None, "decimals": None},
+        "value": str(fact.amount),
+        "valueFormatted": None,
+    }
+
+
+def _nft(fact: Transfer, place: Place, *, is_a: bool) -> dict[str, Any]:
+    if is_a:
+        return {
+            "chain": place.chain,
+            "block_number": place.block,
+            "tx_hash": fact.transaction,
+            "contract": address.checksum(fact.contract),
+            "from": address.checksum(fact.sender),
+            "to": address.checksum(fact.recipient),
+            "token_id": str(fact.token_id),
+            "standard": _STANDARDS[fact.standard],
+            "quantity": fact.amount,
+        }
+    return {
+        "blockNumber": place.block,
+        "transactionHash": fact.transaction,
+        "logIndex": fact.log_index,
+        "activity": "mint" if fact.sender == ZERO else "burn" if fact.recipient == ZERO else "transfer",
+        "from": address.checksum(fact.sender),
+        "to": address.checksum(fact.recipient),
+        "contract": address.checksum(fact.contract),
+        "tokenId": str(fact.token_id),
+        "standard": _STANDARDS[fact.standard],
+        "quantity": fact.amount,
+        "metadata": None,
+    }
+
+
+def _mined(tx: Tx, place: Place, watcher: Watcher, *, is_a: bool) -> dict[str, Any]:
+    confirmations = max(1, watcher.filter.confirmations)
+    if is_a:
+        return {
+            "chain": place.chain,
+            "block_number": place.block,
+            "tx_hash": tx.hash,
+            "from": address.checksum(tx.sender),
+            "to": _text(tx.recipient),
+            "value": str(tx.value),
+            "status": None,
+            "gas_used": None,
+            "confirmations": confirmations,
+        }
+    return {
+        "blockNumber": place.block,
+        "blockHash": place.hash,
+        "transactionHash": tx.hash,
+        "transactionIndex": tx.index,
+        "from": address.checksum(tx.sender),
+        "to": _text(tx.recipient),
+        "value": str(tx.value),
+        "valueFormatted": units.formatted(tx.value, place.decimals),
+        "nonce": tx.nonce,
+        "status": None,
+        "gasUsed": None,
+        "confirmations": confirmations,
+    }
+
+
+# One format alone
+
+
+def _log(log: Log, place: Place) -> dict[str, Any]:
+    return {
+        "chain": place.chain,
+        "block_number": place.block,
+        "tx_hash": log.transaction_hash,
+        "log_index": int(log.log_index, 16),
+        "contract": address.checksum(bytes.fromhex(log.address[2:])),
+        "topics": log.topics,
+        "data": log.data,
+    }
+
+
+def _internal(call: Call, place: Place, direction: str | None) -> dict[str, Any]:
+    return {
+        "blockNumber": place.block,
+        "transactionHash": call.transaction,
+        "traceAddress": list(call.path),
+        "callType": call.kind,
+        "from": address.checksum(call.sender),
+        "to": address.checksum(call.recipient),
+        "value": str(call.value),
+        "valueFormatted": units.formatted(call.value, place.decimals),
+        "asset": place.symbol,
+        "direction": direction,
+    }
+
+
+def _pending(tx: Tx, place: Place, direction: str | None) -> dict[str, Any]:
+    return {
+        "transactionHash": tx.hash,
+        "from": address.checksum(tx.sender),
+        "to": _text(tx.recipient),
+        "value": str(tx.value),
+        "valueFormatted": units.formatted(tx.value, place.decimals),
+        "asset": place.symbol,
+        "nonce": tx.nonce,
+        "selector": "0x" + tx.selector.hex() if tx.selector else None,
+        "direction": direction,
+    }
+
+
+def _block(header: Header, place: Place) -> dict[str, Any]:
+    return {
+        "blockNumber": place.block,
+        "blockHash": header.hash,
+        "parentHash": header.parent_hash,
+        "timestamp": place.time,
+        "gasUsed": int(header.gas_used, 16),
+        "transactionCount": len(_read_raw(header.transactions)),
+    }
+
+
+def _text(recipient: bytes | None) -> str | None:
+    return None if recipient is None else address.checksum(recipient)

@@ -1,0 +1,238 @@
+"""What a VerifyingPaymaster signs and reads, and what an account that it pays for is about to call.
+
+The hash covers every field of the operation but the two signatures, and the chain, the paymaster and the times between which it
+is good. The paymaster serves one EntryPoint for ever, so its address stands for that as well. The contract of 0.6 hashes the
+operation's calldata as it lies there, up to the paymaster's part, and counts what it has paid for each sender; from 0.7 on the
+fields are hashed one by one, and the paymaster's own gas limits among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import sha3
+
+from proxy.chains.evm import abi
+from proxy.core.userop import Operation
+
+SIGNATURE_BYTES = 65
+# Two times, a word each, before the signature.
+DATA_BYTES = 2 * abi.WORD + SIGNATURE_BYTES
+_ADDRESS = 20
+# EIP-191, version 0x45.
+_SIGNED = b"\x19Ethereum Signed Message:\n32"
+# An operation of 0.6 has eleven members: the offset of the first that lies behind them.
+_HEAD = 11 * abi.WORD
+# For estimates: of the right form and size, of no message. Recovering from it finds some address, and does not revert.
+STUB_SIGNATURE = b"\xff" * 15 + b"\xf0" + bytes(16) + b"\x7a" + b"\xaa" * 31 + b"\x1c"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who pays, where, and when. `sender_nonce`: how often the paymaster of 0.6 has paid for the sender."""
+
+    paymaster: bytes
+    chain_id: int
+    valid_until: int
+    valid_after: int
+    sender_nonce: int = 0
+
+
+def funded(operation: Operation, paymaster: bytes, *, gas: tuple[int, int] = (0, 0), data: bytes = b"") -> Operation:
+    """The operation with a paymaster's part. `gas`: its limits for verification and for afterwards, from 0.7 on."""
+    limits = b"" if operation.version == "0.6" else b"".join(limit.to_bytes(16, "big") for limit in gas)
+    return replace(operation, paymaster_and_data=paymaster + limits + data)
+
+
+def data_of(terms: Terms, signature: bytes) -> bytes:
+    """paymasterData: the times as two words, and the signature."""
+    return abi.word_of(terms.valid_until) + abi.word_of(terms.valid_after) + signature
+
+
+def message(operation: Operation, terms: Terms) -> bytes:
+    """What the paymaster's signer signs: the 32 bytes of EIP-191 over the contract's own hash."""
+    return _keccak(_SIGNED + hash_of(operation, terms))
+
+
+def hash_of(operation: Operation, terms: Terms) -> bytes:
+    """The contract's getHash. From 0.7 on the operation must have the paymaster's part, of which the limits are hashed."""
+    if operation.version == "0.6":
+        return _hash_v06(operation, terms)
+    fields: tuple[abi.Argument, ...] = (
+        operation.sender,
+        operation.nonce,
+        _keccak(operation.init_code),
+        _keccak(operation.call_data),
+        operation.account_gas_limits,
+        operation.paymaster_and_data[_ADDRESS : _ADDRESS + abi.WORD],
+        operation.pre_verification_gas,
+        operation.gas_fees,
+        terms.chain_id,
+        terms.paymaster,
+        terms.valid_until,
+        terms.valid_after,
+    )
+    return _keccak(b"".join(map(abi.word_of, fields)))
+
+
+def _hash_v06(operation: Operation, terms: Terms) -> bytes:
+    packed = _calldata_v06(operation)
+    head: tuple[abi.Argument, ...] = (
+        6 * abi.WORD,
+        terms.chain_id,
+        terms.paymaster,
+        terms.sender_nonce,
+        terms.valid_until,
+        terms.valid_after,
+        len(packed),
+    )
+    return _keccak(b"".join(map(abi.word_of, head)) + packed)
+
+
+def _calldata_v06(operation: Operation) -> bytes:
+    """The operation as it lies in calldata, without the paymaster's part and what is behind it. That part's size counts all the
+    same: the offset of the signature depends on it."""
+    init_code, call_data = _tail(operation.init_code), _tail(operation.call_data)
+    paid_at = _HEAD + len(init_code) + len(call_data)
+    head: tuple[abi.Argument, ...] = (
+        operation.sender,
+        operation.nonce,
+        _HEAD,
+        _HEAD + len(init_code),
+        operation.call_gas,
+        operation.verification_gas,
+        operation.pre_verification_gas,
+        operation.max_fee_wei,
+        operation.max_priority_fee_wei,
+        paid_at,
+        paid_at + len(_tail(bytes(_ADDRESS + DATA_BYTES))),
+    )
+    return b"".join(map(abi.word_of, head)) + init_code + call_data
+
+
+def _tail(data: bytes) -> bytes:
+    """Bytes as the ABI has them behind the head: their size, themselves, and zeros to the end of a word."""
+    return abi.word_of(len(data)) + data + bytes(-len(data) % abi.WORD)
+
+
+def _keccak(data: bytes) -> bytes:
+    return bytes(sha3.keccak_256(data).digest())
+
+
+def worst_gas(operation: Operation) -> int:
+    """All the gas that the EntryPoint may charge for: what it takes from the paymaster's deposit beforehand.
+
+    In 0.6 the paymaster's two steps are each bounded by the limit for verification.
+    """
+    if operation.version == "0.6":
+        return operation.call_gas + 3 * operation.verification_gas + operation.pre_verification_gas
+    return (
+        operation.call_gas + operation.verification_gas + operation.pre_verification_gas + sum(operation.paymaster_gas)
+    )
+
+
+# What an account will call
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """One call that the account makes. Of its data only the place in the operation's is kept, since parts may overlap."""
+
+    target: bytes
+    value_wei: int
+    selector: bytes
+    start: int
+    end: int
+
+
+_EXECUTE = abi.selector("execute(address,uint256,bytes)")
+_BATCH_06 = abi.selector("executeBatch(address[],bytes[])")
+_BATCH_07 = abi.selector("executeBatch(address[],uint256[],bytes[])")
+_BATCH_08 = abi.selector("executeBatch((address,uint256,bytes)[])")
+# No block holds an operation with more; it bounds what one request can make us do.
+MOST_CALLS = 4096
+
+
+class _Unreadable(Exception):
+    pass
+
+
+def inner_calls(call_data: bytes) -> tuple[Inner, ...] | None:
+    """The calls inside an `execute` or an `executeBatch` of a SimpleAccount, in any of its forms; None for anything else.
+
+    Offsets are followed as Solidity does it, so that no two readings of the same bytes are possible.
+    """
+    reader = _Reader(call_data)
+    try:
+        match call_data[:4]:
+            case selector if selector == _EXECUTE:
+                return (reader.call(0, target_at=0),)
+            case selector if selector == _BATCH_06:
+                return tuple(reader.batch(targets_at=0, values_at=None, data_at=1))
+            case selector if selector == _BATCH_07:
+                return tuple(reader.batch(targets_at=0, values_at=1, data_at=2))
+            case selector if selector == _BATCH_08:
+                return tuple(reader.tuples())
+    except _Unreadable:
+        pass
+    return None
+
+
+class _Reader:
+    """Calldata behind its selector. Places are counted in bytes from there."""
+
+    def __init__(self, call_data: bytes) -> None:
+        self._data = call_data
+        self._size = len(call_data) - 4
+
+    def number(self, at: int) -> int:
+        if at + abi.WORD > self._size:
+            raise _Unreadable
+        return int.from_bytes(self._data[4 + at : 4 + at + abi.WORD], "big")
+
+    def address(self, at: int) -> bytes:
+        value = self.number(at)
+        if value >> 160:
+            raise _Unreadable
+        return value.to_bytes(_ADDRESS, "big")
+
+    def array(self, head_at: int) -> tuple[int, int]:
+        """How many items the array has whose offset stands there, and where the first is."""
+        at = self.number(head_at)
+        count = self.number(at)
+        first = at + abi.WORD
+        if count > MOST_CALLS or first + count * abi.WORD > self._size:
+            raise _Unreadable
+        return count, first
+
+    def call(self, start: int, *, target_at: int) -> Inner:
+        """Of three members in a row: address, value, bytes. The offset of the bytes counts from `start`."""
+        return self.inner(self.address(target_at), self.number(target_at + abi.WORD), start, target_at + 2 * abi.WORD)
+
+    def inner(self, target: bytes, value_wei: int, start: int, offset_at: int) -> Inner:
+        at = start + self.number(offset_at)
+        first = at + abi.WORD
+        last = first + self.number(at)
+        if last > self._size:
+            raise _Unreadable
+        selector = self._data[4 + first : 4 + first + 4] if last - first >= 4 else b""
+        return Inner(target, value_wei, selector, 4 + first, 4 + last)
+
+    def batch(self, *, targets_at: int, values_at: int | None, data_at: int) -> Iterator[Inner]:
+        count, targets = self.array(targets_at * abi.WORD)
+        datas, first_data = self.array(data_at * abi.WORD)
+        values, first_value = (0, 0) if values_at is None else self.array(values_at * abi.WORD)
+        # The account of 0.7 takes an empty list for zeros.
+        if datas != count or values not in (0, count):
+            raise _Unreadable
+        for place in range(count):
+            step = place * abi.WORD
+            value = self.number(first_value + step) if values else 0
+            yield self.inner(self.address(targets + step), value, first_data, first_data + step)
+
+    def tuples(self) -> Iterator[Inner]:
+        count, first = self.array(0)
+        for place in range(count):
+            at = first + self.number(first + place * abi.WORD)
+            yield self.call(at, target_at=at)

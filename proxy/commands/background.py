@@ -1,0 +1,18 @@
+"""`background`: one process beside the workers. The supervisor starts it; nobody else should."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("background")
+    parser.add_argument("part")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from proxy import background
+
+    return background.main(args.part)

@@ -1,0 +1,214 @@
+"""`webhooks listen`: a receiver on this machine that shows deliveries, verifies them, and passes them on to a program of yours.
+
+Beside a running development service it makes a webhook for itself and deletes it at the end. With --secret it only receives:
+for a webhook that is there already, and leads here by a tunnel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from proxy import settings as settings_room
+from proxy.commands.place import RUNNING
+from proxy.core import signatures
+from proxy.errors import InvalidRequest, StartError
+
+API = "http://127.0.0.1:8545/v1"
+# What belongs to one connection, and not to the message.
+_HOP = frozenset({"host", "content-length", "connection", "accept-encoding", "transfer-encoding"})
+FORWARD_S = 14.0
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("webhooks", help="receive, verify and forward deliveries on this machine")
+    below = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listen = below.add_parser("listen", help="a local receiver that prints and verifies deliveries")
+    listen.add_argument("--forward", metavar="URL", help="pass each delivery on, and answer as it is answered there")
+    listen.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: any free port)")
+    listen.add_argument("--secret", metavar="WHSEC", help="receive only, for a webhook with this signing secret")
+    listen.add_argument("--chain", default="dev", help="of the webhook that is made (default: dev)")
+    listen.add_argument("--event-type", default="NEW_BLOCK", metavar="TYPE", help="(default: NEW_BLOCK)")
+    listen.add_argument(
+        "--filter", type=_config, default={}, metavar="JSON", help="its config, such as '{\"addresses\": [...]}'"
+    )
+    listen.add_argument("--api", metavar="URL", help="the service (default: the development service that runs here)")
+    listen.add_argument("--key", metavar="KEY", help="an API key (default: the development service's)")
+    listen.add_argument("--data", type=Path, metavar="DIR", help="the development service's directory")
+    listen.set_defaults(run=lambda args: asyncio.run(run(args)))
+
+
+def _config(text: str) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
+        raise argparse.ArgumentTypeError(f"not valid JSON: {exc}") from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return found
+
+
+async def run(args: argparse.Namespace) -> int:
+    import aiohttp
+    from aiohttp import web
+
+    if args.forward and urlsplit(args.forward).scheme not in ("http", "https"):
+        raise StartError([f"--forward {args.forward}: must be an http or https address"])
+    if args.secret is not None:
+        _check_secret(args.secret)
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FORWARD_S), auto_decompress=False)
+        )
+        receiver = LocalReceiver(session, args.forward)
+        application = web.Application(client_max_size=16 * 1024 * 1024)
+        application.router.add_post("/{path:.*}", receiver.take)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, "127.0.0.1", args.port).start()
+        except OSError as exc:
+            raise StartError([f"--port {args.port}: cannot be used ({exc.strerror})"]) from None
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
+        if args.secret is not None:
+            receiver.secret = args.secret
+            print(f"listening on {url}", flush=True)
+        else:
+            await _subscribe(stack, session, receiver, _service(args), url, args)
+        await asyncio.Event().wait()
+    return 0
+
+
+def _check_secret(secret: str) -> None:
+    try:
+        signatures.key_of(secret)
+    except ValueError:
+        raise StartError(
+            ["--secret: must be whsec_ and base64, as it was shown when the webhook was created"]
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    api: str
+    key: str
+
+
+def _service(args: argparse.Namespace) -> Service:
+    """The one that is named; else the development service that runs here."""
+    data = args.data or settings_room.data_directory()
+    key = args.key
+    if key is None:
+        try:
+            key = orjson.loads((data / "keys.json").read_bytes())["enterprise"]["live"]
+        except (OSError, orjson.JSONDecodeError, KeyError):
+            raise StartError(
+                ["no key: start `make run` (another directory: --data), or give --api and --key"]
+            ) from None
+    return Service((args.api or _running_api(data)).rstrip("/"), key)
+
+
+def _running_api(data: Path) -> str:
+    try:
+        shown = orjson.loads((data / RUNNING).read_bytes())["dashboard"]["url"]
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+        return API
+    found = urlsplit(shown)
+    return f"{found.scheme}://{found.netloc}/v1" if found.netloc else API
+
+
+async def _subscribe(
+    stack: AsyncExitStack, session: Any, receiver: LocalReceiver, service: Service, url: str, args: argparse.Namespace
+) -> None:
+    """A webhook for as long as we listen."""
+    body = {"url": url, "chain": args.chain, "event_type": args.event_type, "config": args.filter}
+    made = await _ask(session, service, "POST", "/webhooks", body)
+    receiver.secret = made["signing_secret"]
+    stack.push_async_callback(_ask, session, service, "DELETE", f"/webhooks/{made['id']}", None)
+    print(f"{made['id']} ({args.event_type} on {args.chain}) delivers to {url}; Ctrl-C deletes it", flush=True)
+
+
+async def _ask(session: Any, service: Service, method: str, path: str, body: Any) -> Any:
+    import aiohttp
+
+    headers = {"X-API-Key": service.key}
+    try:
+        async with session.request(method, service.api + path, json=body, headers=headers) as response:
+            said = orjson.loads(await response.read())
+    except (aiohttp.ClientError, OSError, TimeoutError, orjson.JSONDecodeError):
+        raise InvalidRequest(f"the service at {service.api} does not answer: is it running? (--api)") from None
+    if "error" in said:
+        raise InvalidRequest(f"the service refused: {said['error']['message']}")
+    return said
+
+
+class LocalReceiver:
+    """Shows what comes, and whether it is ours."""
+
+    def __init__(self, session: Any, forward: str | None) -> None:
+        self._session = session
+        self._forward = forward
+        self.secret = ""
+
+    async def take(self, request: Any) -> Any:
+        from aiohttp import web
+
+        body = await request.read()
+        fault = fault_of(self.secret, request.headers, body, now=time.time())
+        if fault is not None:
+            print(f"refused: {fault}", flush=True)
+            return web.Response(status=400, text=fault)
+        status = await self._pass_on(request, body)
+        print(line_of(request.headers, body, status if self._forward else None), flush=True)
+        print(orjson.dumps(orjson.loads(body), option=orjson.OPT_INDENT_2).decode(), flush=True)
+        return web.Response(status=status)
+
+    async def _pass_on(self, request: Any, body: bytes) -> int:
+        """The status of who it is for; 502 where nobody is there, so that it is delivered again."""
+        import aiohttp
+
+        if self._forward is None:
+            return 200
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+        try:
+            async with self._session.post(self._forward, data=body, headers=headers, allow_redirects=False) as response:
+                return int(response.status)
+        except (aiohttp.ClientError, OSError, TimeoutError) as exc:
+            print(f"{self._forward} does not answer: {type(exc).__name__}", flush=True)
+            return 502
+
+
+def fault_of(secret: str, headers: Any, body: bytes, *, now: float) -> str | None:
+    """What is wrong with a delivery; None if it is ours, whole, and of this time. All signatures that it has are checked."""
+    event, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
+    if not event or not stamp.isascii() or not stamp.isdecimal():
+        return "there is no webhook-id, or no webhook-timestamp"
+    if abs(now - int(stamp)) > signatures.TOLERANCE_S:
+        return f"webhook-timestamp differs by more than {signatures.TOLERANCE_S} s from this machine's clock"
+    expected = signatures.standard(secret, event, int(stamp), body)
+    if not any(signatures.matches(each, expected) for each in headers.get("webhook-signature", "").split(" ")):
+        return "webhook-signature does not match: another secret, or another body"
+    own = {
+        "X-Service-Signature": signatures.format_a(secret, int(stamp), body),
+        "X-Platform-Signature": signatures.format_b(secret, body),
+    }
+    wrong = [name for name, value in own.items() if name in headers and not signatures.matches(headers[name], value)]
+    return f"{wrong[0]} does not match" if wrong else None
+
+
+def line_of(headers: Any, body: bytes, status: int | None) -> str:
+    """`verified  NEW_BLOCK  evt_…  attempt 1  forwarded: 200`"""
+    said = orjson.loads(body)
+    kind = said.get("event_type") or said.get("type")
+    marked = "  TEST" if said.get("test") else ""
+    passed = "" if status is None else f"  forwarded: {status}"
+    return f"verified  {kind}{marked}  {headers['webhook-id']}  attempt {headers.get('X-Webhook-Attempt', '?')}{passed}"

@@ -1,0 +1,58 @@
+"""What follows from an attempt to deliver: the delivery is over, or has its next time, and sometimes its webhook changes too.
+
+Only a 2xx counts. 410 means that the receiver is gone for good. Everything else is tried again by the format's schedule, and
+when that is used up the two formats differ: A pauses the webhook and keeps the event for when it is resumed, B gives the
+event up. A test is tried once, and its failure says nothing about the webhook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core import retries
+from proxy.core.retries import Format
+
+State = Literal["due", "parked", "delivered", "failed"]
+# What happens to the webhook itself: as in core/lifecycle.
+Cause = Literal["exhaust", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The delivery's next state. `tries`: how often it failed in this round. `again_s`: when it is due again, from now."""
+
+    state: State
+    tries: int = 0
+    again_s: float | None = None
+    cause: Cause | None = None
+
+
+DELIVERED = Verdict("delivered")
+
+
+def is_delivered(status: int | None) -> bool:
+    return status is not None and 200 <= status < 300
+
+
+def judge(
+    form: Format,
+    tries: int,
+    status: int | None,
+    *,
+    wait_s: float = 0.0,
+    test: bool = False,
+    schedule: tuple[float, ...] | None = None,
+) -> Verdict:
+    """After an attempt. `tries`: failures before it. `status`: None without a reply. `wait_s`: what the receiver asked for."""
+    if is_delivered(status):
+        return Verdict("delivered", tries)
+    failures = tries + 1
+    if status == 410:
+        return Verdict("failed", failures, cause="gone")
+    if test:
+        return Verdict("failed", failures)
+    again_s = retries.next_due(form, failures, 0.0, after_s=wait_s, schedule=schedule)
+    if again_s is not None:
+        return Verdict("due", failures, again_s)
+    return Verdict("parked", 0, cause="exhaust") if form == "A" else Verdict("failed", failures)

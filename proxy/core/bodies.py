@@ -1,0 +1,77 @@
+"""What a delivery says around an event's data, in both formats, and the event's name.
+
+The name is made of whom it is for and what happened where: the same event always has the same. An event that was taken back and
+came again, because the chain went back to a block that it had dropped, is told anew under the name of its second time: under
+its first, receivers would take it for one that they know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from proxy.core.retries import format_of
+
+# The types of what takes an event back, by format.
+CORRECTIONS = {"A": "correction", "B": "CORRECTION"}
+
+
+def event_id(webhook_id: str, event_type: str, *place: str, time: int = 0) -> str:
+    """`place`: network, hash of the block, transaction and the place in it. `time`: how often it was there before."""
+    parts = (webhook_id, event_type, *place, *((str(time),) if time else ()))
+    return "evt_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """How a network is called in a body."""
+
+    name: str
+    id: int
+
+
+def body_of(
+    event: str, event_type: str, webhook_id: str, *, chain: Chain, at: str, data: Mapping[str, Any], test: bool = False
+) -> bytes:
+    """`event`: its id. `at`: ISO 8601 with milliseconds. A test says that it is one."""
+    marked = {"test": True} if test else {}
+    if format_of(event_type) == "A":
+        head = {"id": event, "event_type": event_type, "webhook_id": webhook_id, "created_at": at[:19] + "Z"}
+    else:
+        head = {"id": event, "type": event_type, "createdAt": at, "chain": chain.name, "chainId": chain.id}  # type: ignore[dict-item]
+    return msgspec.json.encode({**head, **marked, "data": data})
+
+
+def data_of(body: bytes) -> dict[str, Any]:
+    """The data of a body."""
+    found: dict[str, Any] = msgspec.json.decode(body)["data"]
+    return found
+
+
+def with_data(body: bytes, data: Mapping[str, Any]) -> bytes:
+    """The body with other data."""
+    return msgspec.json.encode({**msgspec.json.decode(body), "data": data})
+
+
+def correction_of(body: bytes) -> tuple[str, dict[str, Any]]:
+    """The type and the data of what takes an event back: its id, and what it said."""
+    said = msgspec.json.decode(body)
+    if "event_type" in said:
+        data = said["data"]
+        return CORRECTIONS["A"], {
+            "chain": data["chain"],
+            "takes_back": said["id"],
+            "event_type": said["event_type"],
+            "reason": "reorg",
+            "event": data,
+        }
+    return CORRECTIONS["B"], {
+        "takesBack": said["id"],
+        "eventType": said["type"],
+        "reason": "reorg",
+        "event": said["data"],
+    }

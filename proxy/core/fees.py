@@ -1,0 +1,112 @@
+"""What a transaction should offer for its gas: three estimates from what recent blocks took.
+
+A block's *tip* at a percentile is what that share of its gas paid at most above the base fee. For each tier: the median over
+recent blocks that were not empty, but at least the chain's floor; and a most that lets the base fee rise on the way. A chain
+without a base fee has one price, and a little less or more of it. All amounts are whole wei: the same blocks give the same
+estimates wherever they are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from proxy.core.units import formatted
+
+Tier = Literal["slow", "standard", "fast"]
+GWEI_DECIMALS = 9
+HISTORY_BLOCKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a tier takes: the percentile of tips, how much of the next base fee in percent, and how many blocks it may wait."""
+
+    percentile: int
+    base_percent: int
+    blocks: int
+    # Of eth_gasPrice, where there is no base fee.
+    price_percent: int
+
+
+AIMS: Mapping[Tier, Aim] = {
+    "slow": Aim(10, 110, 5, 90),
+    "standard": Aim(50, 120, 2, 100),
+    "fast": Aim(90, 125, 1, 110),
+}
+PERCENTILES = tuple(aim.percentile for aim in AIMS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    max_fee_wei: int
+    max_priority_fee_wei: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """`block` is the newest that was looked at; `base_fee_wei` is the next block's."""
+
+    block: int
+    base_fee_wei: int
+    estimates: Mapping[Tier, Estimate]
+
+
+def of_history(history: Any, *, floor_wei: int, block_time_s: float) -> Fees:
+    """From an answer to eth_feeHistory; ValueError where it is none."""
+    try:
+        base_fees = [int(fee, 16) for fee in history["baseFeePerGas"]]
+        used = [float(ratio) for ratio in history["gasUsedRatio"]]
+        rewards = [[int(tip, 16) for tip in block] for block in history.get("reward") or ()]
+        newest = int(history["oldestBlock"], 16) + len(used) - 1
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise ValueError("no fee history") from exc
+    if not used or len(base_fees) != len(used) + 1 or any(len(block) != len(PERCENTILES) for block in rewards):
+        raise ValueError("no fee history")
+    busy = [block for block, ratio in zip(rewards, used, strict=False) if ratio > 0]
+    estimates: dict[Tier, Estimate] = {}
+    for place, (tier, aim) in enumerate(AIMS.items()):
+        tip = max(floor_wei, _median([block[place] for block in busy]))
+        estimates[tier] = Estimate(_share(base_fees[-1], aim.base_percent) + tip, tip, _wait(aim, block_time_s))
+    return Fees(newest, base_fees[-1], estimates)
+
+
+def of_gas_price(price_wei: int, block: int, *, floor_wei: int, block_time_s: float) -> Fees:
+    """Of a chain without a base fee: all of the price is the tip."""
+    estimates: dict[Tier, Estimate] = {}
+    for tier, aim in AIMS.items():
+        price = max(floor_wei, _share(price_wei, aim.price_percent))
+        estimates[tier] = Estimate(price, price, _wait(aim, block_time_s))
+    return Fees(block, 0, estimates)
+
+
+def gwei(wei: int) -> str:
+    """Exact."""
+    return formatted(wei, GWEI_DECIMALS)
+
+
+def wei_of(gwei_text: str) -> int:
+    """The whole wei of a text in gwei; what is smaller than one is cut off."""
+    whole, _, part = gwei_text.partition(".")
+    return int(whole + part[:GWEI_DECIMALS].ljust(GWEI_DECIMALS, "0"))
+
+
+def _share(amount: int, percent: int) -> int:
+    """Rounded half up."""
+    return (amount * percent + 50) // 100
+
+
+def _median(values: Sequence[int]) -> int:
+    if not values:
+        return 0
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
+
+
+def _wait(aim: Aim, block_time_s: float) -> int:
+    return max(1, math.ceil(aim.blocks * Decimal(str(block_time_s))))

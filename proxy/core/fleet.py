@@ -1,0 +1,138 @@
+"""What all workers see of their upstreams, as one picture.
+
+Each worker learns the health of its upstreams from its own calls (core/routing). For the operator these views are put together:
+counts are added, averages weighed by the calls behind them, and a state is the worst that any worker sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxy.core.routing import Health
+from proxy.core.usage import BUCKETS, quantile_ms
+
+# From the worst on.
+STATES = ("cordoned", "open", "silent", "resting", "lagging", "up")
+
+
+def state_of(health: Health, now: float) -> str:
+    if health.cordoned:
+        return "cordoned"
+    if health.pause_s:
+        return "open"
+    if health.silent:
+        return "silent"
+    if now < health.rests_until:
+        return "resting"
+    return "lagging" if health.lagging else "up"
+
+
+def breaker_of(health: Health, now: float) -> str:
+    if not health.pause_s:
+        return "closed"
+    return "open" if now < health.paused_until else "half_open"
+
+
+def seen(health: Health, now: float) -> dict[str, Any]:
+    """One worker's view of one upstream, as data."""
+    return {
+        "id": health.mark,
+        "label": health.label,
+        "state": state_of(health, now),
+        "breaker": breaker_of(health, now),
+        "cordoned": health.cordoned,
+        "head": health.head,
+        "failing": round(health.failing_share, 4),
+        "latency_s": round(health.latency_s, 6),
+        "in_flight": health.inflight,
+        "answered": health.good,
+        "failed": health.bad,
+        "took": health.histogram,
+    }
+
+
+@dataclass(slots=True)
+class Sight:
+    """One upstream, as all workers see it."""
+
+    id: str
+    label: str
+    kind: str
+    state: str = "up"
+    breaker: str = "closed"
+    cordoned: bool = False
+    workers: int = 0
+    head: int = 0
+    in_flight: int = 0
+    answered: int = 0
+    failed: int = 0
+    took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    _failing: float = 0.0
+    _latency_s: float = 0.0
+    _weight: float = 0.0
+
+    def add(self, view: dict[str, Any]) -> None:
+        self.workers += 1
+        self.state = min(self.state, view["state"], key=STATES.index)
+        self.breaker = max(self.breaker, view["breaker"], key=("closed", "half_open", "open").index)
+        self.cordoned = self.cordoned or view["cordoned"]
+        self.head = max(self.head, view["head"])
+        self.in_flight += view["in_flight"]
+        self.answered += view["answered"]
+        self.failed += view["failed"]
+        self.took = [have + more for have, more in zip(self.took, view["took"], strict=True)]
+        # One who has asked nothing yet knows nothing, and still counts for something where nobody does.
+        weight = sum(view["took"]) + 0.01
+        self._failing += weight * view["failing"]
+        self._latency_s += weight * view["latency_s"]
+        self._weight += weight
+
+    def shown(self, tip: int) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "label": self.label,
+            "kind": self.kind,
+            "state": self.state,
+            "breaker": self.breaker,
+            "cordoned": self.cordoned,
+            "workers": self.workers,
+            "head": self.head or None,
+            "lag_blocks": max(0, tip - self.head) if self.head and tip else None,
+            "error_rate": round(self._failing / self._weight, 4),
+            "latency_ms": round(self._latency_s / self._weight * 1000, 3),
+            "p50_ms": quantile_ms(self.took, 0.5),
+            "p99_ms": quantile_ms(self.took, 0.99),
+            "in_flight": self.in_flight,
+            "answered": self.answered,
+            "failed": self.failed,
+        }
+
+
+def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By network and place: what the workers' views come to."""
+    sights: dict[str, dict[tuple[str, str], Sight]] = {}
+    tips: dict[str, int] = {}
+    for view in views:
+        for network in view["networks"]:
+            name = network["network"]
+            tips[name] = max(tips.get(name, 0), network["tip"])
+            found = sights.setdefault(name, {})
+            for upstream in network["upstreams"]:
+                place = (network["kind"], upstream["label"])
+                if place not in found:
+                    found[place] = Sight(upstream["id"], upstream["label"], network["kind"])
+                found[place].add(upstream)
+    return [
+        {
+            "network": name,
+            "tip": tips[name] or None,
+            "upstreams": [sight.shown(tips[name]) for _, sight in sorted(sights[name].items(), key=_chain_first)],
+        }
+        for name in sorted(sights)
+    ]
+
+
+def _chain_first(place: tuple[tuple[str, str], Sight]) -> tuple[bool, str]:
+    return place[1].kind != "upstream", place[1].label

@@ -1,0 +1,56 @@
+"""The states of a webhook, and what moves it from one to another: the whole table.
+
+The first half is the specification's (section 3). It leaves `disabled` open: a receiver that answers 410 is gone for good, and
+an operator may put an end to any webhook. Out of it leads what the dashboard offers, or the operator. Nothing else moves a
+webhook, and what is not in the table does not happen.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+State = Literal["active", "paused", "disabled", "removed"]
+Cause = Literal[
+    "create",  # POST /webhooks
+    "pause",  # PATCH with status paused
+    "activate",  # PATCH with status active
+    "exhaust",  # all scheduled retries of a delivery failed
+    "resume",  # from the dashboard
+    "gone",  # the receiver answered 410
+    "disable",  # the operator
+    "enable",  # the operator
+    "delete",  # DELETE /webhooks/{id}
+]
+
+TRANSITIONS: dict[tuple[State | None, Cause], State] = {
+    (None, "create"): "active",
+    ("active", "pause"): "paused",
+    ("paused", "activate"): "active",
+    ("active", "exhaust"): "paused",
+    ("paused", "resume"): "active",
+    ("active", "delete"): "removed",
+    ("paused", "delete"): "removed",
+    ("disabled", "delete"): "removed",
+    ("active", "gone"): "disabled",
+    ("paused", "gone"): "disabled",
+    ("active", "disable"): "disabled",
+    ("paused", "disable"): "disabled",
+    ("disabled", "resume"): "active",
+    ("disabled", "enable"): "active",
+}
+# What is asked for and is so already changes nothing.
+_ALREADY: dict[tuple[State | None, Cause], State] = {
+    ("active", "activate"): "active",
+    ("active", "resume"): "active",
+    ("active", "enable"): "active",
+    ("paused", "pause"): "paused",
+    ("paused", "exhaust"): "paused",
+    ("disabled", "gone"): "disabled",
+    ("disabled", "disable"): "disabled",
+}
+
+
+def after(state: State | None, cause: Cause) -> State | None:
+    """The state that follows; None where this does not happen to a webhook in that state."""
+    found = TRANSITIONS.get((state, cause))
+    return found if found is not None else _ALREADY.get((state, cause))

@@ -1,0 +1,261 @@
+"""Which webhooks want to know of what a block holds.
+
+What happened looks itself up in the tables of core/watching: a transaction by its two addresses, a transfer by these and by its
+contract. What is found is checked by what is left of its filter. Nothing here depends on how many webhooks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from proxy.core import logfilter
+from proxy.core.holdings import FUNGIBLE, Transfer
+from proxy.core.watching import CATEGORIES, PAIRS, Direction, Filter, Found, Marks, Table, Tables, Watcher, each_of
+
+
+class Tx(msgspec.Struct, gc=False):
+    """A transaction. `recipient` is None where it creates a contract; `selector` the first four bytes of what it says."""
+
+    hash: str
+    index: int
+    sender: bytes
+    recipient: bytes | None
+    value: int
+    nonce: int
+    selector: bytes
+
+
+class Call(msgspec.Struct, gc=False):
+    """A transfer of coins inside a transaction; `path` leads to it among the calls."""
+
+    transaction: str
+    path: tuple[int, ...]
+    kind: str
+    sender: bytes
+    recipient: bytes
+    value: int
+
+
+class Log(logfilter.Log, Protocol):
+    """A log as far as it is matched."""
+
+    @property
+    def transaction_hash(self) -> str: ...
+
+
+class Match(NamedTuple):
+    """`direction` where the webhook watches one of the two sides; no `fact` where it is the block itself."""
+
+    watcher: Watcher
+    fact: Tx | Transfer | Call | Log | None
+    direction: Direction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block holds, as far as it is matched."""
+
+    transactions: Sequence[Tx] = ()
+    transfers: Sequence[Transfer] = ()
+    logs: Sequence[Log] = ()
+
+
+def matched(tables: Tables, block: Block) -> list[Match]:
+    """Everything in a block that anybody watches, but for calls inside transactions."""
+    found: list[Match] = [Match(each, None) for each in tables.blocks.values()]
+    near = _near(tables.marks, block.transfers)
+    if tables.activity:
+        found += _activity_of_transactions(tables.activity, _near_transactions(tables.marks, block.transactions))
+        found += _activity_of_transfers(tables.activity, near)
+    if tables.mined:
+        get = tables.mined.get
+        found += [Match(each, tx) for tx in block.transactions for each in each_of(get(tx.hash))]
+    if tables.token_side or tables.token_sender or tables.token_recipient:
+        found += _tokens_by_side(tables, near)
+    if tables.token_contract or tables.tokens:
+        found += _tokens_by_contract(tables, block.transfers)
+    if tables.nft_side:
+        found += _nfts_by_side(tables, near)
+    if tables.nft_contract or tables.nft_token or tables.nfts:
+        found += _nfts_by_contract(tables, block.transfers)
+    if tables.logs_of:
+        found += _logs(tables, block)
+    return found
+
+
+def _near_transactions(marks: Marks, transactions: Iterable[Tx]) -> list[Tx]:
+    """Those with an address that somebody may watch. Written out, for speed, as is its twin: they see every fact."""
+    bits, mask = marks.bits, marks.mask
+    return [
+        tx
+        for tx in transactions
+        if bits[(number := hash(tx.sender)) & mask] & (pair := PAIRS[number >> 40 & 31]) == pair
+        or bits[(number := hash(tx.recipient)) & mask] & (pair := PAIRS[number >> 40 & 31]) == pair
+    ]
+
+
+def _near(marks: Marks, transfers: Iterable[Transfer]) -> list[Transfer]:
+    bits, mask = marks.bits, marks.mask
+    return [
+        transfer
+        for transfer in transfers
+        if bits[(number := hash(transfer.sender)) & mask] & (pair := PAIRS[number >> 40 & 31]) == pair
+        or bits[(number := hash(transfer.recipient)) & mask] & (pair := PAIRS[number >> 40 & 31]) == pair
+    ]
+
+
+def matched_calls(tables: Tables, calls: Iterable[Call]) -> list[Match]:
+    return [*_sides(tables.internal, ((call, call.sender, call.recipient, call.value) for call in calls))]
+
+
+def matched_pending(tables: Tables, transactions: Iterable[Tx]) -> list[Match]:
+    return _activity_of_transactions(tables.pending, transactions)
+
+
+def _activity_of_transactions(table: Table, transactions: Iterable[Tx]) -> list[Match]:
+    get = table.get
+    found: list[Match] = []
+    for tx in transactions:
+        if (sent := get(tx.sender)) is not None:
+            found += [Match(each, tx, "outgoing") for each in each_of(sent) if _wants_tx(each, tx, "outgoing")]
+        if (came := get(tx.recipient)) is not None:
+            found += [Match(each, tx, "incoming") for each in each_of(came) if _wants_tx(each, tx, "incoming")]
+    return found
+
+
+def _wants_tx(watcher: Watcher, tx: Tx, direction: Direction) -> bool:
+    wanted = watcher.filter
+    return (
+        not watcher.gone
+        and tx.value >= wanted.min_value
+        and (wanted.direction is None or wanted.direction == direction)
+        and (not wanted.categories or "native" in wanted.categories)
+        and (not wanted.selectors or tx.selector in wanted.selectors)
+    )
+
+
+def _activity_of_transfers(table: Table, transfers: Iterable[Transfer]) -> list[Match]:
+    get = table.get
+    found: list[Match] = []
+    for each in transfers:
+        if (sent := get(each.sender)) is not None:
+            found += [Match(who, each, "outgoing") for who in each_of(sent) if _wants_transfer(who, each, "outgoing")]
+        if (came := get(each.recipient)) is not None:
+            found += [Match(who, each, "incoming") for who in each_of(came) if _wants_transfer(who, each, "incoming")]
+    return found
+
+
+def _wants_transfer(watcher: Watcher, transfer: Transfer, direction: Direction) -> bool:
+    """Of a filter for functions only transactions are wanted: a transfer calls none."""
+    wanted = watcher.filter
+    return (
+        not watcher.gone
+        and not wanted.selectors
+        and (wanted.direction is None or wanted.direction == direction)
+        and (not wanted.categories or CATEGORIES[transfer.standard] in wanted.categories)
+        and (transfer.amount >= wanted.min_value or transfer.standard != FUNGIBLE)
+        and not (wanted.exclude_spam and transfer.amount == 0)
+    )
+
+
+def _sides(table: Table, facts: Iterable[tuple[Call, bytes, bytes, int]]) -> Iterator[Match]:
+    """Facts with two sides and a value, by each side that is watched."""
+    for fact, sender, recipient, value in facts:
+        sides: tuple[tuple[bytes, Direction], ...] = ((sender, "outgoing"), (recipient, "incoming"))
+        for address, direction in sides:
+            for each in each_of(table.get(address)):
+                wanted = each.filter
+                if each.gone or value < wanted.min_value or wanted.direction not in (None, direction):
+                    continue
+                yield Match(each, fact, direction)
+
+
+def _tokens_by_side(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+    side, sender, recipient = tables.token_side.get, tables.token_sender.get, tables.token_recipient.get
+    found: list[Match] = []
+    for transfer in transfers:
+        if transfer.standard != FUNGIBLE:
+            continue
+        candidates = [*_either(side(transfer.sender), side(transfer.recipient))]
+        candidates += each_of(sender(transfer.sender))
+        candidates += each_of(recipient(transfer.recipient))
+        found += [Match(each, transfer) for each in candidates if not each.gone and _is_token(each.filter, transfer)]
+    return found
+
+
+def _tokens_by_contract(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+    contract, tokens = tables.token_contract.get, tables.tokens
+    found: list[Match] = []
+    for transfer in transfers:
+        if transfer.standard != FUNGIBLE:
+            continue
+        ranked = contract(transfer.contract)
+        candidates = [*(ranked.of(transfer.amount) if ranked is not None else ()), *tokens.of(transfer.amount)]
+        found += [Match(each, transfer) for each in candidates if _is_token(each.filter, transfer)]
+    return found
+
+
+def _is_token(wanted: Filter, transfer: Transfer) -> bool:
+    return (
+        transfer.amount >= wanted.min_value
+        and (not wanted.contracts or transfer.contract in wanted.contracts)
+        and (not wanted.senders or transfer.sender in wanted.senders)
+        and (not wanted.recipients or transfer.recipient in wanted.recipients)
+        and not (wanted.exclude_spam and transfer.amount == 0)
+    )
+
+
+def _nfts_by_side(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+    side = tables.nft_side.get
+    return [
+        Match(each, transfer)
+        for transfer in transfers
+        if transfer.standard != FUNGIBLE
+        for each in _either(side(transfer.sender), side(transfer.recipient))
+        if not each.gone and _is_nft(each.filter, transfer)
+    ]
+
+
+def _nfts_by_contract(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+    contract, token, everything = tables.nft_contract.get, tables.nft_token.get, tables.nfts.values()
+    found: list[Match] = []
+    for transfer in transfers:
+        if transfer.standard == FUNGIBLE:
+            continue
+        candidates = [*each_of(contract(transfer.contract)), *everything]
+        candidates += each_of(token((transfer.contract, transfer.token_id)))
+        found += [Match(each, transfer) for each in candidates if _is_nft(each.filter, transfer)]
+    return found
+
+
+def _is_nft(wanted: Filter, transfer: Transfer) -> bool:
+    return (
+        (not wanted.contracts or transfer.contract in wanted.contracts)
+        and (not wanted.token_ids or transfer.token_id in wanted.token_ids)
+        and not (wanted.exclude_spam and transfer.amount == 0)
+    )
+
+
+def _either(one: Found | None, other: Found | None) -> Iterable[Watcher]:
+    """Those who watch one side or the other, each once."""
+    if one is None or other is None:
+        return each_of(other if one is None else one)
+    return dict.fromkeys((*each_of(one), *each_of(other)))
+
+
+def _logs(tables: Tables, block: Block) -> list[Match]:
+    found: list[Match] = []
+    selectors: dict[str, bytes] = {}
+    for wanted, places in tables.logs.match(block.logs).items():
+        for each in tables.logs_of[wanted]:
+            if each.filter.selectors and not selectors:
+                selectors = {tx.hash: tx.selector for tx in block.transactions}
+            for place in places:
+                log = block.logs[place]
+                if not each.filter.selectors or selectors.get(log.transaction_hash) in each.filter.selectors:
+                    found.append(Match(each, log))
+    return found

@@ -1,0 +1,197 @@
+"""A token's metadata, made one: names, an image, and traits as text, whatever shape they were written in.
+
+The document is a stranger's. It is read as leniently as wallets read it, because contracts write JSON by hand: line ends inside
+strings, NaN, numbers of any length. What is taken from it is cleaned and cut to size; what does not read is None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import islice
+from typing import Any
+
+from proxy.core import nesting, uris, wording
+
+MOST_TRAITS = 256
+LONGEST_VALUE = 1000
+# Nobody's metadata is nested as deeply.
+DEEPEST = 200
+
+# The names that each thing goes by, the usual one first.
+_NAMES = ("name", "title")
+_IMAGES = ("image", "image_url", "imageUrl", "image_uri", "image_data", "svg_image_data")
+_TRAITS = ("attributes", "traits")
+_TYPES = ("trait_type", "traitType", "trait", "key", "name", "type", "label")
+_VALUES = ("value", "trait_value", "traitValue", "val", "display_value")
+# Beside a trait's value, what says how to draw it: not a trait itself.
+_ABOUT = frozenset(
+    {*_TYPES, *_VALUES, "display_type", "max_value", "trait_count", "order", "class", "css", "description"}
+)
+# In `properties`, what other standards keep there that is no trait.
+_NOT_TRAITS = frozenset({"files", "category", "creators", "collection", "image", "name", "description"})
+
+
+@dataclass(frozen=True, slots=True)
+class Trait:
+    type: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    name: str | None = None
+    description: str | None = None
+    image: str | None = None
+    traits: tuple[Trait, ...] = ()
+
+
+NOTHING = Metadata()
+
+
+def read(body: bytes) -> Metadata | None:
+    """The metadata in a document; None where it is none."""
+    try:
+        data = _parsed(body)
+        return _metadata(data) if isinstance(data, dict) else None
+    except RecursionError:
+        return None
+
+
+def words(body: bytes) -> dict[str, str] | None:
+    """The members of a document that are text, as it has them; None where it is no document."""
+    try:
+        data = _parsed(body)
+    except RecursionError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    # Half of a character is text to JSON, and to nobody else.
+    members = ((name, value) for name, value in data.items() if isinstance(value, str))
+    return {name.encode(errors="replace").decode(): value.encode(errors="replace").decode() for name, value in members}
+
+
+def _metadata(data: dict[str, Any]) -> Metadata:
+    return Metadata(
+        name=wording.cleaned(_first_text(data, _NAMES), wording.NAME),
+        description=_paragraphs(_first_text(data, ("description",))),
+        image=_image(data),
+        traits=tuple(islice(_all_traits(data), MOST_TRAITS)),
+    )
+
+
+def _parsed(text: str | bytes) -> Any:
+    """None for what is no JSON, no text at all, or nested so deeply that to read it would take the process's own stack."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text), "surrogatepass")
+        if nesting.is_deeper(text.encode("utf-8", "surrogatepass"), DEEPEST):
+            return None
+        return json.loads(text, strict=False, parse_float=_decimal, parse_int=_integer, parse_constant=_nothing)
+    except ValueError:
+        return None
+
+
+def _integer(digits: str) -> int | str:
+    """As long as it may be: Python refuses to read more than 4,300 digits."""
+    return int(digits) if len(digits) <= 100 else digits
+
+
+def _decimal(digits: str) -> Decimal | str:
+    return Decimal(digits) if len(digits) <= 100 else digits
+
+
+def _nothing(_: str) -> None:
+    """NaN and the infinities."""
+
+
+def _first_text(data: dict[str, Any], names: Iterable[str]) -> str | None:
+    found = (data.get(name) for name in names)
+    return next((text for value in found if (text := _scalar(value))), None)
+
+
+def _paragraphs(text: str | None) -> str | None:
+    """Cleaned line by line: where a line ends is part of what it says."""
+    if text is None:
+        return None
+    lines = [wording.cleaned(line, wording.DESCRIPTION) or "" for line in text[: 2 * wording.DESCRIPTION].splitlines()]
+    return "\n".join(lines)[: wording.DESCRIPTION].strip() or None
+
+
+def _image(data: dict[str, Any]) -> str | None:
+    for name in _IMAGES:
+        value = data.get(name)
+        if isinstance(value, dict):
+            value = next((value[key] for key in ("url", "uri", "src") if isinstance(value.get(key), str)), None)
+        if isinstance(value, str) and (image := uris.shown(value)):
+            return image
+    return None
+
+
+# Traits
+
+
+def _all_traits(data: dict[str, Any]) -> Iterator[Trait]:
+    for name in _TRAITS:
+        found = _traits(data.get(name))
+        if (first := next(found, None)) is not None:
+            yield first
+            yield from found
+            return
+    properties = data.get("properties")
+    if isinstance(properties, dict):
+        yield from _traits({key: value for key, value in properties.items() if key not in _NOT_TRAITS})
+    else:
+        yield from _traits(properties)
+
+
+def _traits(value: Any) -> Iterator[Trait]:
+    """From a list of traits, of pairs or of words; from an object of them; or from the text of either."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        value = _parsed(value)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield Trait(_type(key), _text(each))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _traits_of_item(each)
+
+
+def _traits_of_item(item: Any) -> Iterator[Trait]:
+    if not isinstance(item, dict):
+        if text := _text(item):
+            yield Trait("", text)
+        return
+    kind = next((item[name] for name in _TYPES if _scalar(item.get(name))), None)
+    if any(name in item for name in _VALUES):
+        yield Trait(_type(kind), _text(item))
+        return
+    # No value by any name we know: each of its members is one.
+    yield from (Trait(_type(key), _text(value)) for key, value in item.items() if key not in _ABOUT)
+
+
+def _type(value: Any) -> str:
+    return wording.cleaned(_scalar(value), wording.NAME) or ""
+
+
+def _text(value: Any) -> str:
+    """One line of text for any value; an object with a value of its own is that value."""
+    for _ in range(2):  # a trait's, and its value's own
+        if isinstance(value, dict) and (name := next((name for name in _VALUES if name in value), None)):
+            value = value[name]
+    if isinstance(value, list) and not any(isinstance(each, dict | list) for each in value):
+        value = ", ".join(text for each in value[:MOST_TRAITS] if (text := _scalar(each)))
+    elif isinstance(value, dict | list):
+        value = json.dumps(value, default=str, ensure_ascii=False)
+    return wording.cleaned(_scalar(value), LONGEST_VALUE) or ""
+
+
+def _scalar(value: Any) -> str | None:
+    """Text of what is one thing; None of what is nothing, or many."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int | Decimal) else None

@@ -1,0 +1,19 @@
+"""How deeply JSON is nested, told without reading it: parsers stop only where the interpreter's own limit happens to be."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+
+# One that does not end is the rest.
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_OTHERS = bytes(byte for byte in range(256) if byte not in _STEPS)
+
+
+def is_deeper(data: bytes, most: int) -> bool:
+    """Whether the brackets that stand in no string go deeper than this."""
+    if len(data) <= most or data.count(b"[") + data.count(b"{") <= most:
+        return False
+    brackets = _STRINGS.sub(b"", data).translate(None, _OTHERS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > most

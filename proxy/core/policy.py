@@ -1,0 +1,258 @@
+"""Gas policies: what their rules may be, and whether an operation meets them.
+
+Rules come as the contract's schema let them through; here they get their meaning, and what no schema can see is refused. A rule
+that is not given does not restrict. Dollars are whole pico-dollars: no rounding that anybody could see, and no float.
+
+Two kinds of rules. What an operation is (its sender, its calls, its price, the time) is decided here. How much of something is
+left (dollars, operations, requests) is known to the ledger alone, which decides it in the statement that takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, Protocol
+
+from proxy.core.fees import gwei, wei_of
+from proxy.core.units import formatted
+
+Reset = Literal["never", "daily", "weekly", "monthly"]
+Scope = Literal["policy", "user"]
+Status = Literal["active", "paused"]
+# Of a dollar.
+DECIMALS = 12
+# More is no amount of money, and would not fit the ledger.
+MOST_DIGITS = 24
+MOST_EXPIRY_S = 300
+
+
+class BadRule(ValueError):
+    """A rule that cannot be meant; the message names it."""
+
+
+class Call(Protocol):
+    """One call that the operation's account makes. Less than four bytes of data have no selector."""
+
+    @property
+    def target(self) -> bytes: ...
+    @property
+    def selector(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """How a family writes addresses and methods, and how times are read; each raises ValueError."""
+
+    address: Callable[[str], bytes]
+    selector: Callable[[str], bytes]
+    moment: Callable[[str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    requests: int
+    per_seconds: int
+    scope: Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """None: not restricted. Dollars in pico-dollars, times in seconds since 1970."""
+
+    max_gas: int | None
+    max_total: int | None
+    max_per_user: int | None
+    max_per_user_per_day: int | None
+    reset: Reset
+    rate_limit: RateLimit | None
+    allowed_contracts: frozenset[bytes] | None
+    allowed_methods: frozenset[bytes] | None
+    sender_allowlist: frozenset[bytes] | None
+    sender_denylist: frozenset[bytes] | None
+    starts_at: float | None
+    ends_at: float | None
+    expiry_seconds: int
+    max_gas_price_wei: int | None
+    min_gas_efficiency: Fraction | None
+
+    @property
+    def reads_calls(self) -> bool:
+        return self.allowed_contracts is not None or self.allowed_methods is not None
+
+
+def parse(given: Mapping[str, Any], forms: Forms) -> Rules:
+    """The rules, or BadRule."""
+    found = Rules(
+        max_gas=_dollars(given, "max_gas_usd"),
+        max_total=_dollars(given, "max_total_usd"),
+        max_per_user=_dollars(given, "max_per_user_usd"),
+        max_per_user_per_day=given.get("max_per_user_per_day"),
+        reset=given.get("reset", "never"),
+        rate_limit=_rate(given.get("rate_limit")),
+        allowed_contracts=_each(given, "allowed_contracts", forms.address),
+        allowed_methods=_each(given, "allowed_methods", forms.selector),
+        sender_allowlist=_each(given, "sender_allowlist", forms.address),
+        sender_denylist=_each(given, "sender_denylist", forms.address),
+        starts_at=_moment(given, "starts_at", forms),
+        ends_at=_moment(given, "ends_at", forms),
+        expiry_seconds=min(given.get("expiry_seconds", MOST_EXPIRY_S), MOST_EXPIRY_S),
+        max_gas_price_wei=_gwei(given, "max_gas_price_gwei"),
+        min_gas_efficiency=_share(given, "min_gas_efficiency"),
+    )
+    if found.starts_at is not None and found.ends_at is not None and found.starts_at >= found.ends_at:
+        raise BadRule("rules.ends_at: must be after starts_at")
+    return found
+
+
+def pico(text: str) -> int:
+    """A decimal text in dollars as pico-dollars; what is smaller than one is cut off."""
+    whole, _, part = text.partition(".")
+    return int(whole + part[:DECIMALS].ljust(DECIMALS, "0"))
+
+
+def usd(amount: int) -> str:
+    """Pico-dollars as decimal text in dollars, exact."""
+    return formatted(amount, DECIMALS)
+
+
+def cost(wei: int, *, price: int, decimals: int) -> int:
+    """What so much of the native coin is worth, in pico-dollars, at so many of them for one whole coin. Rounded up, so that a
+    part that costs less than the whole never counts for more."""
+    coin: int = 10**decimals
+    return -(-wei * price // coin)
+
+
+# Whether an operation meets them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """An operation as the rules see it. `calls`: None where they cannot be read. `worst`: the most that it can cost, in
+    pico-dollars; None while its gas is not known yet."""
+
+    sender: bytes
+    calls: Sequence[Call] | None
+    max_fee_wei: int
+    worst: int | None
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The rule that refused, why, and what is left of it where it is an amount."""
+
+    rule: str
+    message: str
+    left: str | int | None = None
+
+
+def decide(rules: Rules, asked: Asked) -> Refusal | None:
+    return _of_time(rules, asked) or _of_sender(rules, asked) or _of_calls(rules, asked) or _of_price(rules, asked)
+
+
+def _of_time(rules: Rules, asked: Asked) -> Refusal | None:
+    if rules.starts_at is not None and asked.now < rules.starts_at:
+        return Refusal("starts_at", "the policy does not sponsor yet")
+    if rules.ends_at is not None and asked.now >= rules.ends_at:
+        return Refusal("ends_at", "the policy does not sponsor any more")
+    return None
+
+
+def _of_sender(rules: Rules, asked: Asked) -> Refusal | None:
+    if rules.sender_denylist is not None and asked.sender in rules.sender_denylist:
+        return Refusal("sender_denylist", "the sender is on the policy's list of those it never sponsors")
+    if rules.sender_allowlist is not None and asked.sender not in rules.sender_allowlist:
+        return Refusal("sender_allowlist", "the sender is not on the policy's list")
+    return None
+
+
+def _of_calls(rules: Rules, asked: Asked) -> Refusal | None:
+    if not rules.reads_calls:
+        return None
+    rule = "allowed_contracts" if rules.allowed_contracts is not None else "allowed_methods"
+    if asked.calls is None:
+        return Refusal(rule, "the calls inside callData cannot be read: it must be an execute or executeBatch")
+    for place, call in enumerate(asked.calls):
+        if rules.allowed_contracts is not None and call.target not in rules.allowed_contracts:
+            return Refusal(
+                "allowed_contracts", f"call {place + 1} goes to 0x{call.target.hex()}, which the policy does not allow"
+            )
+        if rules.allowed_methods is not None and call.selector not in rules.allowed_methods:
+            named = f"the method 0x{call.selector.hex()}" if call.selector else "no method"
+            return Refusal("allowed_methods", f"call {place + 1} calls {named}, which the policy does not allow")
+    return None
+
+
+def _of_price(rules: Rules, asked: Asked) -> Refusal | None:
+    most = rules.max_gas_price_wei
+    if most is not None and asked.max_fee_wei > most:
+        return Refusal("max_gas_price_gwei", f"maxFeePerGas is above the policy's {gwei(most)} gwei", gwei(most))
+    if rules.max_gas is not None and asked.worst is not None and asked.worst > rules.max_gas:
+        return Refusal(
+            "max_gas_usd",
+            f"the operation can cost {usd(asked.worst)} USD, more than the policy's {usd(rules.max_gas)}",
+            usd(rules.max_gas),
+        )
+    return None
+
+
+def too_wasteful(rules: Rules, *, expected_gas: int | None, call_gas: int) -> Refusal | None:
+    """`expected_gas`: what the account's call is expected to use of its limit; None where it is expected to fail."""
+    least = rules.min_gas_efficiency
+    if least is None:
+        return None
+    rule = "min_gas_efficiency"
+    if expected_gas is None:
+        return Refusal(rule, "the operation's call is expected to fail")
+    if call_gas and Fraction(expected_gas, call_gas) < least:
+        return Refusal(rule, f"of callGasLimit {call_gas} the call is expected to use {expected_gas}: lower the limit")
+    return None
+
+
+# Reading
+
+
+def _dollars(given: Mapping[str, Any], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    if len(text.partition(".")[0].lstrip("0")) > MOST_DIGITS:
+        raise BadRule(f"rules.{name}: is more than there is")
+    return pico(text)
+
+
+def _gwei(given: Mapping[str, Any], name: str) -> int | None:
+    text = given.get(name)
+    return None if text is None else wei_of(text)
+
+
+def _share(given: Mapping[str, Any], name: str) -> Fraction | None:
+    text = given.get(name)
+    if text is not None and len(text) > 2 * DECIMALS:
+        raise BadRule(f"rules.{name}: has too many digits")
+    return None if text is None else Fraction(text)
+
+
+def _moment(given: Mapping[str, Any], name: str, forms: Forms) -> float | None:
+    try:
+        return None if name not in given else forms.moment(given[name])
+    except ValueError:
+        raise BadRule(f"rules.{name}: is no time such as 2026-01-15T09:30:00Z") from None
+
+
+def _rate(given: Mapping[str, Any] | None) -> RateLimit | None:
+    return None if given is None else RateLimit(given["requests"], given["per_seconds"], given.get("scope", "policy"))
+
+
+def _each(given: Mapping[str, Any], name: str, read: Callable[[str], bytes]) -> frozenset[bytes] | None:
+    texts = given.get(name)
+    if texts is None:
+        return None
+    found = set()
+    for place, text in enumerate(texts):
+        try:
+            found.add(read(text))
+        except ValueError as exc:
+            raise BadRule(f"rules.{name}.{place}: {exc}") from None
+    return frozenset(found)

@@ -1,0 +1,84 @@
+"""What is told of tokens: one shape for every family, exact amounts, and the order of a list.
+
+Order: what is worth most first; what has no price after that; then by symbol, then by contract, so that pages do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from proxy.core import units
+
+
+# Structs, since a list has hundreds of them: a frozen dataclass takes 1 µs to make, and these 0.1.
+class Token(msgspec.Struct, frozen=True, gc=False):
+    """What a contract says of itself; None where it does not, or not sensibly."""
+
+    contract: str
+    name: str | None = None
+    symbol: str | None = None
+    decimals: int | None = None
+
+
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    token: Token
+    raw: int
+    price: Decimal | None = None
+    logo: str | None = None
+
+    @property
+    def worth(self) -> Decimal | None:
+        if self.price is None or self.token.decimals is None:
+            return None
+        return units.worth(self.raw, self.token.decimals, self.price)
+
+
+def listed(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
+    """Items of the contract's balance list, in its order. What is at zero is left out."""
+    rated = [(each.worth, each) for each in holdings if each.raw > 0]
+    rated.sort(key=lambda pair: _place(pair[1].token))
+    # The sort is stable: a second one by value keeps the first among equals, and needs no negative decimals, which round.
+    rated.sort(key=lambda pair: Decimal(-1) if pair[0] is None else pair[0], reverse=True)
+    return [_item(each, worth) for worth, each in rated]
+
+
+def _place(token: Token) -> tuple[bool, str, str, str]:
+    """A checksum's capitals are no part of an address's order."""
+    return token.symbol is None, token.symbol or "", token.contract.lower(), token.contract
+
+
+def _item(holding: Holding, worth: Decimal | None) -> dict[str, Any]:
+    token = holding.token
+    return {
+        "contract": token.contract,
+        "symbol": token.symbol,
+        "name": token.name,
+        "decimals": token.decimals,
+        "balance": str(holding.raw),
+        "formatted_balance": None if token.decimals is None else units.formatted(holding.raw, token.decimals),
+        "usd_value": None if worth is None else units.dollars(worth),
+        "logo_url": holding.logo,
+    }
+
+
+def described(token: Token, supply: int | None, price: Decimal | None, logo: str | None) -> dict[str, Any]:
+    """The contract's token metadata, but for where and when."""
+    formatted = cap = None
+    if supply is not None and token.decimals is not None:
+        formatted = units.formatted(supply, token.decimals)
+        cap = None if price is None else units.dollars(units.worth(supply, token.decimals, price))
+    return {
+        "contract": token.contract,
+        "name": token.name,
+        "symbol": token.symbol,
+        "decimals": token.decimals,
+        "total_supply": None if supply is None else str(supply),
+        "formatted_total_supply": formatted,
+        "price_usd": None if price is None else units.plain(price),
+        "market_cap_usd": cap,
+        "logo_url": logo,
+    }

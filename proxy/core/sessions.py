@@ -1,0 +1,60 @@
+"""Signing in: the forms of tokens, the token against forged requests, and what a password must be.
+
+A session's token is a secret between one browser and us: a cookie that no script can read. The *CSRF token* is made of it, so
+that it needs no place of its own; a page gets it as data, which a page of another origin cannot read, and sends it back in a
+header.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import re
+from collections.abc import Collection
+from typing import Literal
+
+# Who an operation is for: nobody in particular, the holder of an account, or an operator.
+Kind = Literal["none", "account", "admin"]
+
+ADMIN_PREFIX = "adm_"
+TOKEN_BYTES = 32
+_TOKEN = re.compile(r"(?:adm_)?[A-Za-z0-9_-]{43}", re.ASCII)
+# Long enough that guessing is hopeless at the rate that is allowed; and not so long that hashing it takes a while.
+SHORTEST_PASSWORD, LONGEST_PASSWORD = 12, 200
+# Methods that change nothing (RFC 9110, 9.2.1).
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def token_of(chance: bytes) -> str:
+    return base64.urlsafe_b64encode(chance).rstrip(b"=").decode()
+
+
+def is_token(text: str) -> bool:
+    """Whether it could be one: what could not is refused without a look-up."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def csrf_of(token: str) -> str:
+    return token_of(hmac.digest(token.encode(), b"csrf", "sha256"))
+
+
+def is_csrf(token: str, given: str) -> bool:
+    return hmac.compare_digest(csrf_of(token).encode(), given.encode("utf-8", "replace"))
+
+
+def is_foreign(*, fetch_site: str, origin: str, hosts: Collection[str]) -> bool:
+    """Whether a browser says that a page of another origin asks. A program says nothing, and has no cookies to abuse."""
+    if fetch_site:
+        return fetch_site not in ("same-origin", "none")
+    return bool(origin) and origin.partition("://")[2].lower() not in hosts
+
+
+def password_fault(password: str, *, email: str = "") -> str:
+    """What is wrong with a new password; empty: nothing."""
+    if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD:
+        return f"must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters"
+    if len(set(password)) < 5:
+        return "must have 5 different characters or more"
+    if email and password.lower() in (email.lower(), email.lower().partition("@")[0]):
+        return "must not be the e-mail"
+    return ""

@@ -1,0 +1,82 @@
+"""How a delivery proves that it is ours: the headers of both formats, and the three of Standard Webhooks.
+
+    Format A    X-Service-Signature: hex of HMAC-SHA256 over "{timestamp}.{body}", and X-Service-Timestamp
+    Format B    X-Platform-Signature: "sha256=" and hex of HMAC-SHA256 over the body
+    Standard    webhook-signature: "v1," and base64 of HMAC-SHA256 over "{id}.{timestamp}.{body}"; several with spaces between
+
+A secret is text, `whsec_` and base64. Formats A and B are keyed by the text itself, as a receiver has it in its settings;
+Standard Webhooks is keyed by what the base64 stands for. After a rotation the old secret signs as well, for a day: in
+webhook-signature beside the new one, and in a second header of the same name with -Previous.
+"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from functools import lru_cache
+
+from proxy.core.retries import format_of
+
+PREFIX = "whsec_"
+# "At least 24 random bytes", and no more than Standard Webhooks allows (64).
+SECRET_BYTES = 32
+# How far a receiver lets a timestamp be from its own clock; and how long an old secret signs.
+TOLERANCE_S = 300
+ROTATION_S = 86400
+
+
+def secret_of(key: bytes) -> str:
+    """The text that the owner is shown."""
+    return PREFIX + b64encode(key).decode()
+
+
+@lru_cache(10_000)
+def key_of(secret: str) -> bytes:
+    """What the text stands for; ValueError where it is none of ours."""
+    if not secret.startswith(PREFIX):
+        raise ValueError(f"a signing secret begins with {PREFIX}")
+    return b64decode(secret[len(PREFIX) :], validate=True)
+
+
+def format_a(secret: str, timestamp: int, body: bytes) -> str:
+    return _hmac(secret.encode(), b"%d.%b" % (timestamp, body)).hex()
+
+
+def format_b(secret: str, body: bytes) -> str:
+    return "sha256=" + _hmac(secret.encode(), body).hex()
+
+
+def standard(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
+    return "v1," + b64encode(_hmac(key_of(secret), b"%b.%d.%b" % (event_id.encode(), timestamp, body))).decode()
+
+
+def headers(
+    *, event_type: str, event_id: str, secrets: Sequence[str], timestamp: int, body: bytes, named: str = ""
+) -> dict[str, str]:
+    """All that an attempt carries. `secrets`: the newest first. `event_type` is the webhook's; `named` what the body says
+    where that is another: of a correction."""
+    found = {
+        "Content-Type": "application/json",
+        "webhook-id": event_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join(standard(secret, event_id, timestamp, body) for secret in secrets),
+    }
+    if format_of(event_type) == "A":
+        name, signed = "X-Service-Signature", [format_a(secret, timestamp, body) for secret in secrets]
+        found["X-Service-Timestamp"] = str(timestamp)
+    else:
+        name, signed = "X-Platform-Signature", [format_b(secret, body) for secret in secrets]
+        found["X-Webhook-Event"] = named or event_type
+        found["X-Webhook-Idempotency-Key"] = event_id
+    found.update(zip((name, f"{name}-Previous"), signed, strict=False))
+    return found
+
+
+def matches(given: str, expected: str) -> bool:
+    """Compared in constant time."""
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _hmac(key: bytes, message: bytes) -> bytes:
+    return hmac.digest(key, message, "sha256")

@@ -1,0 +1,45 @@
+"""How many blocks to ask logs of at once: as many as give a reply of a good size, and no more than upstreams allow.
+
+Sizes double while replies are small, shrink in proportion when they are large, and never pass what was last refused; that
+limit is tried again after a while, since it may have been about those blocks alone.
+"""
+
+from __future__ import annotations
+
+# Logs of one reply: a few megabytes, and a transaction of a fraction of a second.
+GOOD_LOGS = 5_000
+MOST_BLOCKS = 10_000
+# A chain's density is unknown at first: the first reply must not be a gigabyte.
+FIRST_BLOCKS = 8
+# Good replies after which a limit is tried again.
+PATIENCE = 64
+
+
+class Span:
+    """The size of the next range."""
+
+    __slots__ = ("_good", "_limit", "blocks")
+
+    def __init__(self, *, most: int = MOST_BLOCKS) -> None:
+        self.blocks = min(FIRST_BLOCKS, most)
+        self._limit = most
+        self._good = 0
+
+    def __repr__(self) -> str:
+        return f"<Span {self.blocks} of at most {self._limit}>"
+
+    def refused(self, allowed: int) -> None:
+        """A range was refused; `allowed` blocks may work."""
+        self._limit = self.blocks = max(1, allowed)
+        self._good = 0
+
+    def read(self, blocks: int, logs: int) -> None:
+        """So many blocks had so many logs."""
+        self._good += 1
+        if self._good >= PATIENCE:
+            self._good = 0
+            self._limit = min(self._limit * 2, MOST_BLOCKS)
+        if logs > GOOD_LOGS:
+            self.blocks = max(1, blocks * GOOD_LOGS // logs)
+        elif logs * 2 < GOOD_LOGS and blocks >= self.blocks:
+            self.blocks = max(1, min(self.blocks * 2, self._limit))

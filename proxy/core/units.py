@@ -1,0 +1,41 @@
+"""Amounts: raw integers, the decimal text that people read, and what they are worth. Exact at any size; no float comes near.
+
+A raw amount has up to 78 digits and up to 255 of them may stand behind the point, so decimals are kept in a context that holds
+the product of any amount and any price, and rounding happens in one place, on purpose: in the text of a value in dollars.
+"""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+
+# Of 256-bit amounts times prices, each of at most as many digits again.
+EXACT = Context(prec=400, rounding=ROUND_HALF_EVEN)
+MOST_DECIMALS = 255
+# The last place of a value in dollars.
+FINEST = Decimal("0.00000001")
+
+
+def formatted(raw: int, decimals: int) -> str:
+    """The raw amount with its decimals applied: exact, without an exponent, without zeros at the end."""
+    if decimals == 0:
+        return str(raw)
+    digits = str(raw).rjust(decimals + 1, "0")
+    whole, part = digits[:-decimals], digits[-decimals:].rstrip("0")
+    return f"{whole}.{part}" if part else whole
+
+
+def worth(raw: int, decimals: int, price: Decimal) -> Decimal:
+    """What an amount is worth at a price for one whole token: exact."""
+    return EXACT.scaleb(EXACT.multiply(Decimal(raw), price), -decimals)
+
+
+def dollars(value: Decimal) -> str:
+    """A value in dollars as text: rounded to eight places, shown with at least two."""
+    return plain(value.quantize(FINEST, context=EXACT))
+
+
+def plain(value: Decimal) -> str:
+    """A decimal as text, all its digits, with at least two behind the point."""
+    text = format(value, "f")
+    whole, _, part = text.partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"

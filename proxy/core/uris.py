@@ -1,0 +1,155 @@
+"""What a token's URIs mean: where a document is to be had, and how an image may be shown.
+
+Contracts hold every form there is: `data:` in base64 or plainly, `ipfs://` with and without its mistakes, bare content ids,
+somebody's gateway, `ar://`, and plain web addresses. What is content-addressed is read through the operator's own gateway,
+whoever's gateway was named: the content is the same, and one less stranger is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from dataclasses import dataclass
+
+# A longer one is not worth anybody's time; images on the chain have up to some hundred kilobytes.
+LONGEST = 512 * 1024
+
+_DATA = re.compile(r"data:([^,]*),(.*)", re.IGNORECASE | re.DOTALL)
+_IPFS = re.compile(r"(?:ipfs:/*|/?(?=ip[fn]s/))(?:(ipfs|ipns)/)?([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
+_IPNS = re.compile(r"ipns:/*([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
+_ARWEAVE = re.compile(r"ar:/*([A-Za-z0-9_-]{43})(/.*|\?.*)?", re.ASCII | re.DOTALL)
+# Gateways by path (https://gateway/ipfs/CID/...) and by subdomain (https://CID.ipfs.gateway/...).
+_BY_PATH = re.compile(r"https?://[^/?#]+/(ipfs)/([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
+_BY_HOST = re.compile(r"https?://([^./]+)\.ipfs\.[^/?#]+(.*)", re.IGNORECASE | re.DOTALL)
+# The first version is base 58 of a SHA-256; the second says its base by its first letter, in practice b, k, z or f.
+_CID = re.compile(
+    r"Qm[1-9A-HJ-NP-Za-km-z]{44}|b[a-z2-7]{50,120}|k[0-9a-z]{50,120}|z[1-9A-HJ-NP-Za-km-z]{46,120}|f[0-9a-f]{50,130}",
+    re.ASCII,
+)
+# A name of ipns is a key, or a domain.
+_IPNS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
+_WEB = re.compile(r"https?://", re.IGNORECASE)
+_PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
+_NOT_A_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2})", re.ASCII)
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """The document is the URI itself."""
+
+    media_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The document is to be fetched: from the operator's own gateway, or from a stranger."""
+
+    url: str
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    """Addresses without a slash at their end."""
+
+    ipfs: str
+    arweave: str
+
+
+def with_id(uri: str, token_id: int) -> str:
+    """ERC-1155: the id in the URI is "lowercase alphanumeric", "leading zero padded to 64 hex characters"."""
+    return uri.replace("{id}", f"{token_id:064x}") if "{id}" in uri else uri
+
+
+def locate(uri: str, gateways: Gateways) -> Inline | Remote | None:
+    """Where a token's document is; None where the URI means nothing."""
+    uri = uri.strip()
+    if found := _DATA.fullmatch(uri):
+        return _inline(found[1], found[2])
+    if uri[:1] in "{[<" and uri:
+        return Inline("image/svg+xml" if uri[0] == "<" else "application/json", uri.encode("utf-8", "replace"))
+    if (kept := _content(uri, gateways)) is not None:
+        return Remote(kept, own=True)
+    return Remote(quoted(uri), own=False) if _WEB.match(uri) else None
+
+
+def shown(uri: str) -> str | None:
+    """An image's URI as it may be handed on: well-formed, of a kind that is an image's, and not a script in disguise."""
+    uri = uri.strip()
+    if not uri or len(uri) > LONGEST:
+        return None
+    if found := _DATA.fullmatch(uri):
+        if not found[1].lstrip().lower().startswith("image/"):
+            return None
+        gap = "" if found[1].lower().endswith("base64") else " "
+        return quoted(_SPACE.sub(gap, uri)).replace("#", "%23")
+    if uri[0] == "<":
+        return "data:image/svg+xml;utf8," + quoted(uri).replace("#", "%23")
+    if (path := _ipfs_path(uri)) is not None and not _WEB.match(uri):
+        return f"{path[0]}://{path[1]}"
+    if _WEB.match(uri) or _ARWEAVE.fullmatch(uri):
+        return quoted(uri)
+    return None
+
+
+def over_http(uri: str, gateways: Gateways) -> str | None:
+    """An image's address on the web; None for one that stands in its URI."""
+    return _content(uri, gateways) or (quoted(uri) if _WEB.match(uri) else None)
+
+
+def quoted(text: str) -> str:
+    """The text with everything encoded that no URI may hold; what is encoded already stays."""
+    return _NOT_A_URI.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace")), text)
+
+
+def _content(uri: str, gateways: Gateways) -> str | None:
+    """The address of what is named by its content, at our gateways."""
+    if (path := _ipfs_path(uri)) is not None:
+        return f"{gateways.ipfs}/{path[0]}/{path[1]}"
+    if found := _ARWEAVE.fullmatch(uri):
+        rest = _within(found[2] or "")
+        return None if rest is None else f"{gateways.arweave}/{found[1]}{rest}"
+    return None
+
+
+def _ipfs_path(uri: str) -> tuple[str, str] | None:
+    """The kind (ipfs or ipns), and the name with the path below it."""
+    if found := _IPNS.fullmatch(uri):
+        return _below("ipns", found[1], found[2])
+    for pattern in (_BY_PATH, _BY_HOST, _IPFS):
+        if found := pattern.fullmatch(uri):
+            kind = found[1].lower() if pattern is not _BY_HOST and found[1] else "ipfs"
+            if (path := _below(kind, *found.groups()[-2:])) is not None:
+                return path
+    return _below("ipfs", uri, "") if _CID.fullmatch(uri) else None
+
+
+def _below(kind: str, name: str, rest: str) -> tuple[str, str] | None:
+    is_name = _CID.fullmatch(name) or (kind == "ipns" and _IPNS_NAME.fullmatch(name))
+    path = _within(rest) if is_name else None
+    return None if path is None else (kind, name + path)
+
+
+def _within(path: str) -> str | None:
+    """The path, if it does not lead out of where it begins. A # is part of a file's name here, and not the end of the path."""
+    path = quoted(path).replace("#", "%23")
+    steps = re.sub("%2e", ".", path.partition("?")[0], flags=re.IGNORECASE).replace("%2F", "/").replace("%2f", "/")
+    return None if ".." in steps.replace("%5C", "/").replace("%5c", "/").split("/") else path
+
+
+def _inline(head: str, body: str) -> Inline | None:
+    """RFC 2397; with base64 that lost its padding, and plain text that was never encoded."""
+    media_type, *parameters = (part.strip().lower() for part in head.split(";"))
+    raw = _PERCENT.sub(lambda found: bytes.fromhex(found[1].decode()), body.encode("utf-8", "replace"))
+    if "base64" not in parameters:
+        return Inline(media_type or "text/plain", raw)
+    try:
+        digits = re.sub(rb"\s", b"", raw).rstrip(b"=").translate(_URL_SAFE)
+        return Inline(media_type or "text/plain", b64decode(digits + b"=" * (-len(digits) % 4), validate=True))
+    except ValueError:
+        return None
+
+
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")

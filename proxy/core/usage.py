@@ -1,0 +1,194 @@
+"""What keys use: how it is counted while calls run, and what charts make of it.
+
+A call is counted once, in the tally of its key: `key.sheet[plan.tally]`. Every second the tallies that were touched are
+*gathered*: added to those of all keys, which the metrics show, and to what is written to the store. So a call pays for one
+look-up more than before there was any of this: 0.1 µs.
+
+Replies are counted by the time that they took, in fixed buckets; a quantile is read from their sums. This room knows nothing of
+where counts are kept, or of the clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxy.core.routing import EDGES_S
+
+# Upper edges of the buckets, the same for calls as for upstreams; one more holds the rest.
+LATENCY_S = EDGES_S
+BUCKETS = len(LATENCY_S) + 1
+
+Step = Literal["minute", "hour", "day"]
+# Each step with its seconds, and the most of them in one chart: a longer one is asked for in larger steps.
+STEPS: dict[Step, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 744), "day": (86_400, 1100)}
+# Up to so many seconds a chart is drawn in these steps, where nobody says in which.
+_AUTO: tuple[tuple[int, Step], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
+
+
+class Tally:
+    """Counts of one method on one network: a fixed place for each, nothing allocated per call."""
+
+    __slots__ = ("buckets", "errors", "faults", "hits", "joins", "labels", "results", "seconds", "units")
+
+    def __init__(self, network: str, method: str) -> None:
+        self.labels = (network, method)
+        self.results = 0
+        self.errors = 0
+        self.faults = 0
+        self.hits = 0
+        self.joins = 0
+        self.units = 0
+        self.seconds = 0.0
+        self.buckets = [0] * BUCKETS
+
+    def __repr__(self) -> str:
+        return f"<Tally {'/'.join(self.labels)}: {self.results} results, {self.errors} errors, {self.faults} faults>"
+
+    def count(self, outcome: str, cache: str, units: int, seconds: float) -> None:
+        if outcome == "results":
+            self.results += 1
+        elif outcome == "errors":
+            self.errors += 1
+        else:
+            self.faults += 1
+        if cache == "hit":
+            self.hits += 1
+        elif cache == "join":
+            self.joins += 1
+        self.units += units
+        self.seconds += seconds
+        self.buckets[bisect_left(LATENCY_S, seconds)] += 1
+
+    def add(self, other: Tally) -> None:
+        self.results += other.results
+        self.errors += other.errors
+        self.faults += other.faults
+        self.hits += other.hits
+        self.joins += other.joins
+        self.units += other.units
+        self.seconds += other.seconds
+        self.buckets = [have + more for have, more in zip(self.buckets, other.buckets, strict=True)]
+
+
+class Sheet(dict[Tally, Tally]):
+    """One key's own tallies since they were last gathered, each under the one of all keys."""
+
+    __slots__ = ("account", "key", "touched")
+
+    def __init__(self, account: str = "", key: str = "", touched: Touched | None = None) -> None:
+        super().__init__()
+        self.account = account
+        self.key = key
+        # Where those who gather find what was begun since the last time.
+        self.touched: Touched = [] if touched is None else touched
+
+    def __missing__(self, whole: Tally) -> Tally:
+        self[whole] = own = Tally(*whole.labels)
+        self.touched.append((self, whole))
+        return own
+
+    def __repr__(self) -> str:
+        return f"<Sheet of {self.key}: {len(self)} methods>"
+
+
+Touched = list[tuple[Sheet, Tally]]
+
+
+def gather(touched: Touched) -> list[tuple[str, str, Tally]]:
+    """What each key used since the last time, with its account; nothing is counted twice."""
+    found = []
+    for sheet, whole in touched:
+        own = sheet.pop(whole)
+        whole.add(own)
+        found.append((sheet.account, sheet.key, own))
+    touched.clear()
+    return found
+
+
+@dataclass(slots=True)
+class Used:
+    """Sums, as they are stored and shown. An error is whatever had no result: the chain's, or ours."""
+
+    requests: int = 0
+    errors: int = 0
+    units: int = 0
+    hits: int = 0
+    took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+
+    def add(self, tally: Tally) -> None:
+        self.requests += tally.results + tally.errors + tally.faults
+        self.errors += tally.errors + tally.faults
+        self.units += tally.units
+        self.hits += tally.hits
+        self.took = [have + more for have, more in zip(self.took, tally.buckets, strict=True)]
+
+    def merge(self, other: Used) -> None:
+        self.requests += other.requests
+        self.errors += other.errors
+        self.units += other.units
+        self.hits += other.hits
+        self.took = [have + more for have, more in zip(self.took, other.took, strict=True)]
+
+    def quantile_ms(self, share: float) -> float | None:
+        return quantile_ms(self.took, share)
+
+
+def quantile_ms(took: Sequence[int], share: float) -> float | None:
+    """Where this share of the replies had come: as if they were spread evenly inside their bucket. None: there were none."""
+    left = share * sum(took)
+    if not left:
+        return None
+    low_s = 0.0
+    for count, high_s in zip(took, (*LATENCY_S, LATENCY_S[-1]), strict=True):
+        if left <= count:
+            return round((low_s + (high_s - low_s) * left / count) * 1000, 3)
+        left -= count
+        low_s = high_s
+    return LATENCY_S[-1] * 1000
+
+
+def step_of(seconds: float) -> Step:
+    """The step that a span of so many seconds is drawn in."""
+    return next((step for most, step in _AUTO if seconds <= most), "day")
+
+
+def times_of(first: int, last: int, step: Step) -> list[int]:
+    """The beginnings of all steps of a span, in Unix seconds: empty ones are drawn too."""
+    size = STEPS[step][0]
+    return list(range(first // size * size, last, size))
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of a chart: sums for each of its times, and over all of them."""
+
+    name: str
+    points: dict[int, Used] = field(default_factory=dict)
+    total: Used = field(default_factory=Used)
+
+    def add(self, at: int, used: Used) -> None:
+        have = self.points.get(at)
+        if have is None:
+            self.points[at] = used
+        else:
+            have.merge(used)
+        self.total.merge(used)
+
+
+OTHER = "other"
+
+
+def largest(lines: Iterable[Line], top: int) -> list[Line]:
+    """The lines with the most requests, and one for all others."""
+    found = sorted(lines, key=lambda line: (-line.total.requests, line.name))
+    shown, rest = found[:top], found[top:]
+    if rest:
+        other = Line(OTHER)
+        for line in rest:
+            for at, used in line.points.items():
+                other.add(at, used)
+        shown.append(other)
+    return shown

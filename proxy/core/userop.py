@@ -1,0 +1,318 @@
+"""User operations (ERC-4337): their two shapes, checked field by field, packed, and hashed as the EntryPoint does.
+
+Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory and its
+data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8 hashes the same
+packed fields by EIP-712. An `Operation` holds the packed fields of either shape, as bytes and numbers; what was missing from a
+draft is zero or empty in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sha3
+
+VERSIONS = ("0.6", "0.7", "0.8")
+# The widest numbers that the contracts take.
+_UINT128, _UINT256 = 128, 256
+_HEX = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)
+_QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}", re.ASCII)
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
+# EIP-7702: the account's code is a delegation, and this stands where a factory would.
+MARKER_7702 = "0x7702"
+_PADDED_MARKER = MARKER_7702.ljust(42, "0")
+_NOTHING = ("0x", "0x0", "0x00")
+_ECHO = 40
+
+_GAS = ("callGasLimit", "verificationGasLimit", "preVerificationGas", "maxFeePerGas", "maxPriorityFeePerGas")
+_FACTORY = ("factory", "factoryData")
+_PAYMASTER = ("paymaster", "paymasterVerificationGasLimit", "paymasterPostOpGasLimit", "paymasterData")
+_V06 = ("sender", "nonce", "initCode", "callData", *_GAS, "paymasterAndData", "signature")
+_V07 = ("sender", "nonce", *_FACTORY, "callData", *_GAS, *_PAYMASTER, "signature", "eip7702Auth")
+_V07_NEEDED = ("sender", "nonce", "callData", *_GAS, "signature")
+_DRAFT_NEEDED = ("sender", "nonce", "callData")
+_AUTH = ("chainId", "address", "nonce", "yParity", "r", "s")
+
+
+class BadOperation(ValueError):
+    """A field that is missing, too much, or not what it should be; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The fields as the contract packs them. `delegate`: the code that an EIP-7702 authorization in it points to."""
+
+    version: str
+    sender: bytes
+    nonce: int
+    init_code: bytes
+    call_data: bytes
+    call_gas: int
+    verification_gas: int
+    pre_verification_gas: int
+    max_fee_wei: int
+    max_priority_fee_wei: int
+    paymaster_and_data: bytes
+    signature: bytes
+    delegate: bytes | None = None
+
+    @property
+    def is_delegated(self) -> bool:
+        """Whether the hash covers what the account delegates to, which only the chain knows if no authorization says it."""
+        return self.version != "0.6" and self.init_code[:20] == bytes.fromhex(_PADDED_MARKER[2:])
+
+    @property
+    def factory(self) -> bytes | None:
+        return self.init_code[:20] if self.init_code and not self.is_delegated else None
+
+    @property
+    def paymaster(self) -> bytes | None:
+        return self.paymaster_and_data[:20] or None
+
+    @property
+    def paymaster_gas(self) -> tuple[int, int]:
+        """The limits of its verification and of what it does afterwards; they are among its data since 0.7."""
+        if self.version == "0.6" or not self.paymaster_and_data:
+            return 0, 0
+        packed = self.paymaster_and_data
+        return int.from_bytes(packed[20:36], "big"), int.from_bytes(packed[36:52], "big")
+
+    @property
+    def account_gas_limits(self) -> bytes:
+        return self.verification_gas.to_bytes(16, "big") + self.call_gas.to_bytes(16, "big")
+
+    @property
+    def gas_fees(self) -> bytes:
+        return self.max_priority_fee_wei.to_bytes(16, "big") + self.max_fee_wei.to_bytes(16, "big")
+
+
+# Reading
+
+
+def version_of(entry_point: str, entry_points: Mapping[str, str]) -> str:
+    """Which of the chain's entry points this is."""
+    if not _ADDRESS.fullmatch(entry_point):
+        raise BadOperation(f"entryPoint: must be an address, not {_shown(entry_point)}")
+    lowered = entry_point.lower()
+    for version, address in entry_points.items():
+        if address.lower() == lowered and version in VERSIONS:
+            return version
+    known = ", ".join(address for version, address in entry_points.items() if version in VERSIONS)
+    raise BadOperation(f"entryPoint: {entry_point} is not supported here; supported: {known or 'none'}")
+
+
+def parse(given: Any, version: str, *, draft: bool = False) -> Operation:
+    """The operation, or BadOperation. Of a draft only sender, nonce and call data must be there."""
+    if not isinstance(given, Mapping):
+        raise BadOperation("userOperation: must be an object")
+    return _v06(given, draft=draft) if version == "0.6" else _v07(given, version, draft=draft)
+
+
+def _v06(given: Mapping[str, Any], *, draft: bool) -> Operation:
+    _check_names(given, _V06, _DRAFT_NEEDED if draft else _V06, "0.6")
+    init_code, paid = _bytes(given, "initCode"), _bytes(given, "paymasterAndData")
+    for name, data in (("initCode", init_code), ("paymasterAndData", paid)):
+        if 0 < len(data) < 20:
+            raise BadOperation(f"{name}: must be 0x, or begin with an address of 20 bytes")
+    return _operation(given, "0.6", _UINT256, init_code=init_code, paid=paid)
+
+
+def _v07(given: Mapping[str, Any], version: str, *, draft: bool) -> Operation:
+    _check_names(given, _V07, _DRAFT_NEEDED if draft else _V07_NEEDED, version)
+    is_7702 = given.get("factory") in (MARKER_7702, _PADDED_MARKER)
+    if not is_7702:
+        _check_together(given, _FACTORY)
+    # A draft asks for the paymaster's limits, so it may still lack them.
+    _check_together(given, _PAYMASTER, needed=("paymaster",) if draft else _PAYMASTER)
+    factory = bytes.fromhex(_PADDED_MARKER[2:]) if is_7702 else _address(given, "factory")
+    paid = b""
+    if paymaster := _address(given, "paymaster"):
+        limits = (_number(given, name, _UINT128).to_bytes(16, "big") for name in _PAYMASTER[1:3])
+        paid = b"".join((paymaster, *limits, _bytes(given, "paymasterData")))
+    return _operation(
+        given, version, _UINT128, init_code=factory + _bytes(given, "factoryData"), paid=paid, delegate=_delegate(given)
+    )
+
+
+def _operation(
+    given: Mapping[str, Any], version: str, bits: int, *, init_code: bytes, paid: bytes, delegate: bytes | None = None
+) -> Operation:
+    return Operation(
+        version=version,
+        sender=_address(given, "sender"),
+        nonce=_number(given, "nonce", _UINT256),
+        init_code=init_code,
+        call_data=_bytes(given, "callData"),
+        call_gas=_number(given, "callGasLimit", bits),
+        verification_gas=_number(given, "verificationGasLimit", bits),
+        pre_verification_gas=_number(given, "preVerificationGas", _UINT256),
+        max_fee_wei=_number(given, "maxFeePerGas", bits),
+        max_priority_fee_wei=_number(given, "maxPriorityFeePerGas", bits),
+        paymaster_and_data=paid,
+        signature=_bytes(given, "signature"),
+        delegate=delegate,
+    )
+
+
+def _check_names(given: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], version: str) -> None:
+    for name in given:
+        if name not in known:
+            raise BadOperation(f"{_shown(name, quoted=False)}: is no field of an operation for entry point {version}")
+    for name in needed:
+        if given.get(name) is None:
+            raise BadOperation(f"{name}: is missing")
+
+
+def _check_together(given: Mapping[str, Any], group: tuple[str, ...], needed: tuple[str, ...] | None = None) -> None:
+    """All of a group or none. Without the contract that it begins with, zero and nothing are none: viem sends such limits."""
+    there = [name for name in group if given.get(name) is not None]
+    if group[0] not in there:
+        there = [name for name in there if given[name] not in _NOTHING]
+    lacking = [name for name in needed or group if name not in there]
+    if there and lacking:
+        raise BadOperation(f"{lacking[0]}: is missing; {_listed(group)} come together")
+
+
+def _delegate(given: Mapping[str, Any]) -> bytes | None:
+    auth = given.get("eip7702Auth")
+    if auth is None:
+        return None
+    if not isinstance(auth, Mapping):
+        raise BadOperation("eip7702Auth: must be an object")
+    for name in auth:
+        if name not in _AUTH:
+            raise BadOperation(f"eip7702Auth.{_shown(name, quoted=False)}: is no field of an authorization")
+    for name in _AUTH:
+        if auth.get(name) is None:
+            raise BadOperation(f"eip7702Auth.{name}: is missing")
+        if name != "address":
+            _number(auth, name, _UINT256, within="eip7702Auth.")
+    return _address(auth, "address", within="eip7702Auth.")
+
+
+def _address(given: Mapping[str, Any], name: str, within: str = "") -> bytes:
+    """Empty where there is none."""
+    value = given.get(name)
+    if value is None:
+        return b""
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+        raise BadOperation(f"{within}{name}: must be an address, 0x and 40 hex digits, not {_shown(value)}")
+    return bytes.fromhex(value[2:])
+
+
+def _number(given: Mapping[str, Any], name: str, bits: int, within: str = "") -> int:
+    value = given.get(name)
+    if value is None:
+        return 0
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        raise BadOperation(f"{within}{name}: must be a hex number such as 0x5208, not {_shown(value)}")
+    number = int(value, 16)
+    if number >> bits:
+        raise BadOperation(f"{within}{name}: must fit into {bits} bits")
+    return number
+
+
+def _bytes(given: Mapping[str, Any], name: str) -> bytes:
+    value = given.get(name)
+    if value is None:
+        return b""
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise BadOperation(f"{name}: must be bytes in hex, 0x and two digits each, not {_shown(value)}")
+    if len(value) % 2:
+        raise BadOperation(f"{name}: has an odd number of hex digits")
+    return bytes.fromhex(value[2:])
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _shown(value: Any, *, quoted: bool = True) -> str:
+    """As much of a caller's own text as a message may repeat."""
+    if not isinstance(value, str):
+        return {
+            dict: "an object",
+            list: "an array",
+            bool: "true or false",
+            int: "a JSON number",
+            float: "a JSON number",
+        }.get(type(value), "this")
+    text = value if len(value) <= _ECHO else f"{value[:_ECHO]}…"
+    text = text.encode("ascii", "backslashreplace").decode()
+    return repr(text) if quoted else text
+
+
+# Hashing
+
+
+def _keccak(data: bytes) -> bytes:
+    return bytes(sha3.keccak_256(data).digest())
+
+
+def _word(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+_TYPE = _keccak(
+    b"PackedUserOperation(address sender,uint256 nonce,bytes initCode,bytes callData,bytes32 accountGasLimits,"
+    b"uint256 preVerificationGas,bytes32 gasFees,bytes paymasterAndData)"
+)
+_DOMAIN = (
+    _keccak(b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)")
+    + _keccak(b"ERC4337")
+    + _keccak(b"1")
+)
+
+
+def hash_of(operation: Operation, entry_point: bytes, chain_id: int, *, delegate: bytes | None = None) -> bytes:
+    """The userOpHash. `delegate`: what the chain says the sender delegates to, where the operation does not say it itself."""
+    place = bytes(12) + entry_point
+    if operation.version == "0.6":
+        return _keccak(_keccak(_fields_v06(operation)) + place + _word(chain_id))
+    fields = _fields_v07(operation, operation.delegate or delegate)
+    if operation.version == "0.7":
+        return _keccak(_keccak(fields) + place + _word(chain_id))
+    domain = _keccak(_DOMAIN + _word(chain_id) + place)
+    return _keccak(b"\x19\x01" + domain + _keccak(_TYPE + fields))
+
+
+def _fields_v06(operation: Operation) -> bytes:
+    return b"".join(
+        (
+            bytes(12) + operation.sender,
+            _word(operation.nonce),
+            _keccak(operation.init_code),
+            _keccak(operation.call_data),
+            _word(operation.call_gas),
+            _word(operation.verification_gas),
+            _word(operation.pre_verification_gas),
+            _word(operation.max_fee_wei),
+            _word(operation.max_priority_fee_wei),
+            _keccak(operation.paymaster_and_data),
+        )
+    )
+
+
+def _fields_v07(operation: Operation, delegate: bytes | None) -> bytes:
+    return b"".join(
+        (
+            bytes(12) + operation.sender,
+            _word(operation.nonce),
+            _keccak(_hashed_init_code(operation, delegate)),
+            _keccak(operation.call_data),
+            operation.account_gas_limits,
+            _word(operation.pre_verification_gas),
+            operation.gas_fees,
+            _keccak(operation.paymaster_and_data),
+        )
+    )
+
+
+def _hashed_init_code(operation: Operation, delegate: bytes | None) -> bytes:
+    """ERC-4337: with the marker of EIP-7702 the hash covers the delegate in its place. Entry point 0.7 knows no such marker."""
+    if operation.version == "0.7" or delegate is None or not operation.is_delegated:
+        return operation.init_code
+    return delegate + operation.init_code[20:]

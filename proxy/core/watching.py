@@ -1,0 +1,400 @@
+"""Webhooks in the memory of who follows a chain, so that what happens finds them instead of being looked for.
+
+A webhook stands in one table, under the rarest thing that its filter names: addresses before senders, recipients, tokens and
+contracts. What a block holds looks itself up there (core/matching), so its cost follows what it holds and not how many webhooks
+there are. Where many stand under one contract, or under nothing at all, they are ranked by the least value they care for, and
+those that care for more are not looked at. What is left of a filter is checked on those that are found. Logs have an index of
+their own (core/logfilter).
+
+Tables hold the watcher itself where one alone stands under a key, which is nearly always, and a list otherwise: a million
+addresses are a million entries that share their webhooks. One that is removed is marked and passed over; the tables are made
+anew when a good part of them is dead.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from proxy.core import logfilter
+from proxy.core.holdings import FUNGIBLE
+from proxy.core.logfilter import LogFilter
+
+Kind = Literal["activity", "token", "nft", "mined", "log", "internal", "block", "pending"]
+Category = Literal["native", "erc20", "erc721", "erc1155"]
+Direction = Literal["incoming", "outgoing"]
+
+# The event types of both formats, and what each of them watches.
+KINDS: dict[str, Kind] = {
+    "address_activity": "activity",
+    "token_transfer": "token",
+    "nft_transfer": "nft",
+    "mined_transaction": "mined",
+    "log": "log",
+    "ADDRESS_ACTIVITY": "activity",
+    "MINED_TRANSACTION": "mined",
+    "NFT_ACTIVITY": "nft",
+    "TOKEN_TRANSFER": "token",
+    "INTERNAL_TRANSFER": "internal",
+    "NEW_BLOCK": "block",
+    "PENDING_TRANSACTION": "pending",
+}
+CATEGORIES: dict[int, Category] = {FUNGIBLE: "erc20", 721: "erc721", 1155: "erc1155"}
+# More pairs of contract and token than these are found by the contract alone.
+MOST_PAIRS = 1024
+# Bits for each address in `Marks`, when they are made; they are made anew at half as many. One in so many addresses that are
+# not watched is looked up for nothing. More would not fit where a processor has them at hand.
+SPARSE = 16
+# Two bits of a byte, in as many ways as there are, some of them twice.
+PAIRS = bytes((1 << one | 1 << other) for one in range(8) for other in range(one))
+PAIRS += PAIRS[: 32 - len(PAIRS)]
+# Dead entries that are put up with, however few live ones there are.
+FEW_DEAD = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What a webhook wants beside its addresses; what is empty does not restrict."""
+
+    direction: Direction | None = None
+    categories: frozenset[str] = frozenset()
+    min_value: int = 0
+    contracts: frozenset[bytes] = frozenset()
+    senders: frozenset[bytes] = frozenset()
+    recipients: frozenset[bytes] = frozenset()
+    token_ids: frozenset[int] = frozenset()
+    tx_hashes: frozenset[str] = frozenset()
+    topics: tuple[tuple[str, ...], ...] = ()
+    selectors: frozenset[bytes] = frozenset()
+    finality: Literal["included", "safe", "finalized"] = "included"
+    confirmations: int = 0
+    exclude_spam: bool = False
+
+
+class Watcher:
+    """A webhook as far as it is matched. `listed`: whether its filter has a list of addresses, be it empty."""
+
+    __slots__ = ("event_type", "filter", "gone", "id", "is_active", "kind", "listed", "logs", "watched")
+
+    def __init__(
+        self, webhook_id: str, event_type: str, wanted: Filter, *, listed: bool, is_active: bool = True
+    ) -> None:
+        self.id = webhook_id
+        self.event_type = event_type
+        self.kind = KINDS[event_type]
+        self.filter = wanted
+        self.listed = listed
+        self.is_active = is_active
+        self.gone = False
+        # How many addresses it is found under; and where it watches logs, the addresses themselves and its place in that index.
+        self.watched = 0
+        self.logs: tuple[set[str], LogFilter | None] = (set(), None)
+
+    def __repr__(self) -> str:
+        return f"<Watcher {self.id} {self.event_type}, {self.watched} addresses{', gone' if self.gone else ''}>"
+
+
+Found = Watcher | list[Watcher]
+Table = dict[Hashable, Found]
+
+
+def _add(table: Table, key: Hashable, watcher: Watcher) -> None:
+    found = table.get(key)
+    if found is None:
+        table[key] = watcher
+    elif isinstance(found, list):
+        found.append(watcher)
+    else:
+        table[key] = [found, watcher]
+
+
+def _drop(table: Table, key: Hashable, watcher: Watcher) -> None:
+    found = table.get(key)
+    if found is watcher:
+        del table[key]
+    elif isinstance(found, list) and watcher in found:
+        found.remove(watcher)
+        if len(found) == 1:
+            table[key] = found[0]
+
+
+def each_of(found: Found | None) -> Sequence[Watcher]:
+    """Those that stand under a key."""
+    if found is None:
+        return ()
+    return found if isinstance(found, list) else (found,)
+
+
+class Ranked:
+    """Watchers by the least value that they care for."""
+
+    __slots__ = ("_least", "_ranked")
+
+    def __init__(self) -> None:
+        self._least: list[int] = []
+        self._ranked: list[Watcher] = []
+
+    def __len__(self) -> int:
+        return len(self._ranked)
+
+    def add(self, watcher: Watcher) -> None:
+        place = bisect_right(self._least, watcher.filter.min_value)
+        self._least.insert(place, watcher.filter.min_value)
+        self._ranked.insert(place, watcher)
+
+    def remove(self, watcher: Watcher) -> None:
+        place = self._ranked.index(watcher)
+        del self._least[place], self._ranked[place]
+
+    def of(self, value: int) -> Sequence[Watcher]:
+        return self._ranked[: bisect_right(self._least, value)]
+
+
+class Marks:
+    """Two bits of one byte for each address that anybody watches, by its hash: most that a block names are seen to be of no
+    interest without a look into tables of many megabytes, which costs ten times as much. Bits of what is not watched any more
+    stay until a rebuild."""
+
+    __slots__ = ("_count", "bits", "mask")
+
+    def __init__(self, count: int = 0) -> None:
+        size = max(128, 1 << (count * SPARSE // 8).bit_length())
+        self.bits = bytearray(size)
+        self.mask = size - 1
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count * SPARSE > 16 * len(self.bits)
+
+    def add(self, addresses: Iterable[bytes]) -> None:
+        bits, mask, count = self.bits, self.mask, 0
+        for address in addresses:
+            number = hash(address)
+            bits[number & mask] |= PAIRS[number >> 40 & 31]
+            count += 1
+        self._count += count
+
+
+@dataclass(slots=True)
+class Tables:
+    """Where a webhook stands, by what it watches. `marks`: the addresses of all its tables of addresses."""
+
+    marks: Marks = field(default_factory=Marks)
+    activity: Table = field(default_factory=dict)
+    internal: Table = field(default_factory=dict)
+    pending: Table = field(default_factory=dict)
+    token_side: Table = field(default_factory=dict)
+    token_sender: Table = field(default_factory=dict)
+    token_recipient: Table = field(default_factory=dict)
+    nft_side: Table = field(default_factory=dict)
+    nft_contract: Table = field(default_factory=dict)
+    nft_token: Table = field(default_factory=dict)
+    mined: Table = field(default_factory=dict)
+    token_contract: dict[bytes, Ranked] = field(default_factory=dict)
+    tokens: Ranked = field(default_factory=Ranked)
+    nfts: dict[str, Watcher] = field(default_factory=dict)
+    blocks: dict[str, Watcher] = field(default_factory=dict)
+    logs: logfilter.Index = field(default_factory=logfilter.Index)
+    logs_of: dict[LogFilter, list[Watcher]] = field(default_factory=dict)
+
+    def mark(self, addresses: Sequence[bytes]) -> None:
+        self.marks.add(addresses)
+        if self.marks.is_full:
+            self.mark_anew()
+
+    def mark_anew(self) -> None:
+        """By what is in the tables."""
+        tables = (self.activity, self.internal, self.pending, self.token_side, self.nft_side)
+        named = (*tables, self.token_sender, self.token_recipient)
+        self.marks = Marks(sum(map(len, named)))
+        for table in named:
+            self.marks.add(cast("dict[bytes, Found]", table))
+
+    def by_address(self, kind: Kind) -> Table:
+        """Where a list of addresses leads."""
+        match kind:
+            case "activity":
+                return self.activity
+            case "internal":
+                return self.internal
+            case "pending":
+                return self.pending
+            case "token":
+                return self.token_side
+            case "nft":
+                return self.nft_side
+            case _:
+                raise ValueError(f"{kind} has no table of addresses")
+
+
+class Index:
+    """All webhooks of one network."""
+
+    def __init__(self) -> None:
+        self.tables = Tables()
+        self._known: dict[str, Watcher] = {}
+        self._kinds: Counter[Kind] = Counter()
+        self._live = 0
+        self._dead = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        return f"<Index {len(self)} webhooks, {self._live} addresses>"
+
+    def find(self, webhook_id: str) -> Watcher | None:
+        return self._known.get(webhook_id)
+
+    def has(self, *kinds: Kind) -> bool:
+        """Whether anybody watches such things."""
+        return any(self._kinds[kind] for kind in kinds)
+
+    # Who is there
+
+    def put(self, watcher: Watcher) -> None:
+        """A new one, or one in another's place; without its addresses."""
+        self.remove(watcher.id)
+        self._known[watcher.id] = watcher
+        self._kinds[watcher.kind] += 1
+        if watcher.kind == "log":
+            self._place_log(watcher)
+        elif not watcher.listed:
+            self._place(watcher)
+
+    def remove(self, webhook_id: str) -> None:
+        """Out of all tables but those of addresses, where it is passed over from now on."""
+        old = self._known.pop(webhook_id, None)
+        if old is None:
+            return
+        self._kinds[old.kind] -= 1
+        if old.kind == "log":
+            self._unplace_log(old)
+        elif not old.listed:
+            self._unplace(old)
+        old.gone = True
+        if old.kind != "log":
+            self._live -= old.watched
+            self._dead += old.watched
+        if self._dead > max(FEW_DEAD, self._live // 4):
+            self._sweep()
+
+    def watch(self, webhook_id: str, addresses: Sequence[bytes]) -> None:
+        """Addresses that it does not watch yet."""
+        watcher = self._known[webhook_id]
+        if watcher.kind == "log":
+            self._watch_logs(watcher, watcher.logs[0] | {_text(each) for each in addresses})
+            return
+        table = self.tables.by_address(watcher.kind)
+        for address in addresses:
+            _add(table, address, watcher)
+        watcher.watched += len(addresses)
+        self._live += len(addresses)
+        self.tables.mark(addresses)
+
+    def unwatch(self, webhook_id: str, addresses: Iterable[bytes]) -> None:
+        """Addresses that it watches."""
+        watcher = self._known[webhook_id]
+        if watcher.kind == "log":
+            self._watch_logs(watcher, watcher.logs[0] - {_text(each) for each in addresses})
+            return
+        table = self.tables.by_address(watcher.kind)
+        for address in addresses:
+            _drop(table, address, watcher)
+            watcher.watched -= 1
+            self._live -= 1
+
+    def _sweep(self) -> None:
+        """Everything that is dead, out of the tables of addresses."""
+        for kind in ("activity", "internal", "pending", "token", "nft"):
+            table = self.tables.by_address(kind)
+            for key, found in [*table.items()]:
+                left = [each for each in each_of(found) if not each.gone]
+                if not left:
+                    del table[key]
+                elif len(left) < len(each_of(found)):
+                    table[key] = left if len(left) > 1 else left[0]
+        self.tables.mark_anew()
+        self._dead = 0
+
+    def _keys(self, watcher: Watcher) -> Iterator[tuple[Table, Hashable]]:
+        """Where one stands that has no list of addresses, and is found by exactly one of its keys."""
+        wanted, tables = watcher.filter, self.tables
+        match watcher.kind:
+            case "mined":
+                yield from ((tables.mined, each) for each in wanted.tx_hashes)
+            case "token" if wanted.senders:
+                yield from ((tables.token_sender, each) for each in wanted.senders)
+            case "token" if wanted.recipients:
+                yield from ((tables.token_recipient, each) for each in wanted.recipients)
+            case "nft" if wanted.token_ids and len(wanted.token_ids) * len(wanted.contracts) <= MOST_PAIRS:
+                yield from ((tables.nft_token, (c, t)) for c in wanted.contracts for t in wanted.token_ids)
+            case "nft":
+                yield from ((tables.nft_contract, each) for each in wanted.contracts)
+            case _:
+                return
+
+    def _place(self, watcher: Watcher) -> None:
+        wanted, tables = watcher.filter, self.tables
+        for table, key in self._keys(watcher):
+            _add(table, key, watcher)
+        if watcher.kind == "token":
+            tables.mark([*(wanted.senders or wanted.recipients)])
+        match watcher.kind:
+            case "block":
+                tables.blocks[watcher.id] = watcher
+            case "nft" if not wanted.contracts:
+                tables.nfts[watcher.id] = watcher
+            case "token" if not wanted.senders and not wanted.recipients:
+                for contract in wanted.contracts:
+                    tables.token_contract.setdefault(contract, Ranked()).add(watcher)
+                if not wanted.contracts:
+                    tables.tokens.add(watcher)
+
+    def _unplace(self, watcher: Watcher) -> None:
+        wanted, tables = watcher.filter, self.tables
+        for table, key in self._keys(watcher):
+            _drop(table, key, watcher)
+        tables.blocks.pop(watcher.id, None)
+        tables.nfts.pop(watcher.id, None)
+        if watcher.kind == "token" and not wanted.senders and not wanted.recipients:
+            for contract in wanted.contracts:
+                ranked = tables.token_contract[contract]
+                ranked.remove(watcher)
+                if not ranked:
+                    del tables.token_contract[contract]
+            if not wanted.contracts:
+                tables.tokens.remove(watcher)
+
+    def _watch_logs(self, watcher: Watcher, addresses: set[str]) -> None:
+        self._unplace_log(watcher)
+        watcher.logs = addresses, None
+        self._place_log(watcher)
+
+    def _place_log(self, watcher: Watcher) -> None:
+        addresses, _ = watcher.logs
+        watcher.watched = len(addresses)
+        if watcher.listed and not addresses:
+            return  # It watches none of all contracts.
+        wanted = LogFilter(tuple(sorted(addresses)), watcher.filter.topics)
+        watcher.logs = addresses, wanted
+        self.tables.logs.add(wanted)
+        self.tables.logs_of.setdefault(wanted, []).append(watcher)
+
+    def _unplace_log(self, watcher: Watcher) -> None:
+        _, wanted = watcher.logs
+        if wanted is None:
+            return
+        left = self.tables.logs_of[wanted]
+        left.remove(watcher)
+        if not left:
+            del self.tables.logs_of[wanted]
+            self.tables.logs.remove(wanted)
+
+
+def _text(address: bytes) -> str:
+    return "0x" + address.hex()

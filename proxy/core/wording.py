@@ -1,0 +1,23 @@
+"""Strangers' text made fit to show: contracts and metadata are written by anybody.
+
+Control characters, text that turns the reading direction, and what cannot be seen at all are dropped, white space becomes one
+space, and what is too long is cut. It stays text: whoever puts it into a page still has to escape it.
+"""
+
+from __future__ import annotations
+
+# What is read of a text before it is cut: cleaning a megabyte would cost more than it is worth.
+_READ = 4
+SYMBOL, NAME, DESCRIPTION = 64, 256, 10_000
+
+
+def cleaned(text: str | None, limit: int) -> str | None:
+    """At most so many characters of the text; None where nothing is left of it."""
+    if text is None:
+        return None
+    if text.isprintable() and 0 < len(text) <= limit and "  " not in text and text[0] != " " != text[-1]:
+        return text
+    text = text[: limit * _READ]
+    if not text.isprintable():
+        text = "".join([c if c.isprintable() else " " if c.isspace() else "" for c in text])
+    return " ".join(text.split())[:limit].rstrip() or None

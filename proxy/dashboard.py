@@ -1,0 +1,95 @@
+"""The part of the composition root for people who are signed in: accounts and their keys, usage, and the operators' view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy.process import Tasks
+from proxy.services.accounts import Accounts
+from proxy.services.admission import Admission
+from proxy.services.fleet import Cordons, Fleet
+from proxy.services.rpc.networks import Networks
+from proxy.services.sessions import SignIn
+from proxy.services.usage import Usage
+from proxy.settings import Settings, Tables
+from proxy.store.fleet import FleetStore
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Pool
+from proxy.store.sessions import SessionStore
+from proxy.web.account import AccountAnswers
+from proxy.web.admin import AdminAnswers
+from proxy.web.contract import Contract
+from proxy.web.gate import Gate
+from proxy.web.rest import Answers
+from proxy.web.sessions import Handler, Signed
+from proxy.web.signin import SignInAnswers
+from proxy.web.where import Where
+from proxy.wire.mailer import Mailer
+
+
+class Dashboard:
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Tables,
+        pool: Pool,
+        *,
+        keys: KeyStore,
+        usage: Usage,
+        networks: Networks,
+        bundlers: Networks,
+        figures: Callable[[], dict[str, Any]],
+        tasks: Tasks,
+    ) -> None:
+        self._settings = settings
+        self._tables = tables
+        self._usage = usage
+        self._tasks = tasks
+        self._networks = [route.network for route in networks.routes.values()]
+        store = SessionStore(pool, pepper=settings.keys.pepper)
+        self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
+        self.accounts = Accounts(keys, usage, plans=tables.plans)
+        fleet = FleetStore(pool)
+        self.cordons = Cordons(fleet, pool, (networks, bundlers))
+        self.fleet = Fleet(
+            fleet,
+            networks=networks,
+            bundlers=bundlers,
+            cordons=self.cordons,
+            figures=figures,
+            report_s=settings.dashboard.report_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Dashboard {self.fleet!r}>"
+
+    def handlers(
+        self, gate: Gate, admission: Admission, contract: Contract, where: Where, answers: Mapping[str, Answers]
+    ) -> dict[str, Handler]:
+        """By operation; `answers` are those of keys, of which some are there for people too."""
+        signed = Signed(gate, admission, contract, self.sign_in, self._settings.dashboard)
+        plans = self._tables.plans
+        return {
+            **signed.handlers(SignInAnswers(self.sign_in, session_s=self._settings.dashboard.session_s).answers()),
+            **signed.handlers(AccountAnswers(self.accounts, self._usage, plans, self._networks).answers()),
+            **signed.handlers(AdminAnswers(self.accounts, self._usage, self.fleet, self.sign_in, plans).answers()),
+            **signed.mirrored(answers, where),
+        }
+
+    def start(self) -> None:
+        """The loops that look at the database."""
+        self._tasks.start("usage", self._usage.run)
+        self._tasks.start("old usage", self._usage.keep)
+        self._tasks.start("old sessions", self.sign_in.keep)
+        self._tasks.start("cordons", self.cordons.follow)
+        self._tasks.start("fleet", self.fleet.run)
+
+    def listens_on(self, host: str, port: int) -> None:
+        """Where people reach it, if the settings do not say."""
+        if not self.sign_in.url:
+            self.sign_in.url = f"http://{host}:{port}"
+
+    async def close(self) -> None:
+        await self._usage.close()
+        await self.fleet.close()

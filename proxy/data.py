@@ -1,0 +1,95 @@
+"""The part of the composition root that answers for tokens, NFTs and prices: what is read, kept, and told.
+
+A worker has one; what it holds open is closed with it.
+"""
+
+from __future__ import annotations
+
+from proxy.core.egress import Reach
+from proxy.services.multicall import Multicall
+from proxy.services.names import Names
+from proxy.services.nft_metadata import NftMetadata
+from proxy.services.prices import Prices, sources_of
+from proxy.services.rpc.questions import Questions
+from proxy.services.tokens.collections import Collections
+from proxy.services.tokens.contracts import Contracts
+from proxy.services.tokens.evm import EvmTokens
+from proxy.services.tokens.floors import Marketplace
+from proxy.services.tokens.market import Market
+from proxy.services.tokens.svm import SvmTokens
+from proxy.settings import Egress, PriceSources, Settings, Tables
+from proxy.store.cache import Kept
+from proxy.store.holdings import HoldingStore
+from proxy.store.pool import Pool
+from proxy.web.holders import Holders
+from proxy.web.nfts import NftAnswers
+from proxy.web.rest import Answers
+from proxy.web.tokens import TokenAnswers, Tokens
+from proxy.wire.fetcher import Fetcher
+from proxy.wire.guard import Guard
+from proxy.wire.quotes import QuoteApi
+
+
+class Data:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: Questions) -> None:
+        cache = settings.cache
+        self.kept = Kept(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
+        self.multicall = Multicall(questions)
+        self._quotes = _quotes(settings.prices)
+        self.prices = Prices(
+            sources_of(settings.prices, tables.chains, self.multicall, self._quotes),
+            self.kept,
+            keep_s=settings.prices.keep_s,
+            stale_s=settings.prices.stale_s,
+        )
+        holdings = HoldingStore(pool)
+        self.contracts = Contracts(self.multicall, holdings, self.kept, follows=settings.follower.follows)
+        market = Market(self.prices, tables.logos)
+        self.tokens: dict[str, Tokens] = {
+            "evm": EvmTokens(self.contracts, self.multicall, holdings, self.kept, market),
+            "svm": SvmTokens(questions, self.kept, market),
+        }
+        self.guard = _guard(settings.egress)
+        self._fetcher = Fetcher(
+            self.guard, timeout_s=settings.nfts.fetch_timeout_s, max_bytes=settings.nfts.max_metadata_bytes
+        )
+        self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.kept, settings=settings.nfts)
+        self.collections = Collections(
+            self.contracts,
+            self.multicall,
+            holdings,
+            self.kept,
+            market=market,
+            pictures=self.nft_metadata,
+            floors=Marketplace(self._fetcher, settings.nfts.floor_url),
+        )
+        self._holders = Holders(Names(self.multicall, self.kept))
+
+    def __repr__(self) -> str:
+        return f"<Data {self.kept!r}>"
+
+    def answers(self) -> dict[str, Answers]:
+        """By operation, for the routes."""
+        return {
+            **TokenAnswers(self.tokens, self._holders).answers(),
+            **NftAnswers(self.nft_metadata, self.collections, self._holders).answers(),
+        }
+
+    async def close(self) -> None:
+        if self._quotes is not None:
+            await self._quotes.close()
+        await self._fetcher.close()
+        await self.kept.close()
+
+
+def _guard(given: Egress) -> Guard:
+    """What stands before every address that a stranger names."""
+    return Guard(Reach(given.allow, given.deny), http=given.http, ports=given.ports)
+
+
+def _quotes(given: PriceSources) -> QuoteApi | None:
+    """The price API, where there is one."""
+    if not given.url:
+        return None
+    headers = {given.key_header: given.key} if given.key else {}
+    return QuoteApi(given.url, headers=headers, timeout_s=given.timeout_s, per_request=given.per_request)

@@ -1,0 +1,114 @@
+"""How contracts get onto a chain: the transactions, in order, and the addresses that they will have.
+
+Nothing is sent here. Addresses follow from who deploys and how many transactions came before, or from the code itself
+(CREATE2): they are the same at every start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from proxy.dev.accounts import DEPLOYER, Account
+from proxy.dev.encoding import (
+    CREATE2_PROXY,
+    CREATE2_PROXY_COST_WEI,
+    CREATE2_PROXY_MAKER,
+    CREATE2_PROXY_TRANSACTION,
+    arguments,
+    call,
+    create2_address,
+    created_address,
+    raw,
+)
+from proxy.settings import CONFIG
+
+DEVNET = CONFIG / "devnet"
+# What we compiled; and what others did, which comes with npm's packages: only the same bytes get the canonical addresses.
+ARTIFACTS = DEVNET / "artifacts"
+PACKAGES = DEVNET / "node_modules"
+# Given with each transaction, which saves the chain an estimate: more than the largest of ours takes.
+DEPLOY_GAS = 10_000_000
+CALL_GAS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One JSON-RPC call; `sends` where its result is the hash of a transaction."""
+
+    what: str
+    method: str
+    params: list[Any]
+    sends: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    name: str
+    abi: list[dict[str, Any]]
+    bytecode: bytes
+    placed: str | None
+
+    @classmethod
+    def named(cls, name: str) -> Artifact:
+        """`EntryPoint-0.6` is of that version's package, unless there is one of ours by that name."""
+        path = ARTIFACTS / f"{name}.json"
+        if not path.exists():
+            theirs, _, version = name.partition("-")
+            path = PACKAGES / f"erc4337-{version}" / "artifacts" / f"{theirs}.json"
+        found = orjson.loads(path.read_bytes())
+        return cls(name, found["abi"], raw(found["bytecode"]), found.get("placed"))
+
+    def with_arguments(self, *values: Any) -> bytes:
+        """The code that makes the contract: its own, and what its constructor is given."""
+        takes: list[dict[str, str]] = next(
+            (entry["inputs"] for entry in self.abi if entry["type"] == "constructor"), []
+        )
+        return self.bytecode + arguments([entry["type"] for entry in takes], values)
+
+
+class Recipe:
+    """Steps in the order in which they must run."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._sent: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<Recipe of {len(self.steps)} steps>"
+
+    def create(self, artifact: str, *values: Any) -> str:
+        address = created_address(DEPLOYER.address, self._sent[DEPLOYER.address])
+        data = Artifact.named(artifact).with_arguments(*values)
+        self._send(f"deploy {artifact}", DEPLOYER, to=None, data=data, gas=DEPLOY_GAS)
+        return address
+
+    def create2(self, artifact: str, *values: Any, salt: bytes = bytes(32)) -> str:
+        code = Artifact.named(artifact).with_arguments(*values)
+        self._send(f"deploy {artifact}", DEPLOYER, to=CREATE2_PROXY, data=salt + code, gas=DEPLOY_GAS)
+        return create2_address(salt, code)
+
+    def create2_proxy(self) -> None:
+        self._send("pay for the CREATE2 proxy", DEPLOYER, to=CREATE2_PROXY_MAKER, value_wei=CREATE2_PROXY_COST_WEI)
+        self.steps.append(Step("deploy the CREATE2 proxy", "eth_sendRawTransaction", [CREATE2_PROXY_TRANSACTION]))
+
+    def place(self, artifact: str, address: str) -> str:
+        """Without a transaction, as if it had been there from the start."""
+        code = Artifact.named(artifact).placed
+        self.steps.append(Step(f"place {artifact}", "hardhat_setCode", [address, code], sends=False))
+        return address
+
+    def call(self, to: str, signature: str, *values: Any, sender: Account = DEPLOYER, value_wei: int = 0) -> None:
+        self._send(signature, sender, to=to, data=call(signature, *values), value_wei=value_wei)
+
+    def _send(
+        self, what: str, sender: Account, *, to: str | None, data: bytes = b"", value_wei: int = 0, gas: int = CALL_GAS
+    ) -> None:
+        nonce = self._sent[sender.address]
+        self._sent[sender.address] += 1
+        sent = {"from": sender.address, "nonce": hex(nonce), "gas": hex(gas), "value": hex(value_wei)}
+        sent |= {"data": "0x" + data.hex()} | ({} if to is None else {"to": to})
+        self.steps.append(Step(what, "eth_sendTransaction", [sent]))

@@ -1,0 +1,107 @@
+"""The part of the composition root for gas: prices, policies and sponsorship."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from proxy.chains.evm.facts import Facts, Header
+from proxy.chains.registry import Network
+from proxy.services.follower.reader import Reader
+from proxy.services.gas import GasPrices
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.questions import Questions
+from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
+from proxy.services.sponsor.policies import Policies
+from proxy.services.sponsor.refusals import Refusals
+from proxy.services.sponsor.settling import TOPICS, Settlements, Settling
+from proxy.services.sponsor.sponsoring import Prices, Sponsoring
+from proxy.settings import Settings, Tables, environment, signer_key
+from proxy.store.ledger import LedgerStore
+from proxy.store.policies import PolicyStore
+from proxy.store.pool import Pool
+from proxy.store.refusals import RefusalStore
+from proxy.web.gas import GasAnswers
+from proxy.web.rest import Answers
+
+
+class Gas:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: Questions, prices: Prices) -> None:
+        self._tables = tables
+        self.ledger = LedgerStore(pool)
+        self.prices = GasPrices(questions)
+        most = {name: plan.policies for name, plan in tables.plans.items()}
+        self.policies = Policies(PolicyStore(pool), self.ledger, most=most)
+        self.paymasters = paymasters(settings, tables, environment())
+        self.refusals = Refusals(RefusalStore(pool))
+        self.sponsoring = Sponsoring(
+            self.policies, self.ledger, self.paymasters, prices, questions, refused=self.refusals.note
+        )
+
+    def __repr__(self) -> str:
+        return f"<Gas {self.paymasters!r}>"
+
+    def answers(self) -> dict[str, Answers]:
+        """By operation, for the routes."""
+        return GasAnswers(
+            self.prices, self.policies, self.sponsoring, self.refusals, chains=self._tables.chains
+        ).answers()
+
+
+def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -> Paymasters:
+    """With their signers' keys, which are read here and nowhere else."""
+    found = []
+    for each in settings.paymasters:
+        network = tables.chains.find(*each.network.split("/"))
+        assert network is not None  # checked when the settings were read
+        assert network.facts.chain_id is not None
+        found.append(
+            Paymaster(
+                network=network.id,
+                version=each.entry_point,
+                address=bytes.fromhex(each.address[2:]),
+                entry_point=bytes.fromhex(network.chain.entry_points[each.entry_point][2:]),
+                chain_id=network.facts.chain_id,
+                signer=Signer(signer_key(each, environ)),
+                gas=(each.verification_gas, each.post_op_gas),
+            )
+        )
+    return Paymasters(found)
+
+
+# For those who follow the chain: they need no key
+
+
+def settlements(settings: Settings, tables: Tables) -> Settlements:
+    """The follower's part."""
+    payers: defaultdict[str, set[bytes]] = defaultdict(set)
+    for each in settings.paymasters:
+        if (network := tables.chains.find(*each.network.split("/"))) is not None:
+            payers[network.id].add(bytes.fromhex(each.address[2:]))
+    return Settlements(tables.chains.networks(), payers)
+
+
+def settling(pool: Pool, routes: Iterable[Route]) -> Settling:
+    chains = [_Watched(Reader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
+    return Settling(LedgerStore(pool), chains)
+
+
+class _Watched:
+    """A network as the ledger asks it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @property
+    def network(self) -> Network:
+        return self._reader.route.network
+
+    @property
+    def final(self) -> int:
+        return self._reader.route.heads.final
+
+    async def header(self, number: int) -> Header | None:
+        return await self._reader.header(number)
+
+    async def blocks(self, first: int, last: int) -> Facts:
+        return await self._reader.blocks(first, last)

@@ -1,0 +1,169 @@
+"""Accounts and their keys, as their holders and the operators handle them.
+
+A holder sees what is theirs: somebody else's key is not there. A key's own limits stay within the account's.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proxy.core import access
+from proxy.core.access import Limits
+from proxy.core.paging import Page
+from proxy.errors import InvalidRequest, NotFound
+from proxy.store.keys import KeyStore, OwnFence, OwnLimits, Row
+
+INHERIT = -1
+
+
+class HasLimits(Protocol):
+    @property
+    def limits(self) -> Limits: ...
+
+
+class LastUsed(Protocol):
+    async def last_used(self, account: str) -> dict[str, datetime.datetime]: ...
+    async def requests_of_day(self, account: str, day: datetime.date) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Today:
+    """What an account has used of its day; `left` None: there is no limit."""
+
+    used: int
+    left: int | None
+    resets_at: datetime.datetime
+
+
+class Accounts:
+    def __init__(self, keys: KeyStore, usage: LastUsed, *, plans: Mapping[str, HasLimits]) -> None:
+        self._keys = keys
+        self._usage = usage
+        self._plans = plans
+
+    def __repr__(self) -> str:
+        return f"<Accounts {self._keys!r}>"
+
+    # A holder's own
+
+    async def read(self, account: str) -> Row:
+        return await self._keys.read_account(account)
+
+    def limits_of(self, row: Row) -> Limits:
+        """The account's own, where it has any, else the plan's."""
+        plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
+        day = row["requests_per_day"]
+        return Limits(
+            row["requests_per_second"] or plan.requests_per_second,
+            row["units_per_second"] or plan.units_per_second,
+            plan.requests_per_day if day is None else day,
+        )
+
+    async def today(self, row: Row) -> Today:
+        """Counted by usage, which counts refusals too: where there is a limit, no more than was leased from it."""
+        now = datetime.datetime.now(datetime.UTC)
+        limit = self.limits_of(row).requests_per_day
+        used = await self._usage.requests_of_day(row["id"], now.date())
+        if limit:
+            used = min(used, await self._keys.usage_of_today(row["id"]))
+        midnight = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC) + datetime.timedelta(days=1)
+        return Today(used, max(0, limit - used) if limit else None, midnight)
+
+    async def keys(self, account: str) -> list[Row]:
+        """The newest first, each with when it was last used."""
+        used = await self._usage.last_used(account)
+        rows = await self._keys.list_keys(account)
+        return [{**row, "last_used_at": used.get(row["id"])} for row in reversed(rows)]
+
+    async def key(self, account: str, key_id: str) -> Row:
+        await self._own(account, key_id)
+        return next(row for row in await self.keys(account) if row["id"] == key_id)
+
+    async def create_key(
+        self, account: str, *, name: str, mode: access.Mode, scopes: Sequence[str], own: OwnLimits, fence: OwnFence
+    ) -> tuple[Row, str]:
+        await self._check(account, own)
+        return await self._keys.create_key(account, name=name, mode=mode, scopes=scopes, own=own, fence=fence)
+
+    async def update_key(
+        self,
+        account: str,
+        key_id: str,
+        *,
+        name: str | None,
+        scopes: Sequence[str] | None,
+        own: OwnLimits,
+        fence: OwnFence,
+        status: str | None,
+    ) -> Row:
+        await self._own(account, key_id)
+        await self._check(account, own)
+        await self._keys.update_key(key_id, name=name, scopes=scopes, own=own, fence=fence)
+        if status is not None:
+            await self._keys.set_key_status(key_id, status)
+        return await self.key(account, key_id)
+
+    async def rotate_key(self, account: str, key_id: str, *, overlap_s: float) -> tuple[Row, str]:
+        await self._own(account, key_id)
+        return await self._keys.rotate_key(key_id, overlap_s=overlap_s)
+
+    async def revoke_key(self, account: str, key_id: str) -> None:
+        row = await self._own(account, key_id)
+        if row["status"] != "revoked":
+            await self._keys.set_key_status(key_id, "revoked")
+
+    async def _own(self, account: str, key_id: str) -> Row:
+        row = await self._keys.read_key(key_id)
+        if row["account_id"] != account:
+            raise NotFound(f"there is no key {key_id}")
+        return row
+
+    async def _check(self, account: str, own: OwnLimits) -> None:
+        most = self.limits_of(await self._keys.read_account(account))
+        for name in ("requests_per_second", "units_per_second"):
+            wanted, allowed = getattr(own, name), getattr(most, name)
+            if wanted is not None and wanted > allowed:
+                raise InvalidRequest(f"{name}: the account has {allowed}; a key may have as much, or less")
+
+    # An operator's
+
+    async def page(self, search: str, page: Page) -> tuple[list[Row], int]:
+        return await self._keys.page_accounts(search, page)
+
+    async def create(self, *, name: str, email: str, plan: str, own: OwnLimits) -> Row:
+        return await self._keys.create_account(name=name, email=email, plan=plan, own=own)
+
+    async def update(
+        self,
+        account: str,
+        *,
+        name: str | None,
+        email: str | None,
+        plan: str | None,
+        own: OwnLimits,
+        disabled: bool | None,
+    ) -> Row:
+        return await self._keys.update_account(account, name=name, email=email, plan=plan, own=own, disabled=disabled)
+
+
+def limits_in(body: Mapping[str, Any]) -> OwnLimits:
+    """Of a request: what is not there stays, and null goes back to what is inherited."""
+
+    def given(name: str) -> int | None:
+        if name not in body:
+            return None
+        return INHERIT if body[name] is None else int(body[name])
+
+    return OwnLimits(
+        requests_per_second=given("requests_per_second"),
+        units_per_second=given("units_per_second"),
+        requests_per_day=given("requests_per_day"),
+    )
+
+
+def fence_in(body: Mapping[str, Any]) -> OwnFence:
+    """Of a request: a list that is not there stays, and an empty one lets everybody in."""
+    return OwnFence(ips=body.get("allowed_ips"), origins=body.get("allowed_origins"))

@@ -1,0 +1,207 @@
+"""Operations on their way to a bundler: read field by field, written down, sent once.
+
+What goes out is put together anew from the fields that were read, so a bundler never sees a member that we did not. An
+operation is recorded, under the hash that the EntryPoint will give it, before it leaves: whatever happens then, nobody's
+operation is forgotten. Its bundler's answer must be that hash; anything else may be an operation that was taken, and is told
+as a fault that names the hash.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.chains.evm import abi
+from proxy.chains.evm.bundler import SEND
+from proxy.chains.registry import Network
+from proxy.core import jsonrpc, userop
+from proxy.core.access import Key
+from proxy.core.userop import BadOperation, Operation
+from proxy.errors import Fault, InternalError, Unavailable
+from proxy.process import Tasks
+from proxy.services.rpc.calls import Pending, RpcError
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.plans import Plan
+from proxy.services.rpc.questions import Questions
+from proxy.store.operations import OperationStore, Sent
+
+log = logging.getLogger("penstock.bundler")
+
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_UNREADABLE = (msgspec.DecodeError, orjson.JSONDecodeError, RecursionError, UnicodeDecodeError)
+# EIP-7702: the code of an account that delegates.
+_DELEGATION = bytes.fromhex("ef0100")
+_serial = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The params of a call, read."""
+
+    operation: Operation
+    fields: Mapping[str, Any]
+    entry_point: str
+    overrides: bytes
+
+    def params(self) -> bytes:
+        """The same as JSON of our own making."""
+        parts = [orjson.dumps(self.fields), orjson.dumps(self.entry_point)]
+        return b"[%b]" % b",".join((*parts, self.overrides) if self.overrides else parts)
+
+
+class Desk:
+    """Before the bundlers of one network."""
+
+    def __init__(self, route: Route, store: OperationStore, questions: Questions, tasks: Tasks) -> None:
+        self._route = route
+        self._network: Network = route.network
+        self._store = store
+        self._questions = questions
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        return f"<Desk of {self._network.id}>"
+
+    def read(self, plan: Plan, params: bytes) -> Given:
+        """BadOperation names what is wrong."""
+        items = _params(params)
+        sends = plan.method.name == SEND
+        if not 2 <= len(items) <= (2 if sends else 3):
+            wanted = "the operation and the entry point" + ("" if sends else ", and perhaps state overrides")
+            raise BadOperation(f"params: must be an array of {wanted}")
+        fields, entry_point = (_decoded(item) for item in items[:2])
+        overrides = bytes(items[2]) if len(items) > 2 else b""
+        if overrides and overrides[:1] != b"{":
+            raise BadOperation("params.2: the state overrides must be an object")
+        if not isinstance(entry_point, str):
+            raise BadOperation("entryPoint: must be an address")
+        version = userop.version_of(entry_point, self._network.chain.entry_points)
+        return Given(userop.parse(fields, version, draft=not sends), _without_nulls(fields), entry_point, overrides)
+
+    def fault_of(self, plan: Plan, params: bytes) -> bytes | None:
+        try:
+            self.read(plan, params)
+        except BadOperation as exc:
+            return jsonrpc.error(jsonrpc.INVALID_PARAMS, str(exc))
+        return None
+
+    def flight(self, asker: Any, key: Key, plan: Plan, params: bytes, now: float) -> Flight | None:
+        """An estimate is a read like others. A send waits for its record, and is answered when it ends."""
+        given = self.read(plan, params)
+        if plan.method.name != SEND:
+            flight = asker.flight = Flight(self._route, plan, given.params(), asker, now)
+            return flight
+        self._tasks.start(f"send {next(_serial)}", lambda: self._send(asker, key, plan, given))
+        return None
+
+    # Sending
+
+    async def _send(self, asker: Any, key: Key, plan: Plan, given: Given) -> None:
+        """Whatever happens, the asker is told once, and nothing is sent twice: no exception leaves this."""
+        try:
+            outcome = await self._outcome(key, plan, given)
+        except Fault as fault:
+            outcome = fault
+        except Exception:
+            log.exception("an operation could not be sent", extra={"network": self._network.id})
+            outcome = InternalError("internal error; the operation was perhaps not sent")
+        match outcome:
+            case bytes():
+                asker.on_result(outcome)
+            case RpcError():
+                asker.on_error(outcome.error)
+            case Fault():
+                asker.on_fault(outcome)
+
+    async def _outcome(self, key: Key, plan: Plan, given: Given) -> bytes | RpcError | Fault:
+        entry_point = bytes.fromhex(given.entry_point[2:])
+        operation_hash = userop.hash_of(
+            given.operation,
+            entry_point,
+            self._network.facts.chain_id or 0,
+            delegate=await self._delegate(given.operation),
+        )
+        params = given.params()
+        sent = Sent(
+            self._network.id,
+            operation_hash,
+            key.lineage,
+            key.id,
+            entry_point,
+            given.operation,
+            orjson.dumps(given.fields),
+        )
+        await self._store.record(sent)
+        return await self._ask(plan, params, sent)
+
+    async def _delegate(self, operation: Operation) -> bytes | None:
+        """What the sender delegates to already, where the operation's hash covers it and the operation does not say it."""
+        if not operation.is_delegated or operation.delegate is not None:
+            return None
+        sender = "0x" + operation.sender.hex()
+        code = abi.unhex(await self._questions.ask(self._network, "eth_getCode", sender, "latest", fresh=True)) or b""
+        return code[3:] if code.startswith(_DELEGATION) else None
+
+    async def _ask(self, plan: Plan, params: bytes, sent: Sent) -> bytes | RpcError | Fault:
+        named = "0x" + sent.hash.hex()
+        try:
+            result = await self._launch(plan, params).result()
+        except RpcError as exc:
+            await self._note(self._store.refused(sent, exc.error))
+            return exc
+        except Unavailable as fault:
+            # Nobody took calls: it has not left us.
+            return fault
+        except Fault as fault:
+            fault.details = {**(fault.details or {}), "user_operation_hash": named}
+            return fault
+        if result.strip(b'"').lower() != named.encode():
+            log.warning("a bundler answered with another hash", extra={"network": self._network.id, "hash": named})
+            return InternalError(
+                f"the bundler of {self._network.id} answered with something that is not the operation's hash; "
+                "it may have taken the operation",
+                details={"user_operation_hash": named},
+            )
+        await self._note(self._store.taken(sent))
+        return b'"%b"' % named.encode()
+
+    def _launch(self, plan: Plan, params: bytes) -> Pending:
+        pending = Pending()
+        now = time.monotonic()
+        pending.flight = flight = Flight(self._route, plan, params, pending, now)
+        self._route.launch(flight, now)
+        return pending
+
+    async def _note(self, writing: Any) -> None:
+        """How it went. The record is there already; the chain will tell the rest if the database is away now."""
+        try:
+            await writing
+        except Fault:
+            log.warning("an operation's outcome could not be recorded", extra={"network": self._network.id})
+
+
+def _params(params: bytes) -> list[msgspec.Raw]:
+    try:
+        return _items(params)
+    except _UNREADABLE:
+        raise BadOperation("params: must be an array") from None
+
+
+def _decoded(item: msgspec.Raw) -> Any:
+    try:
+        return orjson.loads(bytes(item))
+    except _UNREADABLE:
+        raise BadOperation("params: are not valid JSON") from None
+
+
+def _without_nulls(fields: Any) -> Mapping[str, Any]:
+    """A member that is null is one that is not there."""
+    return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else {}

@@ -1,0 +1,45 @@
+"""The follower's part: which recorded operations a block has carried out, and which a reorganisation has taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from proxy.chains.evm import operations
+from proxy.chains.evm.facts import Facts
+from proxy.chains.evm.operations import Included
+from proxy.chains.registry import Registry
+from proxy.store import operations as store_room
+from proxy.store.blocks import Followed, Mark
+from proxy.store.pool import Connection
+
+
+class Inclusions:
+    topics: frozenset[str] | None = frozenset((operations.INCLUDED,))
+    blocks = False
+    transactions = False
+
+    def __init__(self, chains: Registry) -> None:
+        # Anybody may emit such an event: only that of an EntryPoint counts.
+        self._entry_points: Mapping[str, frozenset[bytes]] = {
+            network.id: frozenset(bytes.fromhex(text[2:]) for text in network.chain.entry_points.values())
+            for network in chains.networks()
+        }
+
+    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+        events = self.events_of(network.id, found)
+        if events:
+            await store_room.mark_included(connection, network.id, events)
+
+    def events_of(self, network: str, found: Sequence[Facts]) -> list[Included]:
+        trusted = self._entry_points.get(network, frozenset())
+        events = (operations.included(log) for piece in found for log in piece.logs)
+        return [event for event in events if event is not None and event.place.contract in trusted]
+
+    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+        await store_room.take_back(connection, network.id, stays.number)
+
+    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+        """Nothing is kept for taking back."""
+
+    async def forget(self, connection: Connection, network: Followed) -> None:
+        await store_room.take_back(connection, network.id, -1)

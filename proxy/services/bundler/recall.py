@@ -1,0 +1,155 @@
+"""Operations that a bundler does not know: it may be another's, or one that it has forgotten.
+
+A bundler remembers what it took itself, and that not for long. So a null is asked about elsewhere: of the network's other
+bundlers, then of the chain, whose EntryPoints wrote an event about every operation that they carried out. Our own record says
+where to look, and what the operation was. Nothing found, or nobody to ask: then null it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.chains.evm import address, operations
+from proxy.chains.evm.bundler import RECEIPT
+from proxy.chains.evm.operations import Included
+from proxy.core import jsonrpc
+from proxy.errors import Fault
+from proxy.process import Tasks
+from proxy.services.rpc.calls import Pending, RpcError
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.questions import Questions
+from proxy.store.operations import OperationStore, Row
+from proxy.wire.upstream import Upstream
+
+log = logging.getLogger("penstock.bundler")
+
+_hashes = msgspec.json.Decoder(list[str]).decode
+_HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
+_serial = itertools.count(1)
+
+
+class Recall:
+    def __init__(self, store: OperationStore, questions: Questions, tasks: Tasks, *, search_blocks: int) -> None:
+        self._store = store
+        self._questions = questions
+        self._tasks = tasks
+        self._search_blocks = search_blocks
+        # A call may have two attempts under way: the second null changes nothing.
+        self._open: set[Flight] = set()
+
+    def __repr__(self) -> str:
+        return f"<Recall {len(self._open)} open>"
+
+    def take(self, flight: Flight) -> bool:
+        """Take over a call that was answered with null; its waiters are answered here."""
+        if flight in self._open:
+            return True
+        name = None if flight.is_piece else _name(flight.params)
+        if name is None:
+            return False
+        self._open.add(flight)
+        self._tasks.start(f"recall {next(_serial)}", lambda: self._answer(flight, name))
+        return True
+
+    async def _answer(self, flight: Flight, name: bytes) -> None:
+        """No exception leaves this: it would be asked again."""
+        found = jsonrpc.NULL
+        try:
+            left_s = flight.began + flight.route.call_timeout_s - time.monotonic()
+            async with asyncio.timeout(max(0.0, left_s)):
+                found = await self._find(flight, name)
+        except (Fault, RpcError, TimeoutError) as exc:
+            log.info("the chain was not asked about an operation", extra={"why": type(exc).__name__})
+        except Exception:
+            log.exception("an operation could not be looked for")
+        finally:
+            self._open.discard(flight)
+        if not flight.done:
+            flight.land(found)
+
+    async def _find(self, flight: Flight, name: bytes) -> bytes:
+        for upstream in flight.route.upstreams:
+            known = await self._ask_other(flight, upstream)
+            if known != jsonrpc.NULL:
+                return known
+        network = flight.route.network
+        record = await self._record(network.id, name)
+        event = await self._event(flight, name, record)
+        if event is None:
+            return jsonrpc.NULL
+        if flight.plan.method.name == RECEIPT:
+            transaction = "0x" + event.place.transaction.hex()
+            told = await self._questions.ask(network, "eth_getTransactionReceipt", transaction)
+            return orjson.dumps(operations.receipt(event, told)) if isinstance(told, dict) else jsonrpc.NULL
+        return jsonrpc.NULL if record is None else orjson.dumps(_included(event, record))
+
+    async def _ask_other(self, flight: Flight, upstream: Upstream) -> bytes:
+        """One of the bundlers that were not asked yet."""
+        now = time.monotonic()
+        if flight.tried >> upstream.health.index & 1 or not upstream.health.takes_calls(now):
+            return jsonrpc.NULL
+        flight.tried |= 1 << upstream.health.index
+        pending = Pending()
+        pending.flight = other = Flight(flight.route, flight.plan, flight.params, pending, now)
+        other.is_piece = True  # Its null is ours to weigh.
+        other.tried = -1  # Every bit: it is asked here and nowhere else.
+        other.send(upstream, now)
+        try:
+            return await pending.result()
+        except (RpcError, Fault):
+            return jsonrpc.NULL
+
+    async def _record(self, network: str, name: bytes) -> Row | None:
+        try:
+            return await self._store.read(network, name)
+        except Fault:
+            return None  # The chain knows what is on it without our record.
+
+    async def _event(self, flight: Flight, name: bytes, record: Row | None) -> Included | None:
+        """Where the record says it is, else among the newest blocks."""
+        block = None if record is None else record["block"]
+        if block is not None and (event := await self._events(flight, name, block, hex(block))):
+            return event
+        head = int(await self._questions.ask(flight.route.network, "eth_blockNumber"), 16)
+        # Up to whatever is the newest by now: the number may be from a moment ago.
+        return await self._events(flight, name, max(0, head - self._search_blocks + 1), "latest")
+
+    async def _events(self, flight: Flight, name: bytes, first: int, last: str) -> Included | None:
+        network = flight.route.network
+        asked = {
+            "address": list(network.chain.entry_points.values()),
+            "topics": [operations.INCLUDED, "0x" + name.hex()],
+            "fromBlock": hex(first),
+            "toBlock": last,
+        }
+        logs = operations.read_logs(await self._questions.ask(network, "eth_getLogs", asked))
+        events = [event for each in logs if (event := operations.included(each)) is not None and event.hash == name]
+        return events[-1] if events else None
+
+
+def _name(params: bytes) -> bytes | None:
+    """The hash that was asked for, if it is one."""
+    try:
+        (text,) = _hashes(params)
+    except (msgspec.DecodeError, ValueError):
+        return None
+    return bytes.fromhex(text[2:]) if _HASH.fullmatch(text) else None
+
+
+def _included(event: Included, record: Row) -> dict[str, Any]:
+    place = event.place
+    return {
+        "userOperation": record["operation"],
+        "entryPoint": address.checksum(place.contract),
+        "blockNumber": hex(place.block),
+        "blockHash": "0x" + place.block_hash.hex(),
+        "transactionHash": "0x" + place.transaction.hex(),
+    }

@@ -1,0 +1,32 @@
+"""What a bundler's methods cost and who may call them, for the data plane's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.chains.evm.bundler import BUNDLER, BY_HASH, ESTIMATE, RECEIPT, SEND
+from proxy.chains.family import Method
+from proxy.chains.registry import Network
+from proxy.core import access
+from proxy.core.pricing import Prices
+from proxy.services.rpc.plans import Plan
+from proxy.telemetry import Tally
+
+SENDING = access.SCOPE_BIT["bundler:send"]
+# Whoever may send may look after what was sent, and so may whoever reads the chain.
+READING = SENDING | access.SCOPE_BIT["rpc:read"]
+ANY_SCOPE = READING
+
+
+def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, Plan]:
+    plans = {}
+    for name, method in BUNDLER.methods.items():
+        scope = SENDING if method.kind == "write" else READING
+        plan = plans[name] = Plan(method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope)
+        plan.is_checked = name in (SEND, ESTIMATE)
+        plan.asks_on = name in (BY_HASH, RECEIPT)
+    return plans
+
+
+def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> Plan:
+    return Plan(Method("other"), BUNDLER, 0, tally(network.id, "other"))

@@ -1,0 +1,72 @@
+"""What owners see of their webhooks' deliveries, and what they can ask for: one again, all since a time, a test."""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Callable
+
+from proxy.chains.evm import samples
+from proxy.chains.registry import Network
+from proxy.core import bodies
+from proxy.core.bodies import Chain
+from proxy.core.paging import Page
+from proxy.core.retries import format_of
+from proxy.errors import InvalidRequest, NotFound
+from proxy.store.deliveries import Attempt, Delivery, DeliveryStore
+from proxy.store.webhooks import Webhook
+
+__all__ = ("STATES", "Attempt", "Deliveries", "Delivery", "Webhook")
+
+# The words that owners know the states by. What was dropped belongs to a webhook that is gone, and is not shown.
+STATES = {"pending": "due", "held": "over_quota", "parked": "parked", "delivered": "delivered", "failed": "failed"}
+
+
+def _present() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+class Deliveries:
+    def __init__(self, store: DeliveryStore, *, now: Callable[[], datetime.datetime] = _present) -> None:
+        self._store = store
+        self._now = now
+
+    def __repr__(self) -> str:
+        return f"<Deliveries {self._store!r}>"
+
+    async def page(
+        self, webhook: Webhook, page: Page, *, status: str | None, since: datetime.datetime | None
+    ) -> tuple[list[Delivery], int]:
+        state = None if status is None else STATES[status]
+        return await self._store.page(webhook.id, page, state=state, since=since)
+
+    async def redeliver(self, webhook: Webhook, event_id: str) -> None:
+        if not await self._store.redeliver(webhook.id, event_id):
+            raise NotFound("there is no delivery of this event to this webhook")
+
+    async def redeliver_since(self, webhook: Webhook, since: datetime.datetime, *, status: str | None) -> int:
+        """How many are on their way again: those that were there when it was asked for."""
+        state = None if status is None else STATES[status]
+        return await self._store.redeliver_since(webhook.id, since, self._now(), state=state)
+
+    async def test(self, webhook: Webhook, network: Network, *, event_type: str | None) -> str:
+        """An event of nothing that happened, which says that it is one; its id."""
+        kind = event_type or webhook.event_type
+        if format_of(kind) != format_of(webhook.event_type):
+            raise InvalidRequest(
+                f"event_type: {kind} is delivered in another format than {webhook.event_type}, which this webhook is for"
+            )
+        if webhook.status != "active":
+            raise InvalidRequest(f"the webhook is {webhook.status}: resume it first")
+        event_id = "evt_test_" + secrets.token_hex(14)
+        await self._store.add_test(webhook, event_id, kind, self._body(webhook, network, event_id, kind))
+        return event_id
+
+    def _body(self, webhook: Webhook, network: Network, event_id: str, kind: str) -> bytes:
+        assert network.facts.chain_id is not None
+        at = self._now().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        chain, coin = Chain(network.word(live=True), network.facts.chain_id), network.chain.native
+        data = samples.sample_of(
+            kind, chain=chain.name, symbol=coin.symbol, decimals=coin.decimals, block=1, time=at[:19] + "Z"
+        )
+        return bodies.body_of(event_id, kind, webhook.id, chain=chain, at=at, data=data, test=True)

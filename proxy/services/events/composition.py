@@ -1,0 +1,137 @@
+"""From what matched to events as they are stored: names, bodies, how long each has to wait, and each of them once."""
+
+from __future__ import annotations
+
+import datetime
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from proxy import telemetry
+from proxy.chains.evm import payloads
+from proxy.chains.evm.facts import Header
+from proxy.chains.evm.payloads import Place, Token
+from proxy.chains.registry import Network
+from proxy.core import bodies
+from proxy.core.bodies import Chain
+from proxy.core.matching import Match
+from proxy.core.watching import Filter
+from proxy.store import events as store
+from proxy.store.events import Gone, NewEvent
+from proxy.store.pool import Connection
+
+# Tokens that are remembered: an event of one of these is whole at once.
+REMEMBERED = 20_000
+
+
+class Composition:
+    """One network's."""
+
+    def __init__(self, network: Network) -> None:
+        assert network.facts.chain_id is not None
+        self.network = network
+        self.chain = Chain(network.word(live=True), network.facts.chain_id)
+        self.tokens: OrderedDict[bytes, Token] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Composition of {self.network.id}, {len(self.tokens)} tokens>"
+
+    def learn(self, contract: bytes, token: Token) -> None:
+        self.tokens[contract] = token
+        if len(self.tokens) > REMEMBERED:
+            self.tokens.popitem(last=False)
+
+    def events(
+        self,
+        matches: Iterable[Match],
+        *,
+        block: int | None = None,
+        block_hash: bytes | None = None,
+        header: Header | None = None,
+        time: int = 0,
+    ) -> list[NewEvent]:
+        """What is to be stored, one for each match."""
+        place = Place(
+            self.chain.name,
+            self.network.chain.native.symbol,
+            self.network.chain.native.decimals,
+            block,
+            "0x" + block_hash.hex() if block_hash else "",
+            _seconds(time),
+        )
+        at = now()
+        return [self._event(match, place, block_hash, header, at) for match in matches]
+
+    def _event(self, match: Match, place: Place, block_hash: bytes | None, header: Header | None, at: str) -> NewEvent:
+        watcher = match.watcher
+        payload = payloads.payload_of(match, place, header=header, tokens=self.tokens)
+        event = bodies.event_id(watcher.id, watcher.event_type, self.network.id, place.hash, *payload.at)
+        body = bodies.body_of(event, watcher.event_type, watcher.id, chain=self.chain, at=at, data=payload.data)
+        return NewEvent(
+            id=event,
+            webhook=watcher.id,
+            type=watcher.event_type,
+            body=body,
+            block=place.block,
+            block_hash=block_hash,
+            lacks=payload.lacks or None,
+            after_block=None if place.block is None else self._after(watcher.filter, place.block),
+        )
+
+    def _after(self, wanted: Filter, block: int) -> int | None:
+        """The block that must be there first. A block that is included has one confirmation."""
+        final = self.network.facts.finality_blocks
+        match wanted.finality:
+            case "finalized":
+                return block + final
+            case "safe":
+                return block + (final + 1) // 2
+            case _:
+                return block + wanted.confirmations - 1 if wanted.confirmations > 1 else None
+
+    async def add(self, connection: Connection, new: Sequence[NewEvent]) -> None:
+        """Each once. What was told before and taken back is told again, under another name."""
+        time = 0
+        wanted = new
+        while wanted:
+            added = await store.add(connection, self.network.id, wanted)
+            for event in wanted:
+                if event.id in added:
+                    telemetry.events_total.labels(self.network.id, event.type).inc()
+            known = [event for event in wanted if event.id not in added]
+            back = await store.taken_back(connection, [event.id for event in known]) if known else set()
+            time += 1
+            wanted = [self._again(event, time) for event in known if event.id in back]
+
+    def _again(self, event: NewEvent, time: int) -> NewEvent:
+        """The event under the name of its next time, because it was told before and taken back."""
+        name = bodies.event_id(event.webhook, event.type, event.id, time=time)
+        return NewEvent(
+            id=name,
+            webhook=event.webhook,
+            type=event.type,
+            body=event.body.replace(event.id.encode(), name.encode(), 1),
+            block=event.block,
+            block_hash=event.block_hash,
+            lacks=event.lacks,
+            after_block=event.after_block,
+        )
+
+    def corrections(self, gone: Iterable[Gone]) -> list[NewEvent]:
+        """What takes events back that are not true any more."""
+        at = now()
+        found = []
+        for event in gone:
+            kind, data = bodies.correction_of(event.body)
+            name = bodies.event_id(event.webhook, kind, event.id)
+            body = bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
+            found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
+        return found
+
+
+def now() -> str:
+    """The present with milliseconds."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def _seconds(time: int) -> str:
+    return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,16 @@
+"""The feed of each network, by its family."""
+
+from __future__ import annotations
+
+from proxy.services.feed.evm import EvmFeed
+from proxy.services.feed.svm import SvmFeed
+from proxy.services.feed.topics import Feed, Feeds
+from proxy.services.rpc.networks import Networks, Route
+
+
+def feeds_of(networks: Networks) -> Feeds:
+    return Feeds({name: _feed(route) for name, route in networks.routes.items()})
+
+
+def _feed(route: Route) -> Feed:
+    return EvmFeed(route) if route.network.family == "evm" else SvmFeed(route)

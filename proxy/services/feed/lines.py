@@ -1,0 +1,292 @@
+"""Who is told of heads and of logs, and how far each of the two lines is.
+
+*Heads* are told in the moment in which the chain changes. *Logs* have to be fetched first, so they follow behind: blocks
+wait in a queue, taken back ones too, and each is told when its logs are there, never before the one ahead of it and never
+skipped. A block that was taken back before its logs came is not told at all.
+
+Every block that becomes part of the chain has a *place*, counted up. A listener of logs has two places of its own: it is
+told of blocks after `since`; and it is told that a block was taken back if the block comes after `seen`, since it heard of
+that block here or in a replay before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from proxy.core.headchain import DEPTH, Block
+from proxy.core.logfilter import Index, LogFilter
+from proxy.services.feed.blocks import Blocks, LogRecord, Unanswered
+from proxy.services.feed.topics import Event, Listener
+from proxy.wire.upstream import Upstream
+
+# Blocks whose logs are fetched at the same time.
+AHEAD = 8
+# Blocks that wait for their logs: beyond that the heads wait too.
+MOST_WAITING = 10_000
+# Logs that are matched before others have a turn of the loop: a few milliseconds.
+SLICE = 500
+# What is kept of logs that were told, to be able to take them back: the oldest are forgotten first.
+KEPT_BYTES = 32 * 1024 * 1024
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+# How often an empty answer is doubted when the block's bloom filter says that there are logs. Some networks' filters say
+# nothing.
+DOUBTS = 3
+
+_TRUE = msgspec.Raw(b"true")
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class HeadLine:
+    """Listeners of heads."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[Listener, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<HeadLine {len(self.listeners)} listeners>"
+
+    def tell(self, added: Sequence[Block]) -> None:
+        if not self.listeners:
+            return
+        events = events_of(added)
+        for listener in tuple(self.listeners):
+            listener.on_events(events)
+
+
+def events_of(blocks: Sequence[Block]) -> list[Event]:
+    return [Event(block.head, block.number) for block in blocks]
+
+
+@dataclass(slots=True)
+class Record:
+    """A block whose turn has come, and what was told of it."""
+
+    place: int
+    block: Block
+    told: dict[LogFilter, list[Event]] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A block that is waiting: to be told, or to be taken back."""
+
+    block: Block
+    place: int
+    taken_back: bool = False
+    source: Upstream | None = None
+    fetching: asyncio.Task[list[LogRecord] | None] | None = None
+
+
+class LogLine:
+    """Listeners of logs. `is_orphan` says whether a block is no longer part of the chain."""
+
+    def __init__(self, blocks: Blocks, is_orphan: Callable[[Block], bool]) -> None:
+        self._blocks = blocks
+        self._is_orphan = is_orphan
+        self._index = Index()
+        self._listeners: dict[LogFilter, dict[Listener, tuple[int, int]]] = {}
+        self._records: deque[Record] = deque()
+        self._waiting: deque[_Step] = deque()
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._kept_bytes = 0
+        # The place of the newest block that was entered.
+        self.place = 0
+
+    def __repr__(self) -> str:
+        return f"<LogLine {len(self._listeners)} filters, {len(self._waiting)} blocks waiting>"
+
+    @property
+    def tip(self) -> Block | None:
+        """The last block that was told."""
+        return self._records[-1].block if self._records else None
+
+    @property
+    def filters(self) -> int:
+        """How many different ones are listened to."""
+        return len(self._listeners)
+
+    def clear(self) -> None:
+        self._records.clear()
+        self._waiting.clear()
+        self._has_room.set()
+        self._kept_bytes = 0
+
+    # Listeners
+
+    def add(self, wanted: LogFilter, listener: Listener) -> None:
+        """Told of every block that is entered from now on."""
+        self._add(wanted, listener, self.place, self.place)
+
+    def join(self, wanted: LogFilter, listener: Listener, other: LogLine) -> None:
+        """Go on here where the other line, whose last block is the same, has told the listener of everything so far."""
+        seen = since = self._records[-1].place
+        mine = reversed(tuple(self._records))
+        for others in reversed(other._records):
+            record = next(mine, None) or self._put_under(others.block)
+            if record is None or record.block.hash != others.block.hash:
+                break
+            seen = record.place - 1
+            if wanted in others.told:
+                record.told.setdefault(wanted, others.told[wanted])
+        self._add(wanted, listener, since, seen)
+
+    def _put_under(self, block: Block) -> Record | None:
+        """A record of a block from before this line began."""
+        oldest = self._records[0]
+        if len(self._records) >= DEPTH or oldest.block.parent != block.hash:
+            return None
+        self._records.appendleft(Record(oldest.place - 1, block))
+        return self._records[0]
+
+    def _add(self, wanted: LogFilter, listener: Listener, since: int, seen: int) -> None:
+        self._index.add(wanted)
+        self._listeners.setdefault(wanted, {})[listener] = (since, seen)
+
+    def remove(self, wanted: LogFilter, listener: Listener) -> None:
+        listeners = self._listeners.get(wanted)
+        if listeners is None:
+            return
+        listeners.pop(listener, None)
+        if not listeners:
+            del self._listeners[wanted]
+            self._index.remove(wanted)
+
+    # Blocks
+
+    def enter(self, removed: Sequence[Block], added: Sequence[Block], source: Upstream | None = None) -> None:
+        """The chain has changed."""
+        for block in removed:
+            self._waiting.append(_Step(block, 0, taken_back=True))
+        for block in added:
+            self.place += 1
+            self._waiting.append(_Step(block, self.place, source=source))
+        self._wake.set()
+        if len(self._waiting) >= MOST_WAITING:
+            self._has_room.clear()
+
+    async def room(self) -> None:
+        """Returns when more blocks can wait here."""
+        await self._has_room.wait()
+
+    async def run(self) -> None:
+        """A loop; what a cancelled one left undone, the next one does."""
+        for step in self._waiting:
+            step.fetching = None
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._drain(group)
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def drain(self) -> None:
+        """Tell of everything that waits."""
+        async with asyncio.TaskGroup() as group:
+            await self._drain(group)
+
+    async def _drain(self, group: asyncio.TaskGroup) -> None:
+        while self._waiting:
+            step = self._waiting[0]
+            if len(self._waiting) < MOST_WAITING:
+                self._has_room.set()
+            if step.taken_back:
+                self._waiting.popleft()
+                self._take_back(step.block)
+                continue
+            logs = await self._logs_of(step, group)
+            # No turn of the loop lies between this and the beginning of the telling: whoever joins, joins before or after.
+            self._waiting.popleft()
+            await self._tell(Record(step.place, step.block), logs)
+
+    async def _logs_of(self, step: _Step, group: asyncio.TaskGroup) -> list[LogRecord]:
+        while self._listeners:
+            for ahead in itertools.islice(self._waiting, AHEAD):
+                if not ahead.taken_back and ahead.fetching is None:
+                    ahead.fetching = group.create_task(self._fetch(ahead.block, ahead.source))
+            assert step.fetching is not None
+            logs = await step.fetching
+            if logs is not None:
+                return logs
+            step.fetching = None
+        return []
+
+    async def _fetch(self, block: Block, source: Upstream | None) -> list[LogRecord] | None:
+        """The logs, however long it takes; empty where the block is gone by then, None where nobody wants to hear of it."""
+        pause_s, doubts = FIRST_PAUSE_S, 0
+        while self._listeners:
+            try:
+                logs = await self._blocks.logs_of(block, source)
+            except Unanswered:
+                if self._is_orphan(block):
+                    return []
+            else:
+                doubts += 1
+                if logs or not block.has_logs or doubts > DOUBTS:
+                    return logs
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            source = None  # It had its chance.
+        return None
+
+    async def _tell(self, record: Record, logs: list[LogRecord]) -> None:
+        # First of all: whoever joins in the middle has heard of this block.
+        self._records.append(record)
+        if len(self._records) > DEPTH:
+            self._kept_bytes -= self._records.popleft().size
+        for start in range(0, len(logs), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            self._tell_slice(record, logs[start : start + SLICE])
+        self._forget_oldest()
+
+    def _tell_slice(self, record: Record, logs: list[LogRecord]) -> None:
+        made: dict[int, Event] = {}
+        for wanted, places in self._index.match(logs).items():
+            for place in places:
+                if place not in made:
+                    made[place] = event = Event(bytes(logs[place].raw), record.block.number)
+                    record.size += len(event.result)
+                    self._kept_bytes += len(event.result)
+            events = [made[place] for place in places]
+            record.told.setdefault(wanted, []).extend(events)
+            for listener, (since, _) in tuple(self._listeners[wanted].items()):
+                if since < record.place:
+                    listener.on_events(events)
+
+    def _take_back(self, block: Block) -> None:
+        if not self._records or self._records[-1].block.hash != block.hash:
+            return
+        record = self._records.pop()
+        self._kept_bytes -= record.size
+        for wanted, told in record.told.items():
+            events = [taken_back(event) for event in reversed(told)]
+            for listener, (_, seen) in tuple(self._listeners.get(wanted, {}).items()):
+                if seen < record.place:
+                    listener.on_events(events)
+
+    def _forget_oldest(self) -> None:
+        for record in self._oldest_first():
+            if self._kept_bytes <= KEPT_BYTES:
+                return
+            self._kept_bytes -= record.size
+            record.told, record.size = {}, 0
+
+    def _oldest_first(self) -> Iterator[Record]:
+        """All but the newest."""
+        return itertools.islice(self._records, len(self._records) - 1)
+
+
+def taken_back(event: Event) -> Event:
+    """The same log, removed."""
+    members = _members(event.result)
+    members["removed"] = _TRUE
+    return Event(msgspec.json.encode(members), event.block)

@@ -1,0 +1,86 @@
+"""ERC-20 tokens: the index says which contracts to ask about a holder, the contracts say how much.
+
+Amounts are never taken from the index: a token may pay interest without an event. All are read at one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.chains.evm import abi, address
+from proxy.chains.registry import Network
+from proxy.core import portfolio
+from proxy.core.portfolio import Holding
+from proxy.errors import NotFound
+from proxy.services.multicall import Multicall
+from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, Contracts, about_a_block, token_of
+from proxy.services.tokens.market import Market
+from proxy.store.cache import Kept
+from proxy.store.holdings import HoldingStore
+
+# Contracts that are asked about one holder. Who has more was sent most of them unasked.
+MOST_CONTRACTS = 10_000
+_SUPPLY = abi.call("totalSupply()")
+# Somebody's balance: what has one is a token, even if it says nothing else.
+_PROBE = abi.call("balanceOf(address)", (1).to_bytes(20, "big"))
+
+
+class EvmTokens:
+    def __init__(
+        self, contracts: Contracts, multicall: Multicall, holdings: HoldingStore, kept: Kept, market: Market
+    ) -> None:
+        self._contracts = contracts
+        self._multicall = multicall
+        self._holdings = holdings
+        self._kept = kept
+        self._market = market
+
+    def __repr__(self) -> str:
+        return f"<EvmTokens of {self._contracts!r}>"
+
+    async def balances(self, network: Network, holder: bytes) -> dict[str, Any]:
+        """All tokens of a holder, in the contract's order, and the block that they were read at."""
+        block = await self._contracts.block(network)
+
+        async def read() -> dict[str, Any]:
+            return {"tokens": await self._read_balances(network, holder, block), "as_of_block": block}
+
+        # The block is a part of the name, so that what is kept is never older than the index.
+        name = f"{holder.hex()}@{block}"
+        keep_s = about_a_block(network)
+        found: dict[str, Any] = await self._kept.once(network.id, "balances", name, make=read, ttl_s=keep_s)
+        return found
+
+    async def _read_balances(self, network: Network, holder: bytes, block: int) -> list[dict[str, Any]]:
+        candidates = await self._holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS)
+        question = abi.call("balanceOf(address)", holder)
+        calls = [(token.contract, question) for token in candidates]
+        answers = await self._multicall.read(network, calls, block=block)
+        held = {call[0]: raw for call, answer in zip(calls, answers, strict=True) if (raw := abi.uint(answer))}
+        return await self._listed(network, held, block)
+
+    async def _listed(self, network: Network, held: Mapping[bytes, int], block: int) -> list[dict[str, Any]]:
+        tokens = await self._contracts.known(network, [*held], block)
+        market = await self._market.known(network, [token.contract for token in tokens.values()])
+        return portfolio.listed(
+            Holding(token, held[contract], (known := market[token.contract]).usd, known.logo)
+            for contract, token in tokens.items()
+        )
+
+    async def metadata(self, network: Network, contract: bytes) -> dict[str, Any]:
+        """What a token says of itself, and what is known of its worth."""
+
+        async def read() -> dict[str, Any]:
+            block = await self._multicall.tip(network)
+            calls = [(contract, data) for data in (NAME, SYMBOL, DECIMALS, _SUPPLY, _PROBE)]
+            answers = await self._multicall.read(network, calls, block=block)
+            if not any(answers):
+                raise NotFound(f"there is no token contract at {address.checksum(contract)} on {network.id}")
+            token, supply = token_of(contract, *answers[:3]), abi.uint(answers[3])
+            known = (await self._market.known(network, [token.contract]))[token.contract]
+            return {**portfolio.described(token, supply, known.usd, known.logo), "as_of_block": block}
+
+        name, keep_s = contract.hex(), about_a_block(network)
+        found: dict[str, Any] = await self._kept.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
+        return found

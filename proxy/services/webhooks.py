@@ -1,0 +1,198 @@
+"""What owners do with their webhooks.
+
+A webhook is its account's. Its secret is made here, shown once and sealed; its URL is judged as text here, and by the address
+that it leads to at every delivery. Its config is read by what its chain's family knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.chains.evm import address, filters
+from proxy.chains.evm.filters import BadConfig
+from proxy.chains.registry import Network
+from proxy.core import signatures
+from proxy.core.access import Key
+from proxy.core.paging import Page
+from proxy.core.watching import Filter
+from proxy.errors import InvalidRequest
+from proxy.store.secrets import Vault
+from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.wire.guard import UrlRefused
+from proxy.wire.hooks import HookGuard
+
+__all__ = ("Change", "Made", "Webhook", "Webhooks", "read_config")
+
+# Addresses that are read between two looks at what else there is to do: the checksums of all there may be cost a second.
+AT_ONCE = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A webhook and its secret, which nobody sees again."""
+
+    webhook: Webhook
+    secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an owner asks to change; None stays. Addresses are added and removed, or the config is replaced."""
+
+    url: str | None = None
+    status: str | None = None
+    config: Mapping[str, Any] | None = None
+    add: Sequence[Any] = ()
+    remove: Sequence[Any] = ()
+
+
+class Webhooks:
+    def __init__(
+        self,
+        store: WebhookStore,
+        vault: Vault,
+        guard: HookGuard,
+        *,
+        most: Mapping[str, int],
+        follows: Callable[[str], bool],
+    ) -> None:
+        """`most`: webhooks of an account, by plan. `follows`: whether a network's blocks are read at all."""
+        self._follows = follows
+        self._store = store
+        self._vault = vault
+        self._guard = guard
+        self._most = most
+
+    def __repr__(self) -> str:
+        return f"<Webhooks {self._guard!r}>"
+
+    async def create(self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]) -> Made:
+        if network.family != "evm" or not self._follows(network.id):
+            raise InvalidRequest(f"chain: there are no webhooks on {network.id}, its blocks are not followed")
+        self._check_url(url)
+        addresses = await read_config(event_type, config)
+        webhook_id, secret = self._store.new_id(), secrets.token_bytes(signatures.SECRET_BYTES)
+        new = NewWebhook(
+            account=key.account.id,
+            network=network.id,
+            live=network.is_live,
+            url=url,
+            event_type=event_type,
+            config=_without_addresses(config),
+        )
+        made = await self._store.create(
+            webhook_id,
+            new,
+            addresses=addresses,
+            secret=self._vault.seal(webhook_id, secret),
+            most=self._most[key.account.plan],
+        )
+        return Made(made, signatures.secret_of(secret))
+
+    async def read(self, key: Key, webhook_id: str) -> Webhook:
+        return await self._store.read(webhook_id, account=key.account.id)
+
+    async def addresses(self, found: Webhook) -> list[str] | None:
+        """As they are shown; None where its config has no such list."""
+        if found.addresses is None:
+            return None
+        shown: list[str] = []
+        listed = await self._store.addresses(found)
+        for first in range(0, len(listed), AT_ONCE):
+            shown += map(address.checksum, listed[first : first + AT_ONCE])
+            await asyncio.sleep(0)
+        return shown
+
+    async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
+        return await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
+
+    async def update(self, before: Webhook, change: Change) -> Webhook:
+        if change.url is not None:
+            self._check_url(change.url)
+        if (change.add or change.remove) and change.config is not None:
+            raise InvalidRequest("config: give either a new config, or add_addresses and remove_addresses")
+        addresses = None
+        if change.config is not None:
+            addresses = await read_config(before.event_type, change.config)
+        found = before
+        if change.add or change.remove:
+            found = await self._watch(before, change)
+        if change.url is None and change.status is None and change.config is None:
+            return found
+        return await self._store.update(
+            found,
+            url=change.url,
+            cause=None if change.status is None else "activate" if change.status == "active" else "pause",
+            config=None if change.config is None else _without_addresses(change.config),
+            addresses=addresses,
+        )
+
+    async def _watch(self, before: Webhook, change: Change) -> Webhook:
+        if not filters.takes_addresses(before.event_type):
+            raise InvalidRequest(f"add_addresses: {before.event_type} watches no addresses")
+        added = await _addresses(change.add, "add_addresses")
+        removed = await _addresses(change.remove, "remove_addresses")
+        both = set(added)
+        return await self._store.watch(
+            before,
+            add=[*both],
+            remove=[each for each in set(removed) if each not in both],
+            most=filters.most_addresses(before.event_type),
+        )
+
+    async def delete(self, found: Webhook) -> None:
+        await self._store.move(found, "delete")
+
+    async def resume(self, found: Webhook) -> Webhook:
+        """What the dashboard offers: out of a pause, or out of what a receiver's 410 has led to."""
+        return await self._store.move(found, "resume")
+
+    async def rotate(self, found: Webhook) -> Made:
+        """A new secret; the old one signs for another day beside it."""
+        secret = secrets.token_bytes(signatures.SECRET_BYTES)
+        after = await self._store.rotate(
+            found.id,
+            account=found.account,
+            secret=self._vault.seal(found.id, secret),
+            old_for_s=signatures.ROTATION_S,
+        )
+        return Made(after, signatures.secret_of(secret))
+
+    def _check_url(self, url: str) -> None:
+        try:
+            self._guard.check(url)
+        except UrlRefused as exc:
+            raise InvalidRequest(f"url: {exc}") from None
+
+
+async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes] | None:
+    """The addresses, each once; None where there is no such list. InvalidRequest names what is wrong with the config."""
+    read_filter(event_type, config)
+    given = config.get("addresses")
+    return None if given is None else [*dict.fromkeys(await _addresses(given, "config.addresses"))]
+
+
+def read_filter(event_type: str, config: Mapping[str, Any]) -> Filter:
+    try:
+        return filters.parse(event_type, config)
+    except BadConfig as exc:
+        raise InvalidRequest(f"config.{exc}") from None
+
+
+async def _addresses(given: Sequence[Any], name: str) -> list[bytes]:
+    found: list[bytes] = []
+    try:
+        for first in range(0, len(given), AT_ONCE):
+            found += filters.addresses_of(given[first : first + AT_ONCE], first, name)
+            await asyncio.sleep(0)
+    except BadConfig as exc:
+        raise InvalidRequest(str(exc)) from None
+    return found
+
+
+def _without_addresses(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "addresses"}

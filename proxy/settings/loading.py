@@ -1,0 +1,126 @@
+"""Defaults, the operator's file and the environment -> frozen settings, or every fault at once."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+
+from proxy.errors import StartError
+from proxy.settings.files import read
+from proxy.settings.schemas import CONFIG, is_secret, schema_faults
+from proxy.settings.sections import Settings
+
+PREFIX = "PENSTOCK_"
+# Names with our prefix that are no settings: where `dev` keeps its state, what its chain reads (config/devnet), and the tests'
+# browser (tests/browser).
+_NOT_SETTINGS = frozenset({"PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG", "PENSTOCK_CHROMIUM"})
+
+
+def load(
+    path: Path | None = None, *, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """The effective settings, or a StartError with every fault."""
+    defaults = tree = read(CONFIG / "default.toml")
+    if path is not None:
+        tree = _merged(tree, read(path))
+    tree, faults = _with_environment(tree, environ, defaults)
+    tree = _merged(tree, overrides or {})
+    return from_tree(tree, faults=faults)
+
+
+def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Settings:
+    found = list(faults or ())
+    found += schema_faults("settings", tree)
+    found += _network_faults(tree)
+    if found:
+        raise StartError(found)
+    # Not strict, because to the schema 8545.0 is an integer.
+    return msgspec.convert(
+        {"upstreams": [], "bundlers": [], "paymasters": [], **tree, "tree": tree}, Settings, strict=False
+    )
+
+
+def masked(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Each setting with its value as it may be shown."""
+    for name, value in _leaves(settings.tree):
+        secret = is_secret(name.split(".")) and value
+        yield name, "********" if secret else str(orjson.dumps(value), "utf-8")
+
+
+def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _leaves(value, f"{name}.{key}" if name else key)
+    elif isinstance(tree, list | tuple) and tree and isinstance(tree[0], Mapping):
+        for place, value in enumerate(tree):
+            yield from _leaves(value, f"{name}.{place}")
+    else:
+        yield name, tree
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        below = out.get(key)
+        out[key] = _merged(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+    return out
+
+
+def _with_environment(
+    tree: Mapping[str, Any], environ: Mapping[str, str], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """PENSTOCK_SECTION__KEY=value, read as the type that the key's default has. DATABASE_URL is understood as well."""
+    faults: list[str] = []
+    tree = {section: dict(values) if isinstance(values, Mapping) else values for section, values in tree.items()}
+    own = {name: text for name, text in environ.items() if name.startswith(PREFIX) and name not in _NOT_SETTINGS}
+    if url := environ.get("DATABASE_URL"):
+        own = {f"{PREFIX}DATABASE__URL": url, **own}
+    for name, text in own.items():
+        section, _, key = name.removeprefix(PREFIX).lower().partition("__")
+        if key not in defaults.get(section, {}):
+            faults.append(
+                f"{name}: there is no setting {section}.{key}" if key else f"{name}: write {PREFIX}SECTION__KEY"
+            )
+        elif isinstance(tree[section], dict):  # else the file is at fault, and the schema says so
+            tree[section][key] = _typed(text, defaults[section][key])
+    return tree, faults
+
+
+def _typed(text: str, like: Any) -> Any:
+    """The text as a TOML value of the default's type; what does not read stays text, and the schema names it."""
+    if isinstance(like, str):
+        return text
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return float(value) if isinstance(like, float) and type(value) is int else value
+
+
+def _network_faults(tree: Mapping[str, Any]) -> Iterator[str]:
+    """What is no list or no text the schema has already named."""
+    for name, key in (("server", "trusted_proxies"), ("egress", "allow"), ("egress", "deny")):
+        section = tree.get(name)
+        blocks = section.get(key) if isinstance(section, Mapping) else None
+        for place, text in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
+            try:
+                if isinstance(text, str):
+                    ipaddress.ip_network(text)
+            except ValueError as exc:
+                yield f"{name}.{key}.{place}: {exc}"
+
+
+def environment() -> Mapping[str, str]:
+    return os.environ
+
+
+def data_directory() -> Path:
+    """Where a development service keeps its state, unless it is told otherwise."""
+    return Path(environment().get("PENSTOCK_DATA", ".penstock"))

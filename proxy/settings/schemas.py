@@ -1,0 +1,71 @@
+"""What values may be, by `schemas/config/*.json`, and the words of a fault: its key is named, a secret is never repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONFIG = ROOT / "config"
+SCHEMAS = ROOT / "schemas"
+# Settings whose value is never printed.
+SECRETS = frozenset(
+    {
+        *(
+            "cache.redis_url",
+            "database.url",
+            "keys.pepper",
+            "nfts.floor_url",
+            "prices.key",
+            "prices.url",
+            "mail.password",
+        ),
+        "webhooks.secret_key",
+        *("upstreams.url", "upstreams.headers", "bundlers.url", "bundlers.headers"),
+    }
+)
+
+
+def is_secret(path: Sequence[str]) -> bool:
+    """Whether a setting, or one that it is a part of, is secret: `upstreams.0.url` is as `upstreams.url`."""
+    return any(f"{path[0]}.{step}" in SECRETS for step in path[1:])
+
+
+def schema_faults(name: str, data: Mapping[str, Any]) -> list[str]:
+    schema = orjson.loads((SCHEMAS / "config" / f"{name}.json").read_bytes())
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    return sorted({_fault_text(error) for error in validator.iter_errors(dict(data))})
+
+
+# A secret's value must not reach the terminal through a message about it.
+_FAULT_WORDS: dict[tuple[str, ...], str] = {
+    ("cache", "redis_url"): "must be a redis:// or rediss:// address, or empty",
+    ("database", "url"): "must be a postgresql:// address (set it in the file or in DATABASE_URL)",
+    ("nfts", "floor_url"): "must be an http or https address with {contract} in it, or empty",
+    ("prices", "url"): "must be an http or https address, or empty",
+    ("webhooks", "secret_key"): "must be 32 or more random characters, or empty",
+    ("keys", "pepper"): "must be 32 or more random characters (set it in the file or in PENSTOCK_KEYS__PEPPER)",
+}
+
+
+# What stands in the place of one of these sections is most likely the secret that belongs inside it.
+_SECRET_ROOMS = frozenset(name.split(".")[0] for name in SECRETS)
+
+
+def _fault_text(error: jsonschema_rs.ValidationError) -> str:
+    path = tuple(str(step) for step in error.instance_path)
+    words = _FAULT_WORDS.get(path[:2])
+    if words is None and is_secret(path):
+        words = (
+            "must be an http, https, ws or wss address"
+            if path[-1] == "url"
+            else "is not valid; it is not repeated here"
+        )
+    is_section = len(path) == 1 or (len(path) == 2 and path[1].isdecimal())
+    if words is None and is_section and path[0] in _SECRET_ROOMS and error.kind.name == "type":
+        words = "must be a table of settings"
+    return f"{'.'.join(path) or 'settings'}: {words or error.message}"

@@ -1,0 +1,268 @@
+"""What an operator can decide, section by section, as `config/default.toml` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    host: str
+    port: int
+    workers: int
+    dev: bool
+    head_timeout_s: float
+    body_timeout_s: float
+    write_timeout_s: float
+    keepalive_s: float
+    keepalive_requests: int
+    max_head_bytes: int
+    max_body_bytes: int
+    max_connections: int
+    connections_per_address: int
+    drain_s: float
+    trusted_proxies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    url: str
+    pool_size: int
+    acquire_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    pepper: str
+    reload_s: float
+    auth_failures_per_minute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    chunk: int
+    flush_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    networks: tuple[str, ...]
+    start: Mapping[str, int]
+    keep_blocks: int
+    renew: bool
+
+    def follows(self, network: str) -> bool:
+        return "*" in self.networks or network in self.networks
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    flush_s: float
+    keep_minutes_s: float
+    keep_hours_s: float
+    keep_days_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    url: str
+    secure: bool
+    session_s: float
+    idle_s: float
+    link_s: float
+    tries: int
+    report_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: str
+    access: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    call_timeout_s: float
+    lag_s: float
+    max_logs_blocks: int
+    logs_chunk_blocks: int
+    depth: int
+    broadcast: int
+    show_upstream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    max_message_bytes: int
+    max_in_flight: int
+    max_queue_bytes: int
+    ping_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    enabled: bool
+    bytes: int
+    coalesce: bool
+    redis_url: str
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    allow: tuple[str, ...]
+    deny: tuple[str, ...]
+    http: bool
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nfts:
+    ipfs_gateway: str
+    arweave_gateway: str
+    fetch_timeout_s: float
+    max_metadata_bytes: int
+    keep_s: float
+    retry_s: float
+    floor_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceFeed:
+    network: str
+    contract: str = ""
+    feed: str
+    max_age_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedPrice:
+    network: str
+    contract: str = ""
+    usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class PriceSources:
+    sources: tuple[Literal["feeds", "http", "fixed"], ...]
+    url: str
+    key: str
+    key_header: str
+    timeout_s: float
+    per_request: int
+    keep_s: float
+    stale_s: float
+    feeds: tuple[PriceFeed, ...]
+    fixed: tuple[FixedPrice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Webhooks:
+    in_flight: int
+    per_receiver: int
+    timeout_s: float
+    keep_days: int
+    secret_key: str
+    max_body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    host: str
+    port: int
+    security: Literal["starttls", "tls", "none"]
+    username: str
+    password: str
+    sender: str
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wallets:
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundling:
+    call_timeout_s: float
+    max_body_bytes: int
+    search_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    network: str
+    url: str
+    weight: float = 1.0
+    tier: int = 0
+    archive: bool = True
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    requests_per_second: float = 0.0
+    batch: int = 20
+    connections: int = 64
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundler:
+    network: str
+    url: str
+    weight: float = 1.0
+    tier: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    requests_per_second: float = 0.0
+    connections: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paymaster:
+    """The signer's key is never a setting: these name the variable or the file that it is read from."""
+
+    network: str
+    entry_point: str
+    address: str
+    signer_env: str = ""
+    signer_file: str = ""
+    verification_gas: int = 60_000
+    post_op_gas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that an operator can decide. `tree` is the same as plain data, to print or to hand to a worker."""
+
+    server: Server
+    metrics: Metrics
+    database: Database
+    keys: Keys
+    quotas: Quotas
+    rpc: Rpc
+    sockets: Sockets
+    cache: Cache
+    follower: Follower
+    usage: Usage
+    dashboard: Dashboard
+    log: Log
+    egress: Egress
+    nfts: Nfts
+    prices: PriceSources
+    wallets: Wallets
+    webhooks: Webhooks
+    mail: Mail
+    bundler: Bundling
+    upstreams: tuple[Upstream, ...]
+    bundlers: tuple[Bundler, ...]
+    paymasters: tuple[Paymaster, ...]
+    tree: Mapping[str, Any]

@@ -1,0 +1,90 @@
+"""The data files beside the settings -> frozen tables: chains, plans, prices, proxies of wallets, logos of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import orjson
+
+from proxy.chains.registry import Chain, Registry
+from proxy.core.access import Limits
+from proxy.core.pricing import Prices
+from proxy.errors import StartError
+from proxy.settings.files import checked
+from proxy.settings.schemas import CONFIG, schema_faults
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    requests_per_second: int
+    requests_per_day: int
+    units_per_second: int
+    webhook_deliveries_per_day: int
+    sockets: int
+    subscriptions: int
+    webhooks: int
+    policies: int
+    wallets: int
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.requests_per_second, self.units_per_second, self.requests_per_day)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The data files: chains, plans, prices, the proxies that wallet factories make, by version, and logos of tokens."""
+
+    chains: Registry
+    plans: Mapping[str, Plan]
+    prices: Prices
+    proxies: Mapping[str, bytes]
+    logos: Mapping[tuple[int, str], str]
+
+
+def load_tables(config: Path = CONFIG) -> Tables:
+    """Chains, plans, prices and proxies, or a StartError with every fault of every file."""
+    faults: list[str] = []
+    files = sorted((config / "chains").glob("*.toml"))
+    chains = [msgspec.convert(data, Chain) for path in files if (data := checked("chain", path, faults))]
+    plans = checked("plans", config / "plans.toml", faults)
+    prices = checked("pricing", config / "pricing.toml", faults)
+    proxies = _proxies(config / "factories", faults)
+    logos = _logos(config / "tokens", faults)
+    registry = Registry(chains)
+    faults += registry.faults()
+    if faults:
+        raise StartError(faults)
+    return Tables(registry, msgspec.convert(plans, dict[str, Plan]), msgspec.convert(prices, Prices), proxies, logos)
+
+
+def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:
+    """The creation code of the proxy that each version's factory makes."""
+    found = {}
+    for path in sorted(directory.glob("*.json")):
+        try:
+            found[path.stem] = bytes.fromhex(orjson.loads(path.read_bytes())["creation_code"].removeprefix("0x"))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            faults.append(f"{path.name}: creation_code: must be bytes in hex")
+    return found
+
+
+def _logos(directory: Path, faults: list[str]) -> dict[tuple[int, str], str]:
+    """Logos by chain id and address, from token lists in the form that wallets share them in; the last list wins."""
+    found: dict[tuple[int, str], str] = {}
+    for path in sorted(directory.glob("*.json")):
+        try:
+            data = orjson.loads(path.read_bytes())
+        except ValueError as exc:
+            faults.append(f"{path.name}: not valid JSON: {exc}")
+            continue
+        wrong = schema_faults("tokens", data) if isinstance(data, dict) else ["must be an object"]
+        faults += [f"{path.name}: {fault}" for fault in wrong]
+        for token in () if wrong else data["tokens"]:
+            if logo := token.get("logoURI"):
+                address = token["address"]
+                found[token["chainId"], address.lower() if address.startswith("0x") else address] = logo
+    return found

@@ -1,0 +1,59 @@
+"""The part of the composition root for smart wallets and the bundler."""
+
+from __future__ import annotations
+
+from proxy.build import Builder
+from proxy.process import Tasks
+from proxy.services.bundler.desk import Desk
+from proxy.services.bundler.recall import Recall
+from proxy.services.rpc.networks import Networks
+from proxy.services.rpc.questions import Questions
+from proxy.services.wallets import Wallets
+from proxy.settings import Settings, Tables
+from proxy.store.operations import OperationStore
+from proxy.store.pool import Pool
+from proxy.store.wallets import WalletStore
+from proxy.web.rest import Answers
+from proxy.web.wallets import WalletAnswers
+
+
+class Smart:
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Tables,
+        pool: Pool,
+        questions: Questions,
+        networks: Networks,
+        builder: Builder,
+        tasks: Tasks,
+    ) -> None:
+        self._networks = networks
+        self._tables = tables
+        self._questions = questions
+        self._tasks = tasks
+        self.operations = OperationStore(pool)
+        self.recall = Recall(self.operations, questions, tasks, search_blocks=settings.bundler.search_blocks)
+        self.wallets = Wallets(
+            WalletStore(pool),
+            questions,
+            tables.chains,
+            proxies=tables.proxies,
+            default=settings.wallets.version,
+            most={name: plan.wallets for name, plan in tables.plans.items()},
+        )
+        self.bundlers: Networks = builder.bundlers()
+
+    def __repr__(self) -> str:
+        return f"<Smart {self.wallets!r}, {self.bundlers!r}>"
+
+    def serve(self) -> None:
+        """Put a desk before each network's bundlers, and somebody behind them who remembers."""
+        for route in self.bundlers.routes.values():
+            route.desk = Desk(route, self.operations, self._questions, self._tasks)
+            route.on_null = self.recall.take
+            route.beside = self._networks.find(route.network)
+
+    def answers(self) -> dict[str, Answers]:
+        """By operation, for the routes."""
+        return WalletAnswers(self.wallets, self._tables.chains).answers()

@@ -1,0 +1,159 @@
+"""Events in Postgres: written with the block that they are of, told when they are whole, taken back with the block.
+
+Those who write pass their own connection: what they write belongs together with their cursor. Each of them holds the version of
+the network's webhooks (`webhooks.version_of`), so that what is to be told, and what has to wait until a webhook is resumed, is
+decided by how the webhook is, and stays so until the transaction is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from proxy.store import sql
+from proxy.store.pool import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEvent:
+    """`lacks`: what must be found out before it is told; `after_block`: the block that must be there first."""
+
+    id: str
+    webhook: str
+    type: str
+    body: bytes
+    block: int | None = None
+    block_hash: bytes | None = None
+    lacks: Mapping[str, Any] | None = None
+    after_block: int | None = None
+    takes_back: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    id: str
+    type: str
+    block: int | None
+    block_hash: bytes | None
+    body: bytes
+    lacks: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An event that somebody may have been told of, and that is not true any more."""
+
+    id: str
+    webhook: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A block whose calls are to be looked into."""
+
+    block: int
+    hash: bytes
+    tries: int
+
+
+async def add(connection: Connection, network: str, new: Sequence[NewEvent]) -> set[str]:
+    """Which of them were not there. Whoever has to be told of them is."""
+    if not new:
+        return set()
+    columns = zip(
+        *(
+            (e.id, e.webhook, e.type, e.block, e.block_hash, e.body, _json(e.lacks), e.after_block, e.takes_back)
+            for e in new
+        ),
+        strict=True,
+    )
+    rows = await connection.fetch(sql.events.add_events, network, *map(list, columns))
+    if any(row["ready"] for row in rows):
+        await connection.execute(sql.deliveries.tell)
+    if not all(row["ready"] for row in rows):
+        await tell(connection, network)
+    return {row["id"] for row in rows}
+
+
+async def taken_back(connection: Connection, ids: Sequence[str]) -> set[str]:
+    """Which of these were there before, and are not any more."""
+    return {row["id"] for row in await connection.fetch(sql.events.taken_back, ids)}
+
+
+async def release(connection: Connection, network: str, block: int) -> None:
+    """What has waited for this block, or one before it."""
+    if await connection.fetchval(sql.events.release, network, block):
+        await connection.execute(sql.deliveries.tell)
+
+
+async def lacking(
+    connection: Connection, network: str, *, metadata: bool, but: Iterable[str], limit: int
+) -> list[Lacking]:
+    """The oldest first. `metadata`: those that lack an NFT's, which may take long, or the others."""
+    rows = await connection.fetch(sql.events.lacking, network, metadata, [*but], limit)
+    return [
+        Lacking(row["id"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]))
+        for row in rows
+    ]
+
+
+async def complete(connection: Connection, bodies: Mapping[str, bytes], *, dropped: Sequence[str]) -> None:
+    """Bodies that lack nothing any more; and events that turned out to be none."""
+    if dropped:
+        await connection.execute(sql.events.drop_events, dropped)
+    if bodies and await connection.fetchval(sql.events.complete, [*bodies], [*bodies.values()]):
+        await connection.execute(sql.deliveries.tell)
+
+
+async def take_back(connection: Connection, network: str, above: int) -> list[Gone]:
+    """Blocks above this one are gone: what nobody was told of is forgotten, the rest is returned."""
+    await connection.execute(sql.events.drop_jobs, network, above)
+    await connection.execute(sql.events.drop_untold, network, above)
+    rows = await connection.fetch(sql.events.take_back, network, above)
+    return [Gone(row["id"], row["webhook_id"], row["body"]) for row in rows]
+
+
+async def forget(connection: Connection, network: str) -> None:
+    await connection.execute(sql.events.drop_jobs, network, -1)
+    await connection.execute(sql.events.forget_unready, network)
+
+
+async def tell(connection: Connection, network: str) -> None:
+    """Whoever completes events wakes up."""
+    await connection.execute(sql.events.tell_events, network)
+
+
+async def add_test(
+    connection: Connection, *, event_id: str, webhook: str, network: str, named: str, body: bytes
+) -> None:
+    await connection.execute(sql.events.add_test, event_id, webhook, network, named, body)
+
+
+# Blocks whose calls are to be looked into
+
+
+async def add_jobs(connection: Connection, network: str, blocks: Sequence[tuple[int, bytes]]) -> None:
+    await connection.execute(sql.events.add_jobs, network, [each[0] for each in blocks], [each[1] for each in blocks])
+    await tell(connection, network)
+
+
+async def jobs(connection: Connection, network: str, *, limit: int) -> list[Job]:
+    rows = await connection.fetch(sql.events.list_jobs, network, limit)
+    return [Job(row["block"], row["block_hash"], row["tries"]) for row in rows]
+
+
+async def end_job(connection: Connection, network: str, job: Job) -> bool:
+    """Whether its block is still there: then nobody takes it back before this transaction is through."""
+    return await connection.fetchval(sql.events.end_job, network, job.block, job.hash) is not None
+
+
+async def count_try(connection: Connection, network: str, job: Job) -> None:
+    await connection.execute(sql.events.count_try, network, job.block, job.hash)
+
+
+def _json(lacks: Mapping[str, Any] | None) -> str | None:
+    return orjson.dumps(lacks).decode() if lacks else None

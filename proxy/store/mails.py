@@ -1,0 +1,64 @@
+"""Letters that are to be sent, in Postgres: written in the transaction that they tell of, sent after it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from proxy.store import sql
+from proxy.store.pool import PATIENT_S, Connection, Pool
+
+LEASE_S = 120.0
+AT_ONCE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """A letter to an account's holder. `tries`: how often it was taken up, this time included."""
+
+    id: int
+    kind: str
+    about: Mapping[str, Any]
+    tries: int
+    name: str
+    email: str
+    created_at: datetime.datetime
+
+
+class MailStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return f"<MailStore {self._pool!r}>"
+
+    async def claim(self) -> list[Mail]:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            rows = await connection.fetch(sql.mails.claim, LEASE_S, AT_ONCE)
+        return [
+            Mail(r["id"], r["kind"], orjson.loads(r["about"]), r["tries"], r["name"], r["email"], r["created_at"])
+            for r in rows
+        ]
+
+    async def finish(self, mail: int, *, sent: bool) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.mails.finish, mail, sent)
+
+    async def postpone(self, mail: int, by_s: float) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.mails.postpone, mail, by_s)
+
+    async def next_s(self) -> float | None:
+        """In how many seconds the next is due."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            found = await connection.fetchval(sql.mails.next_due)
+        return None if found is None else float(found)
+
+
+async def add(connection: Connection, webhook_id: str, kind: str, about: Mapping[str, Any]) -> None:
+    """To the holder of the webhook's account."""
+    await connection.execute(sql.mails.add, webhook_id, kind, orjson.dumps(about).decode())

@@ -1,0 +1,93 @@
+"""User operations that were sent through us, in Postgres: each one's life, from before it is sent to its block.
+
+A row is written before the operation leaves, so none is ever forgotten that a bundler has taken. Those who follow the chain
+pass their own connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+
+from proxy.chains.evm.operations import Included
+from proxy.core.userop import Operation
+from proxy.store import sql
+from proxy.store.pool import Connection, Pool
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One operation as one key sends it."""
+
+    network: str
+    hash: bytes
+    lineage: str
+    key_id: str
+    entry_point: bytes
+    operation: Operation
+    given: bytes
+
+
+class OperationStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return f"<OperationStore {self._pool!r}>"
+
+    async def record(self, sent: Sent) -> None:
+        operation = sent.operation
+        async with self._pool.connection() as connection:
+            await connection.execute(
+                sql.operations.record_operation, sent.network, sent.hash, sent.lineage, sent.key_id, sent.entry_point,
+                operation.sender, operation.nonce, sent.given.decode(),
+            )  # fmt: skip
+
+    async def taken(self, sent: Sent) -> None:
+        """A bundler has it."""
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.operations.mark_sent, sent.network, sent.hash, sent.lineage)
+
+    async def refused(self, sent: Sent, error: bytes) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(
+                sql.operations.mark_refused, sent.network, sent.hash, sent.lineage, error.decode("utf-8", "replace")
+            )
+
+    async def read(self, network: str, operation_hash: bytes) -> Row | None:
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.operations.read_operation, network, operation_hash)
+        return None if row is None else _row(row)
+
+    async def list_of(self, lineage: str | None, *, limit: int) -> list[Row]:
+        """The newest first."""
+        async with self._pool.connection() as connection:
+            return [_row(row) for row in await connection.fetch(sql.operations.list_operations, lineage, limit)]
+
+
+# For those who follow the chain
+
+
+async def mark_included(connection: Connection, network: str, events: Sequence[Included]) -> None:
+    columns = zip(
+        *((e.hash, e.success, e.place.block, e.place.block_hash, e.place.transaction, e.cost_wei) for e in events),
+        strict=True,
+    )
+    await connection.execute(sql.operations.mark_included, network, *map(list, columns))
+
+
+async def take_back(connection: Connection, network: str, above: int) -> None:
+    """Blocks above this one are gone: what was in them is on its way again."""
+    await connection.execute(sql.operations.take_back_inclusions, network, above)
+
+
+def _row(row: asyncpg.Record) -> Row:
+    found = dict(row)
+    found["operation"] = orjson.loads(found["operation"])
+    return found

@@ -1,0 +1,132 @@
+"""Gas policies in Postgres. They are the account's; somebody else's is as one that is not there."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+
+from proxy.core.paging import Page
+from proxy.core.policy import Rules
+from proxy.errors import Forbidden, NotFound, Unavailable
+from proxy.store import sql
+from proxy.store.keys import new_id
+from proxy.store.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`rules` as the owner gave them."""
+
+    id: str
+    account: str
+    network: str
+    name: str
+    rules: Mapping[str, Any]
+    status: str
+    revision: int
+    created_at: datetime.datetime
+    updated_at: datetime.datetime
+
+
+class PolicyStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return f"<PolicyStore {self._pool!r}>"
+
+    async def create(
+        self, *, account: str, network: str, live: bool, name: str, given: Mapping[str, Any], rules: Rules, most: int
+    ) -> Policy:
+        """A new policy, if the account has not as many as it may."""
+        async with self._pool.connection() as connection, connection.transaction():
+            await connection.execute(sql.policies.lock_policies, account)
+            row = await connection.fetchrow(
+                sql.policies.create_policy,
+                new_id("gp"),
+                account,
+                network,
+                live,
+                name,
+                _json(given),
+                *_limits(rules),
+                most,
+            )
+        if row is None:
+            raise Forbidden(f"the account's plan allows {most} gas policies: delete one first")
+        return _policy(row)
+
+    async def read(self, policy_id: str, *, account: str | None) -> Policy:
+        """Of this account; of any, without one."""
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.policies.read_policy, policy_id, account)
+        if row is None:
+            raise absent(policy_id)
+        return _policy(row)
+
+    async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Policy], int]:
+        """A page, the newest first, and how many there are. Those on live networks only for who may use them."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.policies.list_policies, account, live, status, page.limit, page.offset)
+            total = await connection.fetchval(sql.policies.count_policies, account, live, status)
+        return [_policy(row) for row in rows], total
+
+    async def update(
+        self,
+        before: Policy,
+        *,
+        name: str | None,
+        status: str | None,
+        given: Mapping[str, Any] | None,
+        rules: Rules | None,
+    ) -> Policy:
+        """What is None stays. Who has changed it since `before` was read is not overwritten."""
+        limits = (None,) * 7 if rules is None else _limits(rules)
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(
+                sql.policies.update_policy, before.id, before.account, name, status,
+                None if given is None else _json(given), *limits, before.revision,
+            )  # fmt: skip
+        if row is None:
+            raise Unavailable("the policy was changed by somebody else at the same moment; try again")
+        return _policy(row)
+
+    async def delete(self, policy_id: str, *, account: str) -> None:
+        async with self._pool.connection() as connection:
+            if await connection.fetchval(sql.policies.delete_policy, policy_id, account) is None:
+                raise absent(policy_id)
+
+
+def absent(policy_id: str) -> NotFound:
+    named = f" {policy_id}" if policy_id.startswith("gp_") and policy_id[3:].isalnum() else " of this id"
+    return NotFound(f"there is no gas policy{named}")
+
+
+def _limits(rules: Rules) -> tuple[Any, ...]:
+    """The rules that the ledger keeps, in the order of their columns."""
+    rate = rules.rate_limit
+    rated = (None, None, False) if rate is None else (rate.requests, rate.per_seconds, rate.scope == "user")
+    return rules.max_total, rules.max_per_user, rules.max_per_user_per_day, rules.reset, *rated
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return orjson.dumps(data).decode()
+
+
+def _policy(row: asyncpg.Record) -> Policy:
+    return Policy(
+        id=row["id"],
+        account=row["account_id"],
+        network=row["network"],
+        name=row["name"],
+        rules=orjson.loads(row["rules"]),
+        status=row["status"],
+        revision=row["revision"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

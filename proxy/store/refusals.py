@@ -1,0 +1,43 @@
+"""What gas policies refused last, in Postgres: a few of each policy."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.store import sql
+from proxy.store.pool import PATIENT_S, Pool
+
+# Of each policy so many are kept.
+KEPT = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    policy: str
+    at: datetime.datetime
+    sender: bytes
+    rule: str
+    message: str
+
+
+class RefusalStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return f"<RefusalStore {self._pool!r}>"
+
+    async def add(self, refused: Sequence[Refused]) -> None:
+        columns = zip(*((each.policy, each.at, each.sender, each.rule, each.message) for each in refused), strict=True)
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.refusals.add_refusals, *columns)
+            for policy in sorted({each.policy for each in refused}):
+                await connection.execute(sql.refusals.trim_refusals, policy, KEPT)
+
+    async def latest(self, policy: str, most: int) -> list[Refused]:
+        """The newest first."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.refusals.list_refusals, policy, min(most, KEPT))
+        return [Refused(policy, *row) for row in rows]

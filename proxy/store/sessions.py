@@ -1,0 +1,178 @@
+"""Passwords, sessions, one-time links and operators' tokens in Postgres. Secrets are here as digests only."""
+
+from __future__ import annotations
+
+import datetime
+import hmac
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from proxy.errors import InvalidRequest, NotFound
+from proxy.store import sql
+from proxy.store.keys import new_id
+from proxy.store.pool import PATIENT_S, Pool
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An account as its holder signs in to it. The hash is empty where it has no password."""
+
+    id: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Who is signed in: the holder of an account, or an operator."""
+
+    id: str
+    name: str
+    is_operator: bool
+    created_at: datetime.datetime
+    expires_at: datetime.datetime
+    email: str = ""
+    plan: str = ""
+    has_password: bool = False
+    account_created_at: datetime.datetime | None = None
+
+
+class SessionStore:
+    def __init__(self, pool: Pool, *, pepper: str) -> None:
+        self._pool = pool
+        self._pepper = pepper.encode()
+
+    def __repr__(self) -> str:
+        return f"<SessionStore {self._pool!r}>"
+
+    def digest(self, kind: str, text: str) -> bytes:
+        """Keyed, and apart by kind: what is stored opens nothing, and one kind is never taken for another."""
+        return hmac.digest(self._pepper, f"{kind}\0{text}".encode("utf-8", "replace"), "sha256")
+
+    # Accounts
+
+    async def find_holder(self, email: str) -> Holder | None:
+        row = await self._row(sql.sessions.find_holder, email)
+        return None if row is None else Holder(row["id"], row["hash"] or "")
+
+    async def read_holder(self, account_id: str) -> Holder:
+        row = await self._row(sql.sessions.read_holder, account_id)
+        if row is None:
+            raise NotFound(f"there is no account {account_id}")
+        return Holder(row["id"], row["hash"] or "")
+
+    async def set_password(self, account_id: str, password_hash: str, *, but: str | None = None) -> None:
+        """From now on only this password; all sessions end but one, and no link that is under way works."""
+        kept = None if but is None else self.digest("session", but)
+        async with self._pool.connection() as connection, connection.transaction():
+            await connection.execute(sql.sessions.set_password, account_id, password_hash)
+            await connection.execute(sql.sessions.end_account_sessions, account_id, kept)
+            await connection.execute(sql.sessions.end_account_links, account_id)
+
+    # Sessions
+
+    async def begin(
+        self, token: str, *, account: str | None = None, operator: str | None = None, lasts_s: float, instead: str = ""
+    ) -> None:
+        """A new session; the one that the browser had before is over."""
+        async with self._pool.connection() as connection, connection.transaction():
+            if instead:
+                await connection.execute(sql.sessions.end_session, self.digest("session", instead))
+            digest = self.digest("session", token)
+            await connection.execute(sql.sessions.begin_session, digest, account, operator, lasts_s)
+
+    async def end(self, token: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.end_session, self.digest("session", token))
+
+    async def read(self, token: str, *, idle_s: float) -> Session | None:
+        """Who it is, if it holds; that it was used is noted now and then."""
+        digest = self.digest("session", token)
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.sessions.read_session, digest, idle_s)
+            if row is not None and row["is_stale"]:
+                await connection.execute(sql.sessions.touch_session, digest)
+        return None if row is None else _session(row)
+
+    # Links
+
+    async def add_link(self, token: str, account_id: str, *, lasts_s: float) -> datetime.datetime:
+        async with self._pool.connection() as connection:
+            digest = self.digest("link", token)
+            return await connection.fetchval(sql.sessions.add_link, digest, account_id, lasts_s)  # type: ignore[no-any-return]
+
+    async def take_link(self, token: str) -> str | None:
+        """The account that it signs in to; nobody gets it a second time."""
+        async with self._pool.connection() as connection:
+            return await connection.fetchval(sql.sessions.take_link, self.digest("link", token))  # type: ignore[no-any-return]
+
+    # Tries
+
+    async def count_try(self, kind: str, subject: str, *, most: int, within_s: float) -> float:
+        """Zero, or the seconds until there is one try again."""
+        digest = self.digest(kind, subject.lower())
+        async with self._pool.connection() as connection:
+            return float(await connection.fetchval(sql.sessions.count_try, digest, within_s, within_s / most) or 0.0)
+
+    # Operators' tokens
+
+    async def add_token(self, name: str, token: str) -> Row:
+        if not name.strip() or len(name) > 200 or not name.isprintable():
+            raise InvalidRequest("name must be 1 to 200 printable characters")
+        hint = f"{token[:8]}…{token[-4:]}"
+        row = await self._row(sql.sessions.add_token, new_id("admt"), name, self.digest("admin", token), hint)
+        assert row is not None
+        return dict(row)
+
+    async def list_tokens(self) -> list[Row]:
+        async with self._pool.connection() as connection:
+            return [dict(row) for row in await connection.fetch(sql.sessions.list_tokens)]
+
+    async def revoke_token(self, token_id: str) -> Row:
+        async with self._pool.connection() as connection, connection.transaction():
+            row = await connection.fetchrow(sql.sessions.revoke_token, token_id)
+            if row is None:
+                raise NotFound(f"there is no admin token {token_id}")
+            await connection.execute(sql.sessions.end_token_sessions, token_id)
+        return dict(row)
+
+    async def find_token(self, token: str) -> tuple[str, str] | None:
+        """Its id and name, if it holds."""
+        row = await self._row(sql.sessions.find_token, self.digest("admin", token))
+        return None if row is None else (row["id"], row["name"])
+
+    async def keep(self, *, idle_s: float) -> None:
+        """Remove what is over."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.sessions.forget_sessions, idle_s)
+            await connection.execute(sql.sessions.forget_links)
+            await connection.execute(sql.sessions.forget_tries)
+
+    async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:
+        async with self._pool.connection() as connection:
+            return await connection.fetchrow(query, *values)
+
+
+def _session(row: asyncpg.Record) -> Session:
+    if row["admin_token_id"] is not None:
+        return Session(
+            id=row["admin_token_id"],
+            name=row["token_name"],
+            is_operator=True,
+            created_at=row["created_at"],
+            expires_at=row["expires_at"],
+        )
+    return Session(
+        id=row["account_id"],
+        name=row["account_name"],
+        is_operator=False,
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        email=row["email"],
+        plan=row["plan"],
+        has_password=row["has_password"],
+        account_created_at=row["account_created_at"],
+    )

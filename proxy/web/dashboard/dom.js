@@ -1,0 +1,75 @@
+/*
+ * Nodes. What is put in becomes text or attributes and nothing else: no function here, and none of the page, takes markup. Names
+ * of keys, addresses of webhooks and whatever chains say are text of strangers.
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+const SAFE_TARGET = /^(?:\/(?!\/)|#)/;
+
+/* "tag.class.class", attributes (`onclick` takes a function), children: nodes, text, lists of these, or nothing. */
+export function el(spec, attributes, ...children) {
+  const [tag, ...classes] = spec.split(".");
+  const node = document.createElement(tag);
+  if (classes.length) node.classList.add(...classes);
+  return fill(assign(node, attributes), children);
+}
+
+function assign(node, attributes) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else if (name === "value") node.value = value;
+    else if ((name === "href" || name === "src") && !SAFE_TARGET.test(value)) continue;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  return node;
+}
+
+function fill(node, children) {
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/* Everything inside a node, anew. */
+export function put(node, ...children) {
+  node.replaceChildren();
+  return fill(node, children);
+}
+
+/* A share of a bar, 0 to 1. Set on the object: the content security policy allows no style in attributes. */
+export function bar(share, tone = "") {
+  const inside = el("i");
+  inside.style.inlineSize = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el(`span.bar${tone && `.${tone}`}`, { "aria-hidden": "true" }, inside);
+}
+
+export function swatch(colour) {
+  const node = el("span.swatch", { "aria-hidden": "true" });
+  node.style.background = colour;
+  return node;
+}
+
+const ICONS = {
+  overview: "M4 20V10M10 20V4M16 20v-7M22 20H2",
+  keys: "M14.5 9.5a4 4 0 1 0-3.6 4L13 15.6V18h2.4v2.4H20v-3.2l-5.9-5.9a4 4 0 0 0 .4-1.8zM9.5 8.5h.01",
+  webhooks: "M8 3v6M16 3v6M5 9h14v3a7 7 0 0 1-14 0zM12 19v3",
+  policies: "M5 21V5a2 2 0 0 1 2-2h6a2 2 0 0 1 2 2v16M3 21h14M8 7h4M15 11h2a2 2 0 0 1 2 2v3a1.5 1.5 0 0 0 3 0V9l-3-3",
+  explorer: "M4 6l6 6-6 6M12 19h8",
+  upstreams: "M12 3v14M6 9l6-6 6 6M4 21h16",
+  accounts: "M9 11a3.5 3.5 0 1 0 0-7 3.5 3.5 0 0 0 0 7zM2.5 20c.5-3.5 3-5 6.5-5s6 1.5 6.5 5M16 4.5a3.5 3.5 0 0 1 0 6.5M18 15.5c2 .7 3.2 2.2 3.5 4.5",
+  usage: "M3 17l5-6 4 3 8-9M3 21h18",
+  queues: "M4 6h16M4 12h16M4 18h10",
+  account: "M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM4 21c.6-4 3.7-6 8-6s7.4 2 8 6",
+  menu: "M3 6h18M3 12h18M3 18h18",
+};
+
+export function icon(name) {
+  const picture = document.createElementNS(SVG, "svg");
+  for (const [key, value] of Object.entries({ viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" })) {
+    picture.setAttribute(key, value);
+  }
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", ICONS[name]);
+  picture.append(path);
+  return picture;
+}

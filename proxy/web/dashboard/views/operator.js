@@ -1,0 +1,10 @@
+/* What operators see of the whole service. Each page is a file of its own. */
+
+import { showAccounts } from "./accounts.js";
+import { showQueues } from "./queues.js";
+import { showUpstreams } from "./upstreams.js";
+import { showAllUsage } from "./usage.js";
+
+const PAGES = { upstreams: showUpstreams, accounts: showAccounts, usage: showAllUsage, queues: showQueues };
+
+export const show = ([page = "upstreams", ...rest]) => (PAGES[page] ?? showUpstreams)(rest);

@@ -1,0 +1,207 @@
+"""RFC 6455 as bytes: the frames we write, and a strict reader of those that clients send.
+
+A server's frames are not masked, a client's must be. No extension is ever agreed on, so the reserved bits are zero: nothing is
+compressed, and a message that is sent to many is the same bytes for all of them. A message in binary frames is taken too if it
+is text all the same: web3.py sends its calls so.
+
+The reader takes what it is fed, gives messages and control frames in their order, and says with which code a connection has to
+end that breaks a rule. It holds at the most one message of the allowed size, whatever pieces it comes in.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+
+# Close codes, section 7.4.1 and the registry it opened.
+NORMAL = 1000
+GOING_AWAY = 1001
+PROTOCOL_ERROR = 1002
+NOT_TEXT = 1003
+NOT_UTF8 = 1007
+POLICY = 1008
+TOO_BIG = 1009
+RESTART = 1012
+TRY_LATER = 1013
+# Codes that may stand in a frame; those between are for use inside a program only, or nobody's.
+_MAY_BE_SENT = frozenset((1000, 1001, 1002, 1003, *range(1007, 1015)))
+
+# Section 5.5: a control frame is small and whole, so that it can be answered at once.
+MAX_CONTROL = 125
+_FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
+_TWO_BYTES, _EIGHT_BYTES = 126, 127
+
+# What came: a whole text message, or a control frame, with its payload.
+Message: TypeAlias = tuple[int, bytes]
+
+
+class Broken(Exception):
+    """The client broke a rule of the protocol: the code and the reason to close with."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+# Writing
+
+
+def frame(payload: bytes, opcode: int = TEXT) -> bytes:
+    """A whole, final frame."""
+    return frame_head(len(payload), opcode) + payload
+
+
+def frame_head(size: int, opcode: int = TEXT) -> bytes:
+    first = _FIN | opcode
+    if size < _TWO_BYTES:
+        return bytes((first, size))
+    if size < 1 << 16:
+        return bytes((first, _TWO_BYTES, size >> 8, size & 0xFF))
+    return bytes((first, _EIGHT_BYTES)) + size.to_bytes(8, "big")
+
+
+def close_frame(code: int, reason: str = "") -> bytes:
+    """A reason is cut to what fits, between two characters."""
+    text = reason.encode()[: MAX_CONTROL - 2].decode(errors="ignore").encode()
+    return frame(code.to_bytes(2, "big") + text, CLOSE)
+
+
+def close_code(payload: bytes) -> int:
+    """The code of a client's close frame, or Broken; NORMAL where it gives none (section 5.5.1)."""
+    if not payload:
+        return NORMAL
+    code = int.from_bytes(payload[:2], "big")
+    if len(payload) == 1 or not (code in _MAY_BE_SENT or 3000 <= code < 5000):
+        raise Broken(PROTOCOL_ERROR, "the close frame's code is not valid")
+    _check_utf8(payload[2:])
+    return code
+
+
+def unmask(payload: bytes, mask: bytes) -> bytes:
+    """Section 5.3. As one long number: 0.4 µs for a call, and far less for each byte than a loop takes."""
+    size = len(payload)
+    pattern = (mask * (size // 4 + 1))[:size]
+    return (int.from_bytes(payload, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
+
+
+# Reading
+
+
+class Reader:
+    """The bytes of one client; `take` gives what is complete in them."""
+
+    __slots__ = ("_at", "_bytes", "_kind", "_limit", "_parts")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # What was fed and not taken yet, from `_at` on.
+        self._bytes: bytes | bytearray = b""
+        self._at = 0
+        # Whether the message says that it is text.
+        self._kind = TEXT
+        # A message in fragments, so far. One piece of memory: a flood of empty fragments adds nothing to it.
+        self._parts: bytearray | None = None
+
+    def __repr__(self) -> str:
+        return f"<Reader {len(self._bytes) - self._at} bytes{', in a message' if self._parts is not None else ''}>"
+
+    @property
+    def is_between(self) -> bool:
+        """Nothing is half there."""
+        return self._at == len(self._bytes) and self._parts is None
+
+    def feed(self, data: bytes) -> None:
+        if self._at == len(self._bytes):
+            self._bytes, self._at = data, 0
+            return
+        if isinstance(self._bytes, bytes):
+            self._bytes = bytearray(self._bytes[self._at :])
+        else:
+            del self._bytes[: self._at]
+        self._at = 0
+        self._bytes += data
+
+    def take(self) -> Message | None:
+        """The next message or control frame; None when more bytes are needed."""
+        while (found := self._frame()) is not None:
+            opcode, is_final, payload = found
+            if opcode >= CLOSE:
+                return opcode, payload
+            if opcode != CONTINUATION:
+                self._kind = opcode
+            if self._parts is None and is_final:
+                return self._text(payload)
+            if self._parts is None:
+                self._parts = bytearray()
+            self._parts += payload
+            if is_final:
+                whole, self._parts = bytes(self._parts), None
+                return self._text(whole)
+        return None
+
+    def _text(self, payload: bytes) -> Message:
+        if self._kind == TEXT:
+            _check_utf8(payload)
+        elif not _is_utf8(payload):
+            raise Broken(NOT_TEXT, "only text messages are accepted")
+        return TEXT, payload
+
+    def _frame(self) -> tuple[int, bool, bytes] | None:
+        """One frame, unmasked: its opcode, whether it is its message's last, its payload."""
+        data, at = self._bytes, self._at
+        if len(data) - at < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        self._check_head(first, second)
+        at += 2
+        size = second & _LENGTH
+        if size >= _TWO_BYTES:
+            width = 2 if size == _TWO_BYTES else 8
+            if len(data) - at < width:
+                return None
+            size = int.from_bytes(data[at : at + width], "big")
+            at += width
+            # Section 5.2: the shortest form, and the highest bit of eight bytes is zero.
+            if size < (_TWO_BYTES if width == 2 else 1 << 16) or size >> 63:
+                raise Broken(PROTOCOL_ERROR, "the frame's length is not valid")
+        if not first & CLOSE and size + len(self._parts or b"") > self._limit:
+            raise Broken(TOO_BIG, f"the message is larger than {self._limit} bytes")
+        end = at + 4 + size
+        if len(data) < end:
+            return None
+        self._at = end
+        payload = unmask(bytes(data[at + 4 : end]), bytes(data[at : at + 4]))
+        if end == len(data):
+            self._bytes, self._at = b"", 0
+        return first & _OPCODE, bool(first & _FIN), payload
+
+    def _check_head(self, first: int, second: int) -> None:
+        opcode = first & _OPCODE
+        if first & _RESERVED:
+            raise Broken(PROTOCOL_ERROR, "a reserved bit is set, but no extension was agreed on")
+        if not second & _MASKED:
+            raise Broken(PROTOCOL_ERROR, "a client's frames must be masked")
+        if opcode in (CLOSE, PING, PONG):
+            if not first & _FIN or second & _LENGTH > MAX_CONTROL:
+                raise Broken(PROTOCOL_ERROR, "a control frame must be whole and at most 125 bytes long")
+        elif opcode not in (TEXT, BINARY, CONTINUATION):
+            raise Broken(PROTOCOL_ERROR, "the frame's opcode is not known")
+        elif (opcode == CONTINUATION) is (self._parts is None):
+            raise Broken(PROTOCOL_ERROR, "the fragments of a message are out of order")
+
+
+def _check_utf8(payload: bytes) -> None:
+    if not _is_utf8(payload):
+        raise Broken(NOT_UTF8, "the text is not valid UTF-8")
+
+
+def _is_utf8(payload: bytes) -> bool:
+    if payload.isascii():
+        return True
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

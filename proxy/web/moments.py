@@ -1,0 +1,20 @@
+"""Times in and out: ISO 8601 in UTC."""
+
+from __future__ import annotations
+
+import datetime
+
+from proxy.errors import InvalidRequest
+
+
+def time_of(moment: datetime.datetime | None) -> str | None:
+    return None if moment is None else moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment_of(text: str, name: str) -> datetime.datetime:
+    """A time that a caller wrote; without a zone it is UTC's."""
+    try:
+        found = datetime.datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"parameter {name!r}: must be a time such as 2026-01-15T09:30:00Z") from None

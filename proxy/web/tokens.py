@@ -1,0 +1,46 @@
+"""Token balances and token metadata over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from proxy.chains import addresses
+from proxy.chains.registry import Network
+from proxy.web.holders import Holders, contract_of
+from proxy.web.rest import Answers, Asked
+
+
+class Tokens(Protocol):
+    """What each family's tokens can tell."""
+
+    async def balances(self, network: Network, holder: bytes) -> dict[str, Any]: ...
+    async def metadata(self, network: Network, contract: bytes) -> dict[str, Any]: ...
+
+
+class TokenAnswers:
+    def __init__(self, families: Mapping[str, Tokens], holders: Holders) -> None:
+        self._families = families
+        self._holders = holders
+
+    def answers(self) -> dict[str, Answers]:
+        return {"list_token_balances": self._balances, "read_token_metadata": self._metadata}
+
+    async def _balances(self, asked: Asked) -> Any:
+        network = asked.network()
+        holder = await self._holders.of(asked, network)
+        found = await self._families[network.family].balances(network, holder)
+        page, tokens = asked.page, found["tokens"]
+        return {
+            "address": addresses.show(network.family, holder),
+            "chain": asked.path["chain"],
+            "tokens": tokens[page.offset : page.offset + page.limit],
+            "page": page.number,
+            "total": len(tokens),
+            "as_of_block": found["as_of_block"],
+        }
+
+    async def _metadata(self, asked: Asked) -> Any:
+        network = asked.network()
+        found = await self._families[network.family].metadata(network, contract_of(asked, network))
+        return {"chain": asked.path["chain"], **found}

@@ -1,0 +1,318 @@
+"""Connections to receivers of webhooks, on bare transports: one POST at a time on each, kept for a moment.
+
+A third of what aiohttp's client takes for the same, of which there are thousands in a second. The guard's rules are the same:
+names are looked up by its resolver, and the socket is opened by its hand, for the very address that the kernel is given.
+
+What a receiver says counts from its head on. The body of a success is read in passing, so that the line can be used again; of
+anything else a beginning is kept for its owner to read. A line whose reply goes on for too long, or is more than the limit,
+is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import time
+from contextlib import suppress
+from ipaddress import ip_address
+
+import aiohappyeyeballs
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from proxy.wire.guard import Guard, Lookups
+from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
+
+MAX_REPLY = 64 * 1024
+# Of a body that is shown: more is not waited for. And how long after the head any body may take.
+SHOWN = 1200
+BODY_S = 1.0
+# Many servers close a connection that is idle for 2 s or 5 s: it must be ours that goes first.
+KEEPALIVE_S = 1.5
+# The next address of a name is tried beside one that has not answered by then (RFC 8305, 5).
+STAGGER_S = 0.25
+_RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*([^\r\n]{1,64})", re.IGNORECASE)
+
+# Scheme, host and port.
+Origin = tuple[str, str, int]
+
+
+class Lost(ConnectionError):
+    """The line broke. `unused`: before anything of a reply had come."""
+
+    def __init__(self, *, unused: bool) -> None:
+        super().__init__("the connection was lost")
+        self.unused = unused
+
+
+class Said:
+    """A reply, as far as it matters."""
+
+    __slots__ = ("body", "retry_after", "status")
+
+    def __init__(self, status: int, body: bytes, retry_after: str) -> None:
+        self.status = status
+        self.body = body
+        self.retry_after = retry_after
+
+
+class Line(asyncio.Protocol):
+    """One connection. `ask` when it is idle; it says by `on_idle` when it is again."""
+
+    def __init__(self, lines: Lines, origin: Origin) -> None:
+        self._lines = lines
+        self.origin = origin
+        self.idle_since = 0.0
+        self.is_used = False
+        self.is_open = False
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[Said] | None = None
+        self._cut: asyncio.TimerHandle | None = None
+        self._raw = b""
+        self._head: ReplyHead | None = None
+        self._retry_after = ""
+        self._chunks: Chunks | None = None
+        self._body = bytearray()
+        self._read = 0
+
+    def __repr__(self) -> str:
+        state = "closed" if not self.is_open else "busy" if self._waiter or self._head else "idle"
+        return f"<Line to {self.origin[1]}:{self.origin[2]} {state}>"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self.is_open = True
+
+    def ask(self, request: bytes) -> asyncio.Future[Said]:
+        assert self._transport is not None
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._waiter
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._head is None:
+                data = self._take_head(data)
+            if self._head is not None:
+                self._take_body(data)
+        except BadReply as exc:
+            self._fail(exc)
+
+    def _take_head(self, data: bytes) -> bytes:
+        """What follows the head; until it is whole it is kept. Heads of 1xx are passed over."""
+        if self._waiter is None:
+            raise BadReply("unasked for")
+        self._raw += data
+        while (end := self._raw.find(b"\r\n\r\n")) >= 0:
+            raw, rest = self._raw[: end + 4], self._raw[end + 4 :]
+            head = read_head(raw)
+            self._raw = rest
+            if head.status >= 200:
+                self._raw = b""
+                self._begin(head, raw)
+                return rest
+        if len(self._raw) > MAX_HEAD_BYTES:
+            raise BadReply("long head")
+        return b""
+
+    def _begin(self, head: ReplyHead, raw: bytes) -> None:
+        self._head = head
+        self._chunks = Chunks() if head.length == CHUNKED else None
+        self._body.clear()
+        self._read = 0
+        found = _RETRY_AFTER.search(raw)
+        self._retry_after = "" if found is None else found[1].decode("latin-1")
+        if 200 <= head.status < 300:
+            self._tell()
+
+    def _take_body(self, data: bytes) -> None:
+        head = self._head
+        assert head is not None
+        self._read += len(data)
+        piece = data if self._chunks is None else self._chunks.feed(data)
+        if self._waiter is not None:
+            self._body += piece[: SHOWN - len(self._body)]
+        if self._is_whole(head):
+            self._end(head)
+            return
+        if self._waiter is not None and len(self._body) >= SHOWN:
+            self._tell()
+        if self._read > MAX_REPLY:
+            self.cut()
+        elif self._cut is None:
+            self._cut = asyncio.get_running_loop().call_later(BODY_S, self.cut)
+
+    def _is_whole(self, head: ReplyHead) -> bool:
+        if self._chunks is not None:
+            return self._chunks.done
+        if head.length != UNTIL_CLOSE and self._read > head.length:
+            raise BadReply("more than its length")
+        return self._read == head.length
+
+    def _end(self, head: ReplyHead) -> None:
+        """The reply is over: the line is idle, unless its receiver is done with it."""
+        has_more = self._chunks is not None and bool(self._chunks.rest)
+        self._tell()
+        self._stop_timer()
+        self._head = None
+        if head.close or has_more:
+            self.cut()
+        else:
+            self._lines.on_idle(self)
+
+    def _tell(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            assert self._head is not None
+            waiter.set_result(Said(self._head.status, bytes(self._body), self._retry_after))
+
+    def _fail(self, exc: Exception) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(exc)
+        self.cut()
+
+    def cut(self) -> None:
+        """What has come of a reply is all there is."""
+        self._stop_timer()
+        if self._head is not None:
+            self._tell()
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None
+
+    def eof_received(self) -> None:
+        """A body without a length ends here; the transport closes by itself."""
+        if self._head is not None:
+            self.cut()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._stop_timer()
+        if self._head is not None:
+            self._tell()
+        else:
+            self._fail(Lost(unused=not self._raw))
+        self._lines.on_lost(self)
+
+
+class Lines:
+    """All connections to receivers."""
+
+    def __init__(
+        self, guard: Guard, *, tls: ssl.SSLContext | None = None, resolver: AbstractResolver | None = None
+    ) -> None:
+        self._guard = guard
+        self._tls = tls or ssl.create_default_context()
+        self._resolver = resolver or guard.resolver or Lookups()
+        self._idle: dict[Origin, list[Line]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Lines {sum(map(len, self._idle.values()))} idle>"
+
+    def kept(self, origin: Origin) -> Line | None:
+        """One that is open and idle, the one that was used last."""
+        lines = self._idle.get(origin)
+        while lines:
+            line = lines.pop()
+            if not lines:
+                del self._idle[origin]
+            if line.is_open:
+                return line
+        return None
+
+    async def connect(self, origin: Origin) -> Line:
+        """A new one; OSError where there is none to be had, Blocked where there may be none."""
+        scheme, host, port = origin
+        line = Line(self, origin)
+        sock = await aiohappyeyeballs.start_connection(
+            await self._addresses(host, port),
+            happy_eyeballs_delay=STAGGER_S,
+            interleave=1,
+            socket_factory=self._guard.open_socket,
+        )
+        try:
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().create_connection(
+                lambda: line,
+                sock=sock,
+                ssl=self._tls if scheme == "https" else None,
+                server_hostname=host.rstrip(".") if scheme == "https" else None,
+            )
+        except BaseException:
+            sock.close()
+            raise
+        return line
+
+    async def _addresses(self, host: str, port: int) -> list[aiohappyeyeballs.AddrInfoType]:
+        try:
+            literal = ip_address(host)
+        except ValueError:
+            found = [
+                (each["family"], each["host"]) for each in await self._resolver.resolve(host, port, socket.AF_UNSPEC)
+            ]
+        else:
+            found = [(socket.AF_INET if literal.version == 4 else socket.AF_INET6, host)]
+        return [
+            (
+                socket.AddressFamily(family),
+                socket.SOCK_STREAM,
+                socket.IPPROTO_TCP,
+                "",
+                (at, port) if family == socket.AF_INET else (at, port, 0, 0),
+            )
+            for family, at in found
+        ]
+
+    def on_idle(self, line: Line) -> None:
+        line.is_used = True
+        line.idle_since = time.monotonic()
+        self._idle.setdefault(line.origin, []).append(line)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep_idle)
+
+    def on_lost(self, line: Line) -> None:
+        lines = self._idle.get(line.origin)
+        if lines and line in lines:
+            lines.remove(line)
+            if not lines:
+                del self._idle[line.origin]
+
+    def _sweep_idle(self) -> None:
+        """Lines that were idle for too long are closed."""
+        self._sweep = None
+        old = time.monotonic() - KEEPALIVE_S
+        for line in [line for lines in self._idle.values() for line in lines if line.idle_since <= old]:
+            line.cut()
+            self.on_lost(line)
+        if self._idle:
+            self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S / 2, self._sweep_idle)
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for line in [line for lines in self._idle.values() for line in lines]:
+            line.cut()
+        self._idle.clear()
+        await self._resolver.close()
+
+
+def origin_of(url: URL) -> Origin:
+    assert url.raw_host is not None
+    assert url.port is not None
+    return url.scheme, url.raw_host, url.port
+
+
+def head_of(url: URL, headers: dict[str, str]) -> bytes:
+    """The beginning of every request to this address: the URL is percent-encoded, and of headers only ours are in it."""
+    named = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"POST {url.raw_path_qs or '/'} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n{named}".encode("ascii")

@@ -1,0 +1,83 @@
+-- add_network
+insert into followed_networks (network) values ($1) on conflict do nothing;
+
+-- read_network
+select * from followed_networks where network = $1;
+
+-- try_lead
+-- A session's own lock: gone with the session, however that ends.
+select pg_try_advisory_lock($1::integer, $2::integer);
+
+-- end_silent_leader
+-- Ends the session that holds the lock, if it has been idle for so long: a leader says something every few seconds. One that
+-- is in the middle of a statement is not silent, however long that takes.
+select pg_terminate_backend(l.pid)
+from pg_locks l join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.classid = $1::bigint::oid and l.objid = $2::bigint::oid and l.objsubid = 2 and l.granted
+    and l.database = (select oid from pg_database where datname = current_database())
+    and a.state <> 'active' and a.state_change < clock_timestamp() - make_interval(secs => $3);
+
+-- say_alive
+select 1;
+
+-- begin_following
+-- Only where nobody has begun.
+update followed_networks
+set first_block = $2::bigint, block = $2::bigint - 1, block_hash = $3, block_time = null, fault = null, changed_at = now()
+where number = $1 and block is null
+returning *;
+
+-- move_cursor
+-- From one block to another. Nothing is returned where the cursor is not at the first: somebody else writes.
+update followed_networks
+set block = $4, block_hash = $5, block_time = to_timestamp($6), fault = null, changed_at = now()
+where number = $1 and block = $2 and block_hash = $3
+returning block;
+
+-- set_fault
+update followed_networks set fault = $2, changed_at = now() where number = $1 and fault is distinct from $2;
+
+-- remember_blocks
+insert into recent_blocks (network, number, hash)
+select $1, number, hash from unnest($2::bigint[], $3::bytea[]) as block (number, hash);
+
+-- recent_blocks
+-- The newest first.
+select number, hash from recent_blocks where network = $1 and number <= $2 order by number desc limit $3;
+
+-- forget_blocks_above
+delete from recent_blocks where network = $1 and number > $2;
+
+-- forget_blocks_below
+delete from recent_blocks where network = $1 and number < $2;
+
+-- tell_block
+select pg_notify('penstock_blocks', network || ' ' || block) from followed_networks where number = $1;
+
+-- forget_network
+-- As if it had never been followed; its number stays.
+update followed_networks
+set first_block = null, block = null, block_hash = null, block_time = null, fault = null, changed_at = now()
+where number = $1;
+
+-- uncovered
+-- The parts of a range that no back-fill has covered for this contract, or for all.
+select lower(part) as first, upper(part) - 1 as last
+from unnest(
+    int8multirange(int8range($3, $4, '[]')) - coalesce(
+        (select range_agg(covered) from backfills where network = $1 and contract in ('', $2)), '{}'::int8multirange
+    )
+) as part;
+
+-- covered_contracts
+-- Where the contracts that were indexed alone have been, within a range.
+select contract, lower(part) as first, upper(part) - 1 as last
+from backfills, unnest(covered * int8multirange(int8range($2, $3, '[]'))) as part
+where network = $1 and contract <> '';
+
+-- cover
+insert into backfills as b (network, contract, covered) values ($1, $2, int8multirange(int8range($3, $4, '[]')))
+on conflict (network, contract) do update set covered = b.covered + excluded.covered;
+
+-- forget_backfills
+delete from backfills where network = $1;

@@ -1,0 +1,205 @@
+-- The outbox of webhooks. `$n::timestamptz` that is null is the present.
+
+-- list_due
+-- Webhooks that have something due, each found by one step in the index, however much that is; and, in a row without a
+-- webhook, when the next falls due.
+with recursive seen as (
+    (
+        select webhook_id, due_at from deliveries
+        where state in ('due', 'over_quota') order by webhook_id, due_at limit 1
+    )
+    union all
+    select next.webhook_id, next.due_at
+    from seen cross join lateral (
+        select webhook_id, due_at from deliveries
+        where state in ('due', 'over_quota') and webhook_id > seen.webhook_id order by webhook_id, due_at limit 1
+    ) next
+)
+select seen.webhook_id, coalesce(webhooks.status, 'deleted') as status, null::double precision as in_s
+from seen left join webhooks on webhooks.id = seen.webhook_id
+where seen.due_at <= coalesce($1::timestamptz, now())
+union all
+select null, null, extract(epoch from min(seen.due_at) - coalesce($1, now()))::double precision
+from seen where seen.due_at > coalesce($1, now());
+
+-- claim
+-- So many of each webhook, oldest first; what somebody else is about to take is left to them.
+with picked as materialized (
+    select taken.event_id, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
+        case when webhooks.old_secret_until > coalesce($3::timestamptz, now()) then webhooks.old_secret end as old_secret,
+        accounts.id as account_id, accounts.plan
+    from unnest($1::text[], $2::integer[]) as wanted (webhook_id, room)
+    join webhooks on webhooks.id = wanted.webhook_id and webhooks.status = 'active'
+    join accounts on accounts.id = webhooks.account_id
+    cross join lateral (
+        select event_id from deliveries
+        where deliveries.webhook_id = wanted.webhook_id and state in ('due', 'over_quota')
+            and due_at <= coalesce($3, now())
+        order by due_at limit wanted.room for update skip locked
+    ) taken
+)
+update deliveries set
+    state = 'due', claim = claim + 1, due_at = coalesce($3, now()) + make_interval(secs => $4::double precision)
+from picked join events on events.id = picked.event_id
+where deliveries.event_id = picked.event_id
+returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
+    old_secret, account_id, plan, events.type, test, body;
+
+-- take
+-- From the days of accounts, always in the same order.
+select account, granted, tell
+from unnest($1::text[], $2::bigint[], $3::bigint[]) as wanted (account, wanted, day_limit)
+cross join lateral take_deliveries(account, (coalesce($4::timestamptz, now()) at time zone 'utc')::date, wanted, day_limit);
+
+-- count_in
+update deliveries set counted = true where event_id = any($1::text[]);
+
+-- hold
+-- Until the next day begins.
+update deliveries set state = 'over_quota',
+    due_at = (date_trunc('day', coalesce($2::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
+where event_id = any($1::text[]) and state in ('due', 'over_quota');
+
+-- hold_more
+-- What else of these webhooks is due and was not taken from the day yet, so many at the most.
+update deliveries set state = 'over_quota',
+    due_at = (date_trunc('day', coalesce($2::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
+where event_id in (
+    select event_id from deliveries
+    where webhook_id = any($1::text[]) and state in ('due', 'over_quota') and due_at <= coalesce($2, now()) and not counted
+    limit $3 for update skip locked
+);
+
+-- release_held
+-- An account may more than before.
+update deliveries set state = 'due', due_at = now()
+where state = 'over_quota' and webhook_id in (select id from webhooks where account_id = any($1::text[]));
+
+-- park
+-- What is due of webhooks that are not active. Whoever makes one active again waits for this, and finds what was parked.
+with still as materialized (
+    select id, status from webhooks where id = any($1::text[]) and status <> 'active' for share
+)
+update deliveries set
+    state = case when still.status = 'deleted' then 'dropped' else 'parked' end,
+    finished_at = case when still.status = 'deleted' then now() end
+from still
+where deliveries.event_id in (
+    select event_id from deliveries
+    where webhook_id in (select id from still) and state in ('due', 'over_quota') and due_at <= coalesce($2::timestamptz, now())
+    limit $3 for update skip locked
+) and deliveries.webhook_id = still.id;
+
+-- drop_orphans
+-- What is due of webhooks that are not even there.
+update deliveries set state = 'dropped', finished_at = now()
+where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
+    and not exists (select from webhooks where id = deliveries.webhook_id);
+
+-- finish
+-- How attempts ended: each is written down, and its delivery moved on, if that is still where the attempt took it up.
+with done as materialized (
+    select * from unnest(
+        $1::text[], $2::bigint[], $3::double precision[], $4::integer[], $5::text[], $6::smallint[], $7::text[],
+        $8::text[], $9::smallint[], $10::double precision[]
+    ) as t (event_id, claim, ago_s, took_ms, outcome, status, excerpt, state, tries, again_s)
+), told as (
+    insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt)
+    select done.event_id, done.claim, coalesce($11::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
+        status, excerpt
+    from done
+    on conflict do nothing
+)
+update deliveries set
+    state = done.state,
+    tries = done.tries,
+    due_at = case when again_s is null then due_at else coalesce($11, now()) + make_interval(secs => again_s) end,
+    finished_at = case when done.state in ('delivered', 'failed') then coalesce($11, now()) end
+from done
+where deliveries.event_id = done.event_id and deliveries.claim = done.claim and deliveries.state = 'due';
+
+-- add
+insert into deliveries (event_id, webhook_id) values ($1, $2);
+
+-- list_deliveries
+select deliveries.*, events.type, events.block, events.test
+from deliveries join events on events.id = deliveries.event_id
+where deliveries.webhook_id = $1 and ($2::text is null or state = $2)
+    and ($3::timestamptz is null or deliveries.created_at >= $3)
+order by deliveries.created_at desc, event_id limit $4 offset $5;
+
+-- count_deliveries
+select count(*) from deliveries
+where webhook_id = $1 and ($2::text is null or state = $2) and ($3::timestamptz is null or created_at >= $3);
+
+-- list_attempts
+-- The last few of each.
+select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral (
+    select * from attempts where attempts.event_id = wanted.event_id order by number desc limit $2
+) recent order by recent.event_id, recent.number;
+
+-- redeliver
+-- From the start of its schedule. What is under way counts for nothing, and an inactive webhook's waits.
+with whose as materialized (
+    select id, status from webhooks where id = $1 and status <> 'deleted' for share
+)
+update deliveries set
+    state = case when whose.status = 'active' then 'due' else 'parked' end,
+    due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+from whose
+where webhook_id = whose.id and event_id = $2
+returning event_id;
+
+-- redeliver_since
+-- So many of those that were made since then, the oldest first: from which one to go on, and how many they were.
+with whose as materialized (
+    select id, status from webhooks where id = $1 and status <> 'deleted' for share
+), picked as materialized (
+    select event_id, created_at from deliveries
+    where webhook_id = $1 and (created_at, event_id) > ($2::timestamptz, $3::text) and created_at <= $4::timestamptz
+        and ($5::text is null or state = $5)
+    order by created_at, event_id limit $6 for update
+), changed as (
+    update deliveries set
+        state = case when whose.status = 'active' then 'due' else 'parked' end,
+        due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+    from picked, whose
+    where deliveries.event_id = picked.event_id and deliveries.webhook_id = whose.id
+    returning 1
+)
+select (select count(*) from changed) as changed, event_id, created_at from picked order by created_at desc, event_id desc limit 1;
+
+-- tell
+-- Whoever delivers wakes up when the transaction is through.
+select pg_notify('penstock_deliveries', '');
+
+-- purge
+-- What happened long ago, and how it was told.
+with old as materialized (
+    select id from events
+    where created_at < now() - make_interval(days => $1::integer) and not exists (
+        select from deliveries where deliveries.event_id = events.id and state = 'due'
+    )
+    order by created_at limit $2
+), told as (
+    delete from deliveries using old where deliveries.event_id = old.id
+), tried as (
+    delete from attempts using old where attempts.event_id = old.id
+)
+delete from events using old where events.id = old.id;
+
+-- purge_addresses
+-- What deleted webhooks watched.
+delete from watched_addresses where (webhook, address) in (
+    select watched_addresses.webhook, address from watched_addresses join webhooks on number = webhook
+    where status = 'deleted' limit $1
+);
+
+-- purge_webhooks
+-- Deleted ones of which nothing is left.
+delete from webhooks where status = 'deleted' and updated_at < now() - make_interval(days => $1::integer)
+    and not exists (select from deliveries where webhook_id = webhooks.id)
+    and not exists (select from watched_addresses where webhook = number);
+
+-- purge_days
+delete from delivery_days where day < current_date - $1::integer;

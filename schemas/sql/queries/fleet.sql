@@ -1,0 +1,38 @@
+-- tell_view
+insert into worker_views (worker, view) values ($1, $2)
+on conflict (worker) do update set view = excluded.view, seen_at = now();
+
+-- forget_view
+delete from worker_views where worker = $1;
+
+-- forget_views
+delete from worker_views where seen_at < now() - interval '1 minute';
+
+-- list_views
+-- Of those who said something in the last few seconds.
+select worker, seen_at, view from worker_views where seen_at > now() - make_interval(secs => $1) order by worker;
+
+-- list_cordons
+select upstream, label, reason, by_whom, created_at from cordons;
+
+-- add_cordon
+insert into cordons (upstream, label, reason, by_whom) values ($1, $2, $3, $4)
+on conflict (upstream) do update set label = excluded.label, reason = excluded.reason, by_whom = excluded.by_whom, created_at = now();
+
+-- drop_cordon
+delete from cordons where upstream = $1;
+
+-- list_followed
+select network, first_block, block, block_time, fault, changed_at from followed_networks order by network;
+
+-- count_deliveries
+-- What waits to be told. `late`: what has been due for a minute, and is in nobody's hands.
+select count(*) filter (where state = 'due') as due,
+    count(*) filter (where state = 'due' and due_at < now() - interval '1 minute') as late,
+    count(*) filter (where state = 'over_quota') as over_quota,
+    count(*) filter (where state = 'parked') as parked,
+    min(due_at) filter (where state = 'due') as oldest_due_at
+from deliveries where state in ('due', 'over_quota', 'parked');
+
+-- count_webhooks
+select status, count(*) as webhooks from webhooks where status <> 'deleted' group by status order by status;

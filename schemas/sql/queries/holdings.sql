@@ -1,0 +1,64 @@
+-- add_tokens
+-- Keys come as the bytes of all of them, numbers as one text: a driver's arrays and decimals cost more than the rows do.
+insert into token_holdings as held (network, holder, contract, amount)
+select $1, substr($2::bytea, 40 * place::integer - 39, 20), substr($2::bytea, 40 * place::integer - 19, 20), amount::numeric
+from unnest(string_to_array($3, ',')) with ordinality as change (amount, place)
+on conflict (network, holder, contract) do update set amount = held.amount + excluded.amount;
+
+-- add_nfts
+insert into nft_holdings as held (network, standard, holder, contract, token_id, amount)
+select $1, standard::smallint, substr($2::bytea, 40 * place::integer - 39, 20), substr($2::bytea, 40 * place::integer - 19, 20),
+    token_id::numeric, amount::numeric
+from unnest(string_to_array($3, ','), string_to_array($4, ','), string_to_array($5, ','))
+    with ordinality as change (standard, token_id, amount, place)
+on conflict (network, holder, contract, token_id) do update set amount = held.amount + excluded.amount;
+
+-- remove_nfts_at_zero
+delete from nft_holdings where network = $1 and amount = 0;
+
+-- remember_changes
+insert into holding_changes (network, block, changes)
+select $1, block, changes from unnest($2::bigint[], $3::bytea[]) as change (block, changes);
+
+-- take_changes_above
+delete from holding_changes where network = $1 and block > $2 returning changes;
+
+-- forget_changes_below
+delete from holding_changes where network = $1 and block < $2;
+
+-- forget_tokens
+delete from token_holdings where network = $1;
+
+-- forget_nfts
+delete from nft_holdings where network = $1;
+
+-- tokens_of
+-- Zeros too: what a contract says of them may be another number.
+select contract, amount from token_holdings
+where network = (select number from followed_networks where network = $1) and holder = $2
+order by contract limit $3;
+
+-- nfts_of
+select contract, token_id, amount, standard from nft_holdings
+where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0
+order by contract, token_id limit $3 offset $4;
+
+-- count_nfts
+select count(*) from nft_holdings
+where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0;
+
+-- holders_of
+select holder, amount from nft_holdings
+where network = (select number from followed_networks where network = $1)
+    and contract = $2 and token_id = $3::text::numeric and standard = 1155 and amount > 0
+limit $4;
+
+-- read_collection
+select count(distinct holder) as owners, count(*) as pieces, coalesce(sum(amount), 0) as supply,
+    (select standard from nft_holdings s
+        where s.network = (select number from followed_networks where network = $1) and s.contract = $2 limit 1) as standard
+from nft_holdings
+where network = (select number from followed_networks where network = $1) and contract = $2 and amount > 0;
+
+-- as_of
+select first_block, block, block_hash, block_time, fault from followed_networks where network = $1 and block is not null;

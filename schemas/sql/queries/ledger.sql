@@ -1,0 +1,71 @@
+-- reserve
+select * from gas_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
+
+-- settle
+-- What is on the chain, in the order of its blocks: for each whether anything was signed under its hash.
+select gas_settle($1, hash, wei, $2, block, block_hash, transaction)
+from unnest($3::bytea[], $4::numeric[], $5::bigint[], $6::bytea[], $7::bytea[]) with ordinality
+    as e (hash, wei, block, block_hash, transaction, place)
+order by place;
+
+-- reopen_above
+-- Blocks above this one are gone.
+select gas_reopen(id) from (
+    select id from gas_reservations where network = $1 and state <> 'open' and block > $2 order by id
+) gone;
+
+-- reopen_unsettled
+-- All that is not final: its blocks are looked at anew.
+select gas_reopen(id) from (
+    select id from gas_reservations where network = $1 and state = 'spent' order by id
+) doubtful;
+
+-- reopen
+select gas_reopen($1);
+
+-- close
+select gas_close($1, $2);
+
+-- release
+select gas_release($1, $2);
+
+-- list_unsettled_networks
+select distinct network from gas_reservations where state in ('open', 'spent');
+
+-- claim_due
+-- Reservations about which the chain has the last word by now: expired before the time of a final block, or spent in a block
+-- that is final. Claimed, so that of many workers one looks.
+with due as (
+    select id from gas_reservations
+    where network = $1 and looked_at < $4::timestamptz - make_interval(secs => $5)
+        and ((state = 'open' and valid_until < $3) or (state = 'spent' and block <= $2))
+    order by id limit $6
+    for update skip locked
+)
+update gas_reservations r set looked_at = $4 from due where r.id = due.id
+returning r.id, r.state, r.entry_point, r.since_block,
+    array(select s.op_hash from gas_signatures s where s.reservation_id = r.id) as hashes;
+
+-- read_total
+-- What counts towards the policy's limit today, and all that it ever had.
+select m.reserved, m.spent, m.operations, gas_used(p.id, '', p.reset, $2) as used
+from gas_policies p left join gas_meters m on m.policy_id = p.id and m.sender = '' and m.day = '-infinity'
+where p.id = $1;
+
+-- list_days
+select day, reserved, spent, operations from gas_meters
+where policy_id = $1 and sender = '' and day > '-infinity'
+order by day desc limit $2;
+
+-- list_users
+-- Those who cost most first.
+select m.sender, m.reserved, m.spent, m.operations, gas_used(p.id, m.sender, p.reset, $2) as used,
+    coalesce(d.operations, 0) as operations_today
+from gas_policies p
+join gas_meters m on m.policy_id = p.id and m.sender <> '' and m.day = '-infinity'
+left join gas_meters d on d.policy_id = p.id and d.sender = m.sender and d.day = $2
+where p.id = $1
+order by m.reserved + m.spent desc, m.sender limit $3 offset $4;
+
+-- count_users
+select count(*) from gas_meters where policy_id = $1 and sender <> '' and day = '-infinity';

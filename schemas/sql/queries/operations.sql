@@ -1,0 +1,39 @@
+-- record_operation
+-- Before it is sent. Sent again, it is the same operation: what is known of it stays, but for a refusal.
+insert into operations as o (network, hash, lineage_id, key_id, entry_point, sender, nonce, operation)
+values ($1, $2, $3, $4, $5, $6, $7, $8)
+on conflict (network, hash, lineage_id) do update
+set status = case when o.status = 'failed' and o.block is null then 'seen' else o.status end, error = null,
+    changed_at = now();
+
+-- mark_sent
+update operations set status = 'sent', changed_at = now()
+where network = $1 and hash = $2 and lineage_id = $3 and status = 'seen';
+
+-- mark_refused
+update operations set status = 'failed', error = $4, changed_at = now()
+where network = $1 and hash = $2 and lineage_id = $3 and status = 'seen';
+
+-- read_operation
+-- By whomever it was sent: what is on the chain is no secret.
+select * from operations where network = $1 and hash = $2 order by seen_at limit 1;
+
+-- list_operations
+-- Of one key, or of all.
+select * from operations where ($1::text is null or lineage_id = $1) order by seen_at desc limit $2;
+
+-- mark_included
+update operations o set
+    status = case when e.success then 'included' else 'failed' end, error = null,
+    block = e.block, block_hash = e.block_hash, transaction = e.transaction, cost_wei = e.cost_wei, changed_at = now()
+from (
+    select unnest($2::bytea[]) as hash, unnest($3::boolean[]) as success, unnest($4::bigint[]) as block,
+        unnest($5::bytea[]) as block_hash, unnest($6::bytea[]) as transaction, unnest($7::numeric[]) as cost_wei
+) e
+where o.network = $1 and o.hash = e.hash;
+
+-- take_back_inclusions
+-- All above a block, which a reorganisation has removed: the bundler has them, or sends them again.
+update operations set
+    status = 'sent', block = null, block_hash = null, transaction = null, cost_wei = null, changed_at = now()
+where network = $1 and block > $2;

@@ -1,0 +1,50 @@
+-- create_policy
+-- Unless the account has as many as it may.
+insert into gas_policies (
+    id, account_id, network, live, name, rules,
+    max_total, max_per_user, max_per_user_per_day, reset, rate_requests, rate_seconds, rate_by_user
+)
+select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
+where (select count(*) from gas_policies where account_id = $2 and status <> 'deleted') < $14::bigint
+returning *;
+
+-- lock_policies
+-- Before one is added, for the transaction: two at once would both take an account's last place.
+select pg_advisory_xact_lock(hashtextextended('policies of ' || $1, 0));
+
+-- read_policy
+select * from gas_policies
+where id = $1 and ($2::text is null or account_id = $2) and status <> 'deleted';
+
+-- list_policies
+select * from gas_policies
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted'
+order by created_at desc, id limit $4 offset $5;
+
+-- count_policies
+select count(*) from gas_policies
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
+
+-- update_policy
+-- What is null stays; rules, and the limits among them, change together.
+update gas_policies set
+    name = coalesce($3, name),
+    status = coalesce($4, status),
+    rules = coalesce($5, rules),
+    max_total = case when $5 is null then max_total else $6 end,
+    max_per_user = case when $5 is null then max_per_user else $7 end,
+    max_per_user_per_day = case when $5 is null then max_per_user_per_day else $8 end,
+    reset = case when $5 is null then reset else $9 end,
+    rate_requests = case when $5 is null then rate_requests else $10 end,
+    rate_seconds = case when $5 is null then rate_seconds else $11 end,
+    rate_by_user = case when $5 is null then rate_by_user else $12 end,
+    revision = revision + 1,
+    updated_at = now()
+where id = $1 and account_id = $2 and status <> 'deleted' and revision = $13
+returning *;
+
+-- delete_policy
+-- What it has signed is still settled: the row stays, unseen.
+update gas_policies set status = 'deleted', revision = revision + 1, updated_at = now()
+where id = $1 and account_id = $2 and status <> 'deleted'
+returning id;

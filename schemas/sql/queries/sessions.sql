@@ -1,0 +1,88 @@
+-- find_holder
+-- The account that an e-mail signs in to: the oldest that is not disabled.
+select a.id, p.hash from accounts a left join account_passwords p on p.account_id = a.id
+where lower(a.email) = lower($1) and not a.disabled order by a.created_at, a.id limit 1;
+
+-- read_holder
+select a.id, a.name, a.email, a.plan, a.created_at, p.hash from accounts a left join account_passwords p on p.account_id = a.id
+where a.id = $1;
+
+-- set_password
+insert into account_passwords (account_id, hash) values ($1, $2)
+on conflict (account_id) do update set hash = excluded.hash, changed_at = now();
+
+-- end_account_sessions
+-- All but the one that is given.
+delete from sessions where account_id = $1 and digest is distinct from $2;
+
+-- end_account_links
+delete from sign_in_links where account_id = $1;
+
+-- begin_session
+insert into sessions (digest, account_id, admin_token_id, expires_at) values ($1, $2, $3, now() + make_interval(secs => $4));
+
+-- end_session
+delete from sessions where digest = $1;
+
+-- read_session
+-- Who is signed in, if the session still holds: not too old, not idle for too long, of an account or a token that may.
+select s.account_id, s.admin_token_id, s.created_at, s.expires_at, s.seen_at < now() - interval '30 seconds' as is_stale,
+    a.name as account_name, a.email, a.plan, a.created_at as account_created_at, p.account_id is not null as has_password,
+    t.name as token_name
+from sessions s
+left join accounts a on a.id = s.account_id
+left join account_passwords p on p.account_id = s.account_id
+left join admin_tokens t on t.id = s.admin_token_id
+where s.digest = $1 and s.expires_at > now() and s.seen_at > now() - make_interval(secs => $2)
+    and a.disabled is not true and t.revoked_at is null;
+
+-- touch_session
+update sessions set seen_at = now() where digest = $1;
+
+-- add_link
+insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now() + make_interval(secs => $3)) returning expires_at;
+
+-- take_link
+-- Once: whoever comes second finds nothing.
+delete from sign_in_links l using accounts a
+where l.digest = $1 and a.id = l.account_id and l.expires_at > now() and not a.disabled
+returning l.account_id;
+
+-- count_try
+-- One try of a bucket that holds as many as fit into its window: the seconds to wait, zero where it was counted.
+with bucket as (
+    insert into sign_in_tries as t (subject, edge) values ($1, now() - make_interval(secs => $2) + make_interval(secs => $3))
+    on conflict (subject) do update
+    set edge = greatest(t.edge, now() - make_interval(secs => $2)) + make_interval(secs => $3)
+    where greatest(t.edge, now() - make_interval(secs => $2)) + make_interval(secs => $3) <= now()
+    returning 0::float8 as wait
+)
+select coalesce(
+    (select wait from bucket),
+    (select extract(epoch from edge - now())::float8 + $3 from sign_in_tries where subject = $1)
+);
+
+-- add_token
+insert into admin_tokens (id, name, digest, hint) values ($1, $2, $3, $4) returning id, name, hint, created_at;
+
+-- list_tokens
+select id, name, hint, created_at, last_used_at, revoked_at from admin_tokens order by created_at, id;
+
+-- revoke_token
+update admin_tokens set revoked_at = coalesce(revoked_at, now()) where id = $1
+returning id, name, hint, created_at, last_used_at, revoked_at;
+
+-- end_token_sessions
+delete from sessions where admin_token_id = $1;
+
+-- find_token
+update admin_tokens set last_used_at = now() where digest = $1 and revoked_at is null returning id, name;
+
+-- forget_sessions
+delete from sessions where expires_at < now() or seen_at < now() - make_interval(secs => $1);
+
+-- forget_links
+delete from sign_in_links where expires_at < now();
+
+-- forget_tries
+delete from sign_in_tries where edge < now() - interval '1 hour';

@@ -1,0 +1,104 @@
+-- find_series
+-- The numbers of these series, in their order; new ones are made.
+with given as materialized (
+    select * from unnest($1::text[], $2::text[], $3::text[], $4::text[]) with ordinality as g (account_id, key_id, network, method, place)
+), made as (
+    insert into usage_series (account_id, key_id, network, method)
+    select account_id, key_id, network, method from given order by account_id, key_id, network, method
+    on conflict (account_id, key_id, network, method) do update set method = excluded.method
+    returning id, account_id, key_id, network, method
+)
+select made.id from given join made using (account_id, key_id, network, method) order by given.place;
+
+-- begin_batch
+-- Nothing is returned where this batch of the worker's was written before.
+insert into usage_batches as b (worker, number) values ($1, $2)
+on conflict (worker) do update set number = excluded.number, written_at = now() where b.number < excluded.number
+returning number;
+
+-- add_usage
+-- One batch, into minutes, hours and days. Always in the same order: two workers never wait for each other in a circle.
+insert into usage as u
+select step, series, date_trunc(step, at, 'UTC') as begins, sum(requests), sum(errors), sum(units), sum(hits),
+    sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
+    sum(t12), sum(t13), sum(t14)
+from unnest(
+    $1::integer[], $2::timestamptz[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
+    $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[],
+    $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[]
+) as given (
+    series, at, requests, errors, units, hits, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14
+), unnest(array['day', 'hour', 'minute']) as step
+group by step, series, begins
+order by step, series, begins
+on conflict (step, series, at) do update set
+    requests = u.requests + excluded.requests, errors = u.errors + excluded.errors,
+    units = u.units + excluded.units, hits = u.hits + excluded.hits,
+    t0 = u.t0 + excluded.t0, t1 = u.t1 + excluded.t1, t2 = u.t2 + excluded.t2, t3 = u.t3 + excluded.t3,
+    t4 = u.t4 + excluded.t4, t5 = u.t5 + excluded.t5, t6 = u.t6 + excluded.t6, t7 = u.t7 + excluded.t7,
+    t8 = u.t8 + excluded.t8, t9 = u.t9 + excluded.t9, t10 = u.t10 + excluded.t10, t11 = u.t11 + excluded.t11,
+    t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14;
+
+-- make_room
+-- For the rest of the transaction: sums of many rows stay in memory, and nothing is compiled for a query of a moment.
+select set_config('work_mem', '64MB', true), set_config('jit', 'off', true);
+
+-- chart
+-- Sums by time and by what the caller wants them apart: an account, a key, a network, a method, or nothing. $6 to $8: whether the
+-- series that are read are apart by key, network and method; where one of these is enough, its sums are read instead of all.
+with wanted as materialized (
+    select id, case $5::text when 'account' then account_id when 'key' then key_id when 'network' then network
+        when 'method' then method else '' end as name
+    from usage_series
+    where ($4::text is null or account_id = $4)
+        and (key_id <> '') = $6 and (network <> '') = $7 and (method <> '') = $8
+        and ($9::text is null or key_id = $9) and ($10::text is null or network = $10) and ($11::text is null or method = $11)
+)
+select extract(epoch from u.at)::bigint as at, w.name, sum(requests)::bigint as requests, sum(errors)::bigint as errors,
+    sum(units)::bigint as units, sum(hits)::bigint as hits,
+    array[sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
+        sum(t12), sum(t13), sum(t14)]::bigint[] as took
+from wanted w join usage u on u.series = w.id
+where u.step = $1 and u.at >= $2 and u.at < $3
+group by u.at, w.name;
+
+-- rows
+-- All there is of an account in a span, the oldest first.
+select u.at, s.key_id, k.name as key_name, s.network, s.method, requests, errors, units, hits,
+    array[t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14] as took
+from usage_series s join usage u on u.series = s.id left join keys k on k.id = s.key_id
+where s.account_id = $4 and s.key_id <> '' and s.method <> '' and u.step = $1 and u.at >= $2 and u.at < $3
+order by u.at, s.key_id, s.network, s.method
+limit $5;
+
+-- last_used
+-- For each of an account's keys the last minute in which it was used; later by the hour, and by the day.
+select s.key_id, max(coalesce(minute.at, hour.at, day.at)) as at
+from usage_series s
+left join lateral (select at from usage where step = 'minute' and series = s.id order by at desc limit 1) minute on true
+left join lateral (select at from usage where step = 'hour' and series = s.id order by at desc limit 1) hour on true
+left join lateral (select at from usage where step = 'day' and series = s.id order by at desc limit 1) day on true
+where s.account_id = $1 and s.key_id <> '' and s.method = ''
+group by s.key_id;
+
+-- requests_of_day
+select coalesce((
+    select requests from usage u join usage_series s on s.id = u.series
+    where s.account_id = $1 and s.key_id = '' and s.network = '' and s.method = '' and u.step = 'day' and u.at = $2
+), 0);
+
+-- try_keeping
+-- One worker of the fleet at a time; until the end of the transaction.
+select pg_try_advisory_xact_lock($1::integer, $2::integer);
+
+-- forget_minutes
+delete from usage_minutes where ctid = any(array(select ctid from usage_minutes where at < $1 limit $2));
+
+-- forget_hours
+delete from usage_hours where ctid = any(array(select ctid from usage_hours where at < $1 limit $2));
+
+-- forget_days
+delete from usage_days where ctid = any(array(select ctid from usage_days where at < $1 limit $2));
+
+-- forget_batches
+delete from usage_batches where written_at < now() - interval '2 days';

@@ -1,0 +1,149 @@
+-- next_webhook
+-- The number of one that is about to be made.
+select nextval('webhook_numbers');
+
+-- lock_webhooks
+-- Before one is added, for the transaction: two at once would both take an account's last place.
+select pg_advisory_xact_lock(hashtextextended('webhooks of ' || $1, 0));
+
+-- lock_webhook
+-- Before its addresses are changed: these take long, and the network's version must not be held meanwhile.
+select pg_advisory_xact_lock(hashtextextended('webhook ' || $1, 0));
+
+-- change_webhooks
+-- The network's next version, which nobody else gets before the transaction is through.
+select change_webhooks($1);
+
+-- count_of_account
+select count(*) from webhooks where account_id = $1 and status <> 'deleted';
+
+-- create_webhook
+insert into webhooks (
+    number, id, account_id, network, live, url, event_type, config, addresses, secret, version, addresses_version
+)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11)
+returning *;
+
+-- read_webhook
+select * from webhooks where id = $1 and account_id = $2 and status <> 'deleted';
+
+-- read_addresses
+select address from watched_addresses where webhook = $1 order by address;
+
+-- list_webhooks
+select * from webhooks
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted'
+order by created_at desc, id limit $4 offset $5;
+
+-- count_webhooks
+select count(*) from webhooks
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
+
+-- update_webhook
+-- What is null stays. A config comes with its number of addresses, which may be null.
+update webhooks set
+    url = coalesce($3, url),
+    config = coalesce($4, config),
+    addresses = case when $4 is null then addresses else $5 end,
+    addresses_version = case when $4 is null then addresses_version else $6 end,
+    version = $6,
+    updated_at = now()
+where id = $1 and account_id = $2 and status <> 'deleted'
+returning *;
+
+-- count_addresses
+-- By as many more, or less, as there are now.
+update webhooks set
+    addresses = coalesce(addresses, 0) + $3,
+    addresses_version = case when addresses is null then $2 else addresses_version end,
+    version = $2,
+    updated_at = now()
+where id = $1
+returning *;
+
+-- status_of
+-- Locked: what decides by it is true until the end of the transaction.
+select status, reason from webhooks where id = $1 and status <> 'deleted' for no key update;
+
+-- set_status
+-- With the network's version, which the transaction has counted up before.
+update webhooks set
+    status = $2,
+    reason = $3,
+    version = (select v.version from webhook_versions v where v.network = webhooks.network),
+    updated_at = now()
+where id = $1
+returning *;
+
+-- unpark
+-- What was kept while the webhook was not active, so many of it. How many they were.
+with kept as (
+    select event_id from deliveries where webhook_id = $1 and state = 'parked' order by created_at limit $2 for update
+), freed as (
+    update deliveries set state = 'due', due_at = clock_timestamp(), tries = 0 from kept
+    where deliveries.event_id = kept.event_id
+    returning 1
+)
+select count(*), pg_notify('penstock_deliveries', '') from freed;
+
+-- list_parked
+-- Active webhooks of which something is parked: whoever resumed them did not come to the end. Each is found by one step in the
+-- index, however much that is.
+with recursive parked as (
+    (select webhook_id from deliveries where state = 'parked' order by webhook_id limit 1)
+    union all
+    select next.webhook_id
+    from parked cross join lateral (
+        select webhook_id from deliveries where state = 'parked' and webhook_id > parked.webhook_id
+        order by webhook_id limit 1
+    ) next
+)
+select id from parked join webhooks on webhooks.id = parked.webhook_id and webhooks.status = 'active';
+
+-- rotate_secret
+-- The old secret goes on signing for a while.
+update webhooks set
+    old_secret = secret,
+    old_secret_until = now() + make_interval(secs => $4),
+    secret = $3,
+    updated_at = now()
+where id = $1 and account_id = $2 and status <> 'deleted'
+returning *;
+
+-- clear_addresses
+delete from watched_addresses where webhook = $1;
+
+-- add_addresses
+-- Those that were not there.
+insert into watched_addresses (webhook, address)
+select $1, address from unnest($2::bytea[]) as t (address)
+on conflict do nothing
+returning address;
+
+-- remove_addresses
+-- Those that were there.
+delete from watched_addresses where webhook = $1 and address = any($2::bytea[])
+returning address;
+
+-- note_addresses
+insert into watch_changes (webhook, version, address, added)
+select $1, $2, address, $4 from unnest($3::bytea[]) as t (address);
+
+-- forget_notes
+-- What everybody has read by now.
+delete from watch_changes where webhook = $1 and changed_at < now() - interval '1 hour';
+
+-- version_of
+-- Held until the end of the transaction: no webhook of the network changes meanwhile.
+select version from webhook_versions where network = $1 for share;
+
+-- changed_since
+-- Webhooks of the network that were changed after this version, those that are gone included.
+select number, id, event_type, config, addresses, status, version, addresses_version
+from webhooks where network = $1 and version > $2 and ($2 > 0 or status in ('active', 'paused'));
+
+-- addresses_of
+select webhook, address from watched_addresses where webhook = any($1::bigint[]);
+
+-- address_changes
+select webhook, address, added from watch_changes where webhook = any($1::bigint[]) and version > $2 order by version;

@@ -1,0 +1,199 @@
+"""The page itself: what strangers wrote stays text, it fits on a phone, it can be used without a mouse, and it is light."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from aiohttp import web
+from playwright.async_api import Browser, Page, StorageState, expect
+
+from tests.browser.people import WAIT_MS, Site, Visitor
+from tests.flows.upstream import echo, reply
+
+expect.set_options(timeout=WAIT_MS)
+HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
+VIEWS = (
+    "overview", "webhooks", "policies", "explorer", "keys", "account",
+    "operator/upstreams", "operator/accounts", "operator/usage", "operator/queues",
+)  # fmt: skip
+# What came of text that was taken for markup.
+MARKUP = "document.querySelectorAll('main img, main script, main svg[onload], dialog img, dialog script').length"
+
+
+async def test_names_of_strangers_are_text_everywhere(holder: Visitor) -> None:
+    page, site = holder.page, holder.site
+    await holder.make_key(HOSTILE[:100])
+    await expect(page.get_by_role("row").filter(has_text="<img src=x")).to_be_visible()
+    await holder.make_webhook("/%3Cimg%20src=x%3E?'onerror=alert(1)")
+    await holder.open("webhooks")
+    await expect(page.get_by_role("link").filter(has_text="'onerror=alert(1)")).to_be_visible()
+    await holder.open("policies")
+    await holder.button("Create policy").first.click()
+    await holder.dialog.get_by_label("Name").fill(HOSTILE)
+    await holder.dialog.get_by_label("One operation, US dollars").fill("1")
+    await holder.button("Create policy", holder.dialog).click()
+    await expect(page.locator("h1").filter(has_text="<script>alert(3)")).to_be_visible()
+
+    async def hostile(call: dict[str, object]) -> web.StreamResponse:
+        return reply(call, result={"name": HOSTILE, "symbol": HOSTILE})
+
+    site.upstreams[0].act = site.upstreams[1].act = hostile
+    try:
+        await holder.open("explorer")
+        await page.get_by_label("API key").fill(site.service.keys["test"])
+        await page.get_by_label("Network").select_option("ethereum/sepolia")
+        await page.get_by_label("Method").fill("eth_feeHistory")
+        await page.get_by_label("Method").blur()
+        await holder.button("Send").click()
+        await expect(page.get_by_role("region", name="Body")).to_contain_text("onerror=alert(1)")
+    finally:
+        site.upstreams[0].act = site.upstreams[1].act = echo
+    assert await page.evaluate(MARKUP) == 0
+
+
+async def test_no_script_of_a_stranger_could_run_even_if_it_got_into_the_page(holder: Visitor) -> None:
+    """The content security policy, tried: markup, scripts in it, and addresses elsewhere."""
+    tried = """async () => {
+        const said = [];
+        addEventListener("securitypolicyviolation", (event) => said.push(event.effectiveDirective));
+        try { document.body.insertAdjacentHTML("beforeend", "<b onclick='alert(1)'>x</b>"); } catch { said.push("markup"); }
+        const script = document.createElement("script");
+        try { script.text = "window.ran = 1"; document.body.append(script); } catch { said.push("script"); }
+        await fetch("http://127.0.0.1:9/").catch(() => said.push("elsewhere"));
+        return [said, window.ran ?? null];
+    }"""
+    said, ran = await holder.page.evaluate(tried)
+    assert ran is None
+    assert {"markup", "script", "elsewhere"} <= set(said)
+    holder.faults.clear()  # the browser reports what it stopped
+
+
+@pytest.fixture
+async def phone(browser: Browser, site: Site, signed_in: StorageState) -> Any:
+    context = await browser.new_context(
+        viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True, storage_state=signed_in
+    )
+    context.set_default_timeout(WAIT_MS)
+    visitor = Visitor(site, await context.new_page())
+    yield visitor
+    await context.close()
+    visitor.has_seen_no_fault()
+
+
+async def test_every_view_fits_on_a_phone(phone: Visitor) -> None:
+    for view in VIEWS:
+        await phone.open(view)
+        wide = await phone.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1], view
+
+
+async def test_menu_of_a_phone_leads_to_the_views(phone: Visitor) -> None:
+    await phone.open("overview")
+    menu = phone.button("Menu")
+    await expect(phone.page.get_by_role("link", name="API keys")).to_be_hidden()
+    await menu.tap()
+    await expect(menu).to_have_attribute("aria-expanded", "true")
+    await phone.page.get_by_role("link", name="API keys").tap()
+    await phone.heading("API keys").wait_for()
+    await expect(phone.page.get_by_role("link", name="API keys")).to_be_hidden()
+
+
+UNNAMED = """() => [...document.querySelectorAll('input, select, textarea, button, a[href], [role=img]')].filter((node) =>
+    node.checkVisibility() && !(node.labels?.length || node.getAttribute('aria-label') || node.textContent.trim()))
+    .map((node) => node.outerHTML.slice(0, 120))"""
+
+
+# The contrast of text as WCAG 2 computes it, of what is seen in a view; its least is 4.5, or 3 for large text.
+CONTRAST = """() => {
+    const light = (colour) => colour.map((part) => part / 255)
+        .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+    const read = (text) => text.match(/[\\d.]+/g).map(Number);
+    const behind = (node) => {
+        for (let at = node; at; at = at.parentElement) {
+            const found = read(getComputedStyle(at).backgroundColor);
+            if ((found[3] ?? 1) === 1) return found.slice(0, 3);
+        }
+        return [255, 255, 255];
+    };
+    const faint = [];
+    for (const node of document.querySelectorAll('body *')) {
+        const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+        if (!own || !node.checkVisibility() || node.closest('.unseen, .skip, .dim, :disabled')) continue;
+        const [one, other] = [light(read(getComputedStyle(node).color).slice(0, 3)), light(behind(node))].sort((a, b) => b - a);
+        const ratio = (one + 0.05) / (other + 0.05);
+        const [size, weight] = [parseFloat(getComputedStyle(node).fontSize), Number(getComputedStyle(node).fontWeight)];
+        const isLarge = size >= 24 || (size >= 18.66 && weight >= 700);
+        if (ratio < (isLarge ? 3 : 4.5)) faint.push(`${node.textContent.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+    }
+    return faint;
+}"""
+
+
+async def test_every_control_has_a_name_and_all_text_stands_out_in_both_themes(visitor: Visitor) -> None:
+    page = visitor.page
+    for view in VIEWS:
+        await visitor.open(view)
+        assert await page.evaluate(UNNAMED) == [], view
+        await expect(page.locator("h1")).to_have_count(1)
+        assert re.fullmatch(r".+ · Penstock", await page.title())
+        for theme in ("light", "dark"):
+            await page.emulate_media(color_scheme=theme)
+            assert await page.evaluate(CONTRAST) == [], (view, theme)
+
+
+async def test_theme_is_the_systems_until_another_is_chosen_and_then_stays(site: Site, page: Page) -> None:
+    holder = Visitor(site, page)
+    await holder.sign_in()
+    background = "getComputedStyle(document.body).backgroundColor"
+    await page.emulate_media(color_scheme="light")
+    light = await page.evaluate(background)
+    await page.emulate_media(color_scheme="dark")
+    dark = await page.evaluate(background)
+    assert light != dark
+    await page.get_by_role("button", name="Switch between").click()
+    assert await page.evaluate(background) == light
+    await page.reload()
+    await holder.heading("Overview").wait_for()
+    assert await page.evaluate(background) == light
+
+
+async def test_key_is_made_with_the_keyboard_alone(holder: Visitor) -> None:
+    page = holder.page
+    await holder.open("keys")
+    await holder.button("Create key").first.focus()
+    await page.keyboard.press("Enter")
+    await holder.dialog.wait_for()
+    await holder.dialog.get_by_label("Name").focus()
+    await page.keyboard.type("by keyboard")
+    await page.keyboard.press("Enter")
+    await holder.dialog.get_by_label("The key").wait_for()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("row", name="by keyboard")).to_be_visible()
+
+
+async def test_first_view_is_light(browser: Browser, site: Site, signed_in: StorageState) -> None:
+    """Everything that the overview needs, from an empty cache, as it comes over the wire."""
+    context = await browser.new_context(storage_state=signed_in)
+    page = await context.new_page()
+    session = await context.new_cdp_session(page)
+    sizes: list[float] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    await session.send("Network.enable")
+    await page.goto(f"{site.url}#/overview")
+    await page.locator("canvas").first.wait_for()
+    assert 10_000 < sum(sizes) < 150_000
+    await context.close()
+
+
+async def test_page_without_the_service_says_so_and_comes_back(holder: Visitor) -> None:
+    await holder.page.route("**/v1/**", lambda route: route.abort())
+    await holder.page.get_by_role("link", name="Webhooks").click()
+    await expect(holder.page.get_by_role("alert")).to_contain_text("cannot be reached")
+    await holder.page.unroute("**/v1/**")
+    await holder.button("Try again").click()
+    await holder.button("Create webhook").first.wait_for()
+    await expect(holder.page.get_by_role("alert")).to_have_count(0)
+    holder.faults.clear()  # the browser reports the requests that failed

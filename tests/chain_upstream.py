@@ -1,0 +1,198 @@
+"""A little chain with blocks, logs and reorganisations, behind a real JSON-RPC server.
+
+What happened on it is written down twice: as logs, which the service reads, and as moves, from which `holdings` computes by
+plain addition who holds what. The two share no code with the service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sha3
+
+from tests.rpc_upstreams import REFUSALS, Refused, ScriptedUpstream
+
+ZERO = bytes(20)
+
+
+def topic(signature: str) -> str:
+    return "0x" + sha3.keccak_256(signature.encode()).hexdigest()
+
+
+TRANSFER = topic("Transfer(address,address,uint256)")
+SINGLE = topic("TransferSingle(address,address,address,uint256,uint256)")
+BATCH = topic("TransferBatch(address,address,address,uint256[],uint256[])")
+DEPOSIT = topic("Deposit(address,uint256)")
+WITHDRAWAL = topic("Withdrawal(address,uint256)")
+
+
+def word(value: int | bytes) -> str:
+    return value.rjust(32, b"\0").hex() if isinstance(value, bytes) else f"{value:064x}"
+
+
+def address(number: int) -> bytes:
+    """An account, or a contract, by a small number."""
+    return hashlib.sha256(b"address %d" % number).digest()[:20]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A log, and what it moves: (standard, contract, from, to, token id, amount)."""
+
+    contract: bytes
+    topics: tuple[str, ...]
+    data: str = ""
+    moves: tuple[tuple[int, bytes, bytes, bytes, int, int], ...] = ()
+
+
+def erc20(contract: bytes, sender: bytes, recipient: bytes, amount: int) -> Event:
+    topics = (TRANSFER, "0x" + word(sender), "0x" + word(recipient))
+    return Event(contract, topics, word(amount), ((20, contract, sender, recipient, 0, amount),))
+
+
+def erc721(contract: bytes, sender: bytes, recipient: bytes, token: int) -> Event:
+    topics = (TRANSFER, "0x" + word(sender), "0x" + word(recipient), "0x" + word(token))
+    return Event(contract, topics, "", ((721, contract, sender, recipient, token, 1),))
+
+
+def erc1155(contract: bytes, sender: bytes, recipient: bytes, token: int, amount: int) -> Event:
+    topics = (SINGLE, "0x" + word(sender), "0x" + word(sender), "0x" + word(recipient))
+    return Event(contract, topics, word(token) + word(amount), ((1155, contract, sender, recipient, token, amount),))
+
+
+def erc1155_batch(contract: bytes, sender: bytes, recipient: bytes, tokens: Sequence[tuple[int, int]]) -> Event:
+    topics = (BATCH, "0x" + word(sender), "0x" + word(sender), "0x" + word(recipient))
+    arrays = [[token for token, _ in tokens], [amount for _, amount in tokens]]
+    tails = ["".join(map(word, [len(array), *array])) for array in arrays]
+    data = word(64) + word(64 + len(tails[0]) // 2) + "".join(tails)
+    return Event(contract, topics, data, tuple((1155, contract, sender, recipient, t, a) for t, a in tokens))
+
+
+def deposit(contract: bytes, recipient: bytes, amount: int) -> Event:
+    return Event(
+        contract, (DEPOSIT, "0x" + word(recipient)), word(amount), ((20, contract, ZERO, recipient, 0, amount),)
+    )
+
+
+def withdrawal(contract: bytes, sender: bytes, amount: int) -> Event:
+    return Event(contract, (WITHDRAWAL, "0x" + word(sender)), word(amount), ((20, contract, sender, ZERO, 0, amount),))
+
+
+@dataclass(frozen=True)
+class Block:
+    number: int
+    hash: str
+    parent: str
+    events: tuple[Event, ...]
+
+    def header(self) -> dict[str, Any]:
+        return {
+            "number": hex(self.number),
+            "hash": self.hash,
+            "parentHash": self.parent,
+            "timestamp": hex(1_700_000_000 + self.number),
+            "logsBloom": "0x" + ("f" if self.events else "0") * 512,
+            "transactions": [],
+        }
+
+    def logs(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "address": "0x" + event.contract.hex(),
+                "topics": list(event.topics),
+                "data": "0x" + event.data,
+                "blockNumber": hex(self.number),
+                "blockHash": self.hash,
+                "transactionHash": "0x" + hashlib.sha256(f"{self.hash} {place}".encode()).hexdigest(),
+                "transactionIndex": hex(place),
+                "logIndex": hex(place),
+                "removed": False,
+            }
+            for place, event in enumerate(self.events)
+        ]
+
+
+_serial = itertools.count()
+
+
+def _block(number: int, parent: str, events: Iterable[Event]) -> Block:
+    own = hashlib.sha256(f"block {number} {parent} {next(_serial)}".encode()).hexdigest()
+    return Block(number, "0x" + own, parent, tuple(events))
+
+
+@dataclass
+class LittleChain:
+    """The canonical chain, and every block that ever was on it."""
+
+    blocks: list[Block] = field(default_factory=lambda: [_block(0, "0x" + "0" * 64, ())])
+    known: dict[str, Block] = field(default_factory=dict)
+
+    @property
+    def head(self) -> int:
+        return len(self.blocks) - 1
+
+    def mine(self, *blocks: Iterable[Event]) -> None:
+        """A block for each list of events."""
+        for events in blocks:
+            block = _block(len(self.blocks), self.blocks[-1].hash, events)
+            self.blocks.append(block)
+            self.known[block.hash] = block
+
+    def drop(self, depth: int) -> None:
+        """The newest blocks are gone; others may be mined in their place."""
+        del self.blocks[len(self.blocks) - depth :]
+
+    def holdings(self, first: int = 0, last: int | None = None) -> dict[tuple[bytes, ...], int]:
+        """All that is not zero, by (holder, contract) or (holder, contract, token id)."""
+        held: Counter[tuple[bytes, ...]] = Counter()
+        for block in self.blocks[first : None if last is None else last + 1]:
+            for standard, contract, sender, recipient, token, amount in (m for e in block.events for m in e.moves):
+                rest = (contract,) if standard == 20 else (contract, token.to_bytes(32, "big"))
+                held[sender, *rest] -= amount
+                held[recipient, *rest] += amount
+        return {key: amount for key, amount in held.items() if amount and key[0] != ZERO}
+
+
+class ChainUpstream(ScriptedUpstream):
+    """One upstream of a little chain."""
+
+    chain: LittleChain  # type: ignore[assignment]
+
+    def __init__(self, chain: LittleChain) -> None:
+        super().__init__(chain)  # type: ignore[arg-type]
+        # More logs than these are refused; 0: none are.
+        self.max_logs = 0
+
+    def _eth_getBlockByNumber(self, params: list[Any]) -> dict[str, Any] | None:
+        number = self._number(params[0])
+        return self.chain.blocks[number].header() if 0 <= number <= self.head else None
+
+    def _eth_getLogs(self, params: list[Any]) -> list[dict[str, Any]]:
+        asked = params[0]
+        if "blockHash" in asked:
+            block = self.chain.known.get(asked["blockHash"]) or self.chain.blocks[0]
+            if block.hash != asked["blockHash"]:
+                raise Refused(-32000, "unknown block")
+            blocks = [block]
+        else:
+            first, last = self._number(asked.get("fromBlock")), self._number(asked.get("toBlock"))
+            if self.max_range and last - first + 1 > self.max_range:
+                raise Refused(**REFUSALS[self.refusal](first, self.max_range))
+            blocks = self.chain.blocks[first : min(last, self.head) + 1]
+        logs = [log for block in blocks for log in block.logs() if _matches(log, asked)]
+        if self.max_logs and len(logs) > self.max_logs and len(blocks) > 1:
+            raise Refused(-32005, f"query returned more than {self.max_logs} results")
+        return logs
+
+
+def _matches(log: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """The first topic and the address: all that the service asks for."""
+    wanted = (asked.get("topics") or [None])[0]
+    if wanted is not None and (not log["topics"] or log["topics"][0] not in wanted):
+        return False
+    return "address" not in asked or log["address"] == asked["address"].lower()

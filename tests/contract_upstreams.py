@@ -1,0 +1,106 @@
+"""Contracts behind a scripted upstream, with gas: many calls in one, to kind ones and to hostile ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import eth_abi
+
+from proxy.chains.evm import abi
+from proxy.chains.evm.address import parse
+from tests.rpc_upstreams import Refused
+
+MULTICALL = "0xcA11bde05977b3631167028862bE2a173976CA11"
+GAS = 50_000_000
+CALL_GAS = 5_000
+
+
+class Reverted(Exception):
+    """A call that fails, with this as its reason."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        super().__init__(data)
+        self.data = data
+
+
+# What a contract does with a call, and the gas that takes.
+Contract = Callable[[bytes], tuple[bytes, int]]
+
+
+def answering(answers: dict[bytes, bytes | Exception]) -> Contract:
+    """By selector; any other call reverts without a word, as where there is no fallback."""
+
+    def act(data: bytes) -> tuple[bytes, int]:
+        found = answers.get(data[:4], Reverted())
+        if isinstance(found, Exception):
+            raise found
+        return found, CALL_GAS
+
+    return act
+
+
+def burning(_: bytes) -> tuple[bytes, int]:
+    """Takes whatever gas there is."""
+    return b"", 1 << 62
+
+
+@dataclass
+class Machine:
+    contracts: dict[bytes, Contract] = field(default_factory=dict)
+    has_multicall: bool = True
+    gas: int = GAS
+    # Of a reply; beyond that the upstream says what it was told to say.
+    largest: int = 1 << 30
+    # Asked blocks, and how many calls each request held.
+    blocks: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def token(self, contract: bytes, balance: int, name: str = "Coin", symbol: str = "C", decimals: int = 18) -> None:
+        texts = {"name()": name, "symbol()": symbol}
+        numbers = {"balanceOf(address)": balance, "decimals()": decimals, "totalSupply()": 10 * balance}
+        answers = {abi.selector(s): bytes(eth_abi.encode(["string"], [text])) for s, text in texts.items()}
+        answers |= {abi.selector(s): number.to_bytes(32, "big") for s, number in numbers.items()}
+        self.contracts[contract] = answering(dict(answers))
+
+    def call(self, params: list[Any]) -> str:
+        """eth_call."""
+        target, data = parse(params[0]["to"]), bytes.fromhex(params[0]["data"][2:])
+        assert target is not None
+        self.blocks.append(params[1])
+        if self.has_multicall and target == parse(MULTICALL):
+            return self._shown(self._aggregate(data))
+        self.sizes.append(1)
+        try:
+            found, gas = self.contracts[target](data) if target in self.contracts else (b"", 0)
+        except Reverted as exc:
+            raise Refused(3, "execution reverted", data=f"0x{exc.data.hex()}") from None
+        if gas > self.gas:
+            raise Refused(-32000, "out of gas")
+        return self._shown(found)
+
+    def _shown(self, data: bytes) -> str:
+        if len(data) > self.largest:
+            raise Refused(-32000, "response size exceeded")
+        return f"0x{data.hex()}"
+
+    def _aggregate(self, data: bytes) -> bytes:
+        """As Multicall3: each call gets all but a 64th of what is left (EIP-150)."""
+        (calls,) = eth_abi.decode(["(address,bool,bytes)[]"], data[4:])
+        self.sizes.append(len(calls))
+        left, results = self.gas, []
+        for target, _, calldata in calls:
+            left -= 1_000
+            if left < 0:
+                raise Refused(-32000, "out of gas")
+            given = left - left // 64
+            try:
+                contract = self.contracts.get(bytes.fromhex(target[2:]))
+                found, gas = contract(calldata) if contract else (b"", 0)
+                results.append((gas <= given, found if gas <= given else b""))
+                left -= min(gas, given)
+            except Reverted as exc:
+                results.append((False, exc.data))
+                left -= CALL_GAS
+        return bytes(eth_abi.encode(["(bool,bytes)[]"], [results]))

@@ -1,0 +1,72 @@
+"""From where a key may be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.access import Fence, block_of, fence_of, origin_of
+
+
+def test_no_lists_are_no_fence() -> None:
+    assert fence_of([], []) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "block"),
+    [
+        ("10.1.2.3", "10.1.2.3/32"),
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        (" ::1 ", "::1/128"),
+        ("2001:DB8::5/32", "2001:db8::/32"),
+    ],
+)
+def test_block_has_one_form(text: str, block: str) -> None:
+    assert block_of(text) == block
+
+
+@pytest.mark.parametrize("text", ["", "10.0.0.0/33", "example.com", "10.0.0", "0x0a000001"])
+def test_what_is_no_block_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="does not appear to be"):
+        block_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "example.com",
+        "ftp://example.com",
+        "https://",
+        "https://*",
+        "https://a.*.com",
+        "https://a.com/x",
+        "https://a b",
+    ],
+)
+def test_what_is_no_origin_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="origin"):
+        origin_of(text)
+
+
+def test_each_list_that_is_not_empty_must_hold() -> None:
+    fence = Fence(("10.0.0.0/8", "::1/128"), ("https://app.example.com", "https://*.example.org"))
+    good = "https://app.example.com"
+    assert not fence.refusal("10.9.9.9", good)
+    assert not fence.refusal("::ffff:10.9.9.9", good)
+    assert not fence.refusal("::1", "https://deep.down.EXAMPLE.org")
+    assert "address" in fence.refusal("11.0.0.1", good)
+    assert "address" in fence.refusal("nonsense", good)
+    for origin in (
+        "",
+        "null",
+        "https://example.org",
+        "http://app.example.com",
+        "https://evil.com/.example.org",
+        "https://*.example.org",
+    ):
+        assert "origin" in fence.refusal("10.0.0.1", origin), origin
+
+
+def test_fences_are_equal_by_what_they_let_in() -> None:
+    assert fence_of(["10.0.0.0/8"], []) == Fence(("10.0.0.0/8",), ())
+    assert Fence(("10.0.0.0/8",), ()) != Fence((), ())

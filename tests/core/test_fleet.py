@@ -1,0 +1,82 @@
+"""The views of several workers, put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.core.fleet import breaker_of, networks_of, seen, state_of
+from proxy.core.routing import FAILURES_IN_A_ROW, Health
+
+
+def view(*healths: Health, tip: int = 20, network: str = "net/one", now: float = 100.0) -> dict[str, Any]:
+    upstreams = [seen(health, now) for health in healths]
+    return {"networks": [{"network": network, "kind": "upstream", "tip": tip, "upstreams": upstreams}]}
+
+
+def health(label: str = "net/one#1", *, head: int = 20) -> Health:
+    found = Health(label, mark=label)
+    found.saw_head(head, 100.0)
+    return found
+
+
+def test_state_follows_from_what_happened() -> None:
+    found = health()
+    assert (state_of(found, 100.0), breaker_of(found, 100.0)) == ("up", "closed")
+    found.lagging = True
+    assert state_of(found, 100.0) == "lagging"
+    found.rest(100.0, 5.0)
+    assert state_of(found, 100.0) == "resting"
+    assert state_of(found, 106.0) == "lagging"
+    for _ in range(FAILURES_IN_A_ROW):
+        found.failed(100.0)
+    assert (state_of(found, 100.0), breaker_of(found, 100.0)) == ("open", "open")
+    assert breaker_of(found, 1000.0) == "half_open"
+    found.cordon(cordoned=True, now=100.0)
+    assert state_of(found, 100.0) == "cordoned"
+
+
+def test_cordoned_upstream_takes_no_calls_until_it_is_uncordoned() -> None:
+    found = health()
+    assert found.free
+    found.cordon(cordoned=True, now=100.0)
+    assert not found.free
+    assert not found.takes_calls(100.0)
+    found.refresh(101.0)
+    assert not found.free
+    found.cordon(cordoned=False, now=101.0)
+    assert found.free
+    assert found.takes_calls(101.0)
+
+
+def test_counts_are_added_and_averages_weighed_by_calls() -> None:
+    busy, idle = health(), health(head=18)
+    for _ in range(100):
+        busy.succeeded(0.004)
+    idle.failed(100.0)
+    (network,) = networks_of([view(busy), view(idle)])
+    (found,) = network["upstreams"]
+    assert (found["workers"], found["answered"], found["failed"], found["head"]) == (2, 100, 1, 20)
+    assert 3.9 < found["latency_ms"] < 4.5
+    assert found["error_rate"] < 0.01
+    assert 2.5 <= found["p50_ms"] <= 5.0
+    assert found["lag_blocks"] == 0
+
+
+def test_worst_state_that_any_worker_sees_is_the_state() -> None:
+    good, bad = health(), health(head=11)
+    bad.lagging = True
+    (network,) = networks_of([view(good), view(bad, tip=25)])
+    assert network["tip"] == 25
+    assert network["upstreams"][0]["state"] == "lagging"
+    assert network["upstreams"][0]["lag_blocks"] == 5
+
+
+def test_networks_and_upstreams_are_in_order_and_bundlers_behind() -> None:
+    two = view(health("net/one#2"), health("net/one#1"))
+    bundler = {"network": "net/one", "kind": "bundler", "tip": 0, "upstreams": [seen(health("net/one#bundler 1"), 1.0)]}
+    two["networks"].append(bundler)
+    other = view(health("a/net#1"), network="a/net")
+    found = networks_of([two, other])
+    assert [network["network"] for network in found] == ["a/net", "net/one"]
+    assert [each["label"] for each in found[1]["upstreams"]] == ["net/one#1", "net/one#2", "net/one#bundler 1"]
+    assert networks_of([]) == []

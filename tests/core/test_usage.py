@@ -1,0 +1,94 @@
+"""How usage is counted, summed and read as quantiles."""
+
+from __future__ import annotations
+
+from proxy.core import usage
+from proxy.core.usage import BUCKETS, LATENCY_S, OTHER, Line, Sheet, Tally, Touched, Used, gather, largest, quantile_ms
+
+
+def counted(times: int, seconds: float = 0.001) -> Tally:
+    tally = Tally("net", "method")
+    for _ in range(times):
+        tally.count("results", "", 2, seconds)
+    return tally
+
+
+def test_what_a_key_used_is_gathered_once_and_added_to_what_all_used() -> None:
+    touched: Touched = []
+    whole = Tally("net", "method")
+    one, other = Sheet("acct", "key_1", touched), Sheet("acct", "key_2", touched)
+    for sheet, times in ((one, 3), (other, 5)):
+        for _ in range(times):
+            sheet[whole].count("results", "hit", 2, 0.001)
+    found = {key: (tally.results, tally.units, tally.hits) for _, key, tally in gather(touched)}
+    assert found == {"key_1": (3, 6, 3), "key_2": (5, 10, 5)}
+    assert (whole.results, whole.units, sum(whole.buckets)) == (8, 16, 8)
+    assert not one
+    assert not touched
+    assert gather(touched) == []
+
+
+def test_what_is_counted_after_gathering_is_found_the_next_time() -> None:
+    touched: Touched = []
+    whole = Tally("net", "method")
+    sheet = Sheet("acct", "key", touched)
+    for _ in range(3):
+        sheet[whole].count("faults", "", 0, 1.0)
+        assert [tally.faults for _, _, tally in gather(touched)] == [1]
+    assert whole.faults == 3
+
+
+def test_error_is_whatever_had_no_result() -> None:
+    tally = counted(4)
+    tally.count("errors", "", 1, 0.1)
+    tally.count("faults", "", 0, 0.1)
+    used = Used()
+    used.add(tally)
+    assert (used.requests, used.errors, used.units) == (6, 2, 9)
+
+
+def test_quantile_is_inside_the_bucket_that_holds_it() -> None:
+    took = [0] * BUCKETS
+    assert quantile_ms(took, 0.5) is None
+    took[0] = 10
+    assert quantile_ms(took, 0.5) == LATENCY_S[0] / 2 * 1000
+    assert quantile_ms(took, 1.0) == LATENCY_S[0] * 1000
+    took[5] = 90
+    p50 = quantile_ms(took, 0.5)
+    assert p50 is not None
+    assert LATENCY_S[4] * 1000 < p50 < LATENCY_S[5] * 1000
+
+
+def test_quantile_of_what_took_longest_is_the_last_edge() -> None:
+    took = [0] * (BUCKETS - 1) + [7]
+    assert quantile_ms(took, 0.5) == LATENCY_S[-1] * 1000
+
+
+def test_quantiles_never_fall_as_the_share_grows() -> None:
+    took = [3, 0, 5, 1, 0, 0, 9, 2, 0, 0, 0, 4, 0, 0, 1]
+    found = [quantile_ms(took, share / 100) for share in range(1, 101)]
+    assert found == sorted(found, key=lambda each: each or 0)
+
+
+def test_step_follows_from_the_span() -> None:
+    hour = 3600
+    assert [usage.step_of(hours * hour) for hours in (1, 3, 4, 24, 192, 193)] == [
+        "minute", "minute", "hour", "hour", "hour", "day",
+    ]  # fmt: skip
+
+
+def test_chart_has_every_step_of_its_span() -> None:
+    assert usage.times_of(3661, 7400, "minute")[:2] == [3660, 3720]
+    assert usage.times_of(0, 3 * 86_400, "day") == [0, 86_400, 172_800]
+    assert usage.times_of(7200, 7200, "hour") == []
+
+
+def test_lines_beyond_the_top_are_one() -> None:
+    lines = [Line(f"line {n}") for n in range(5)]
+    for n, line in enumerate(lines):
+        for at in (0, 60):
+            line.add(at, Used(requests=n + 1, units=1))
+    found = largest(lines, 2)
+    assert [(line.name, line.total.requests) for line in found] == [("line 4", 10), ("line 3", 8), (OTHER, 12)]
+    assert {at: used.requests for at, used in found[2].points.items()} == {0: 6, 60: 6}
+    assert largest([], 3) == []

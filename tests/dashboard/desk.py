@@ -1,0 +1,230 @@
+"""A service with two workers and two upstreams, and people who use its dashboard's API as a browser would."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.services.sessions import hash_password, new_admin_token
+from proxy.settings import SCHEMAS, load_tables
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Pool
+from proxy.store.sessions import SessionStore
+from proxy.store.usage import UsageStore
+from proxy.web import contract
+from tests.flows import production
+from tests.flows.production import PEPPER, Production
+from tests.flows.upstream import Upstream
+from tests.shapes import conforms
+
+CONTRACT = contract.load(SCHEMAS)
+DOCUMENT = CONTRACT.document
+NETWORK = "ethereum/sepolia"
+PASSWORD = "a password of some length"
+FLUSH_S = 0.2
+_serial = itertools.count(1)
+# Tries are counted by address: every person has one of their own, as behind a balancer.
+_addresses = itertools.count(1)
+
+
+def settings_text(database: str, urls: list[str], more: str = "") -> str:
+    upstreams = "".join(f'[[upstreams]]\nnetwork = "{NETWORK}"\nurl = "{url}"\n' for url in urls)
+    return f"""
+[server]
+port = 0
+workers = 2
+drain_s = 5.0
+trusted_proxies = ["127.0.0.1/32"]
+[metrics]
+port = 0
+[follower]
+networks = []
+[database]
+url = "{database}"
+[keys]
+pepper = "{PEPPER}"
+auth_failures_per_minute = 100000
+[cache]
+enabled = false
+coalesce = false
+[usage]
+flush_s = {FLUSH_S}
+[dashboard]
+report_s = 0.2
+url = "https://desk.example.com/"
+{more}
+{upstreams}
+"""
+
+
+@dataclass
+class Desk:
+    """The running service, and its database from behind."""
+
+    running: Production
+    database: str
+    pool: Pool = field(repr=False)
+    keys: KeyStore = field(repr=False)
+    sessions: SessionStore = field(repr=False)
+    upstreams: list[Upstream] = field(repr=False)
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.running.port}/v1"
+
+    @property
+    def usage(self) -> UsageStore:
+        return UsageStore(self.pool)
+
+    async def account(self, *, plan: str = "enterprise", password: str | None = PASSWORD) -> dict[str, Any]:
+        email = f"holder{next(_serial)}@example.com"
+        row = await self.keys.create_account(name="Holder", email=email, plan=plan)
+        if password is not None:
+            await self.sessions.set_password(row["id"], hash_password(password))
+        return row
+
+    async def holder(self, account: dict[str, Any] | None = None) -> Person:
+        """Somebody who is signed in to an account: of their own, unless it is given."""
+        found = account or await self.account()
+        person = Person(self)
+        person.account = found
+        reply = await person.post("/account/sign-in", {"email": found["email"], "password": PASSWORD})
+        assert reply.status == 200, reply
+        person.csrf = reply.data["csrf_token"]
+        return person
+
+    async def operator(self) -> Person:
+        person = Person(self)
+        token = await self.admin_token()
+        reply = await person.post("/admin/sign-in", {"token": token})
+        assert reply.status == 200, reply
+        person.csrf = reply.data["csrf_token"]
+        return person
+
+    async def admin_token(self, name: str = "operator") -> str:
+        token = new_admin_token()
+        await self.sessions.add_token(name, token)
+        return token
+
+
+@dataclass(frozen=True)
+class Said:
+    status: int
+    headers: Any
+    body: bytes
+
+    @property
+    def data(self) -> Any:
+        return orjson.loads(self.body)
+
+    def fault(self, status: int) -> str:
+        assert self.status == status, self
+        error = self.data["error"]
+        assert error["status"] == status
+        return str(error["message"])
+
+
+class Person:
+    """A browser: its cookies, and the token that its page holds."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.account: dict[str, Any] = {}
+        self.csrf = ""
+        self.cookies: dict[str, str] = {}
+        self.address = f"198.51.{next(_addresses) // 250}.{next(_addresses) % 250}"
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Said:
+        sent = {"X-Forwarded-For": self.address, **{name.replace("_", "-"): text for name, text in headers.items()}}
+        if self.cookies:
+            sent.setdefault("Cookie", "; ".join(f"{name}={value}" for name, value in self.cookies.items()))
+        if self.csrf and method != "GET":
+            sent.setdefault("X-CSRF-Token", self.csrf)
+        data = None
+        if body is not None:
+            data = body if isinstance(body, bytes) else orjson.dumps(body)
+            sent.setdefault("Content-Type", "application/json")
+        async with (
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
+            session.request(method, self.desk.base + path, data=data, headers=sent) as reply,
+        ):
+            for name, cookie in reply.cookies.items():
+                if cookie.value:
+                    self.cookies[name] = cookie.value
+                else:
+                    self.cookies.pop(name, None)
+            said = Said(reply.status, reply.headers, await reply.read())
+            check_promised(method, path.partition("?")[0], said)
+            return said
+
+    async def get(self, path: str, **headers: str) -> Said:
+        return await self.ask("GET", path, **headers)
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> Said:
+        return await self.ask("POST", path, body, **headers)
+
+    async def new_key(self, **members: Any) -> dict[str, Any]:
+        reply = await self.post("/account/keys", {"name": "a key", "mode": "test", **members})
+        assert reply.status == 201, reply
+        made: dict[str, Any] = reply.data
+        return made
+
+
+def check_promised(method: str, path: str, said: Said) -> None:
+    """The answer is one that the published document promises for this path."""
+    for operation in CONTRACT.operations.values():
+        form = re.sub(r"\{[a-z_]+\}", "[^/]+", operation.path)
+        if operation.method == method and re.fullmatch(form, path):
+            break
+    else:
+        raise AssertionError(f"{method} {path} is not in the document")
+    promised = DOCUMENT["paths"][operation.path][method.lower()]["responses"]
+    assert str(said.status) in promised, (path, said)
+    shape = promised[str(said.status)].get("content", {}).get("application/json", {}).get("schema")
+    if shape is not None and said.status < 400:
+        conforms(said.data, shape["$ref"].rpartition("/")[2])
+
+
+async def call(desk: Desk, key: str, method: str = "eth_gasPrice", **headers: str) -> Said:
+    """One JSON-RPC call with a key, on a connection of its own."""
+    body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": []})
+    sent = {"X-API-Key": key, "Content-Type": "application/json", **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{desk.base}/rpc/{NETWORK}", data=body, headers=sent) as reply,
+    ):
+        return Said(reply.status, reply.headers, await reply.read())
+
+
+@asynccontextmanager
+async def desk_on(database: str, home: Path, *, more: str = "") -> AsyncIterator[Desk]:
+    upstreams = [Upstream(), Upstream()]
+    for upstream in upstreams:
+        await upstream.open()
+    config = home / "settings.toml"
+    config.write_text(settings_text(database, [upstream.url for upstream in upstreams], more))
+    pool = Pool(database, size=4, acquire_timeout_s=10.0)
+    await pool.open()
+    running = await production.start(config, home / "log", "", role="gateway")
+    try:
+        keys = KeyStore(pool, pepper=PEPPER, plans=tuple(load_tables().plans))
+        yield Desk(running, database, pool, keys, SessionStore(pool, pepper=PEPPER), upstreams)
+    finally:
+        await production.stop(running)
+        await pool.close()
+        for upstream in upstreams:
+            await upstream.close()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,110 @@
+"""What an account may have delivered in a day, and what becomes of old deliveries."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from typing import Any
+
+import pytest
+
+from tests.delivery.scene import Scene
+from tests.delivery.test_delivering import SHORT
+from tests.service import until
+
+
+async def test_free_account_has_its_thousand_and_the_rest_is_held_until_the_next_day(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    account = await scene.account("free")
+    hooks = [await scene.webhook(f"/{n}", account=account) for n in range(2)]
+    paying = await scene.webhook("/paying", account=await scene.account("growth"))
+    await scene.execute(
+        "insert into delivery_days (account_id, day, used) values ($1, (now() at time zone 'utc')::date, 970)", account
+    )
+    async with scene.delivering() as deliverer:
+        with caplog.at_level(logging.WARNING, "penstock.deliverer"):
+            for hook in hooks:
+                await scene.events(hook, 40)
+            await scene.events(paying, 40)
+            await until(lambda: scene.are_all(paying, "delivered"))
+
+            async def settled() -> bool:
+                return not await scene.rows("select from deliveries where state = 'due'")
+
+            await until(settled)
+        states = [state for hook in hooks for state in (await scene.states(hook)).values()]
+        assert (states.count("delivered"), states.count("over_quota")) == (30, 50)
+        said = [record for record in caplog.records if "used up" in record.getMessage()]
+        assert [record.__dict__["account"] for record in said] == [account]
+        # The next day: as it is found then.
+        await scene.execute("update delivery_days set day = day - 1")
+        await scene.execute("update deliveries set due_at = now() where state = 'over_quota' and due_at > now()")
+        deliverer._wake.set()
+        for hook in hooks:
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"))  # type: ignore[misc]
+    used = await scene.rows("select used from delivery_days where account_id = $1 order by day", account)
+    assert [row["used"] for row in used] == [1000, 50]
+
+
+async def test_held_deliveries_wait_for_midnight_in_utc(scene: Scene) -> None:
+    hook = await scene.webhook(account=await scene.account("free"))
+    at = datetime.datetime(2031, 3, 30, 22, 59, 59, tzinfo=datetime.UTC)
+    await scene.events(hook, 3)
+    claimed, told = await scene.store.claim({hook.id: 2}, day_limits={"free": 1}, at=at)
+    assert (len(claimed), told) == (1, [hook.account])
+    rows = await scene.rows("select distinct due_at from deliveries where state = 'over_quota'")
+    assert [row["due_at"] for row in rows] == [datetime.datetime(2031, 3, 31, tzinfo=datetime.UTC)]
+    due = await scene.store.list_due(at)
+    assert due.active == []
+    assert (await scene.store.list_due(at + datetime.timedelta(hours=1, seconds=1))).active == [hook.id]
+
+
+async def test_retries_cost_nothing_of_the_day_and_a_new_round_does(scene: Scene) -> None:
+    hook = await scene.webhook("/x", "NEW_BLOCK", account=await scene.account("free"))
+    scene.inbox.answer("/x", 500, 500, 200)
+
+    async def used() -> list[Any]:
+        return [row["used"] for row in await scene.rows("select used from delivery_days")]
+
+    async with scene.delivering(schedules=SHORT):
+        (name,) = await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "delivered"))
+        assert await used() == [1]
+        assert await scene.store.redeliver(hook.id, name)
+        await until(lambda: len(scene.inbox.posts) == 4)
+        await until(lambda: scene.are_all(hook, "delivered"))
+        assert await used() == [2]
+
+
+async def test_account_that_may_more_need_not_wait(scene: Scene) -> None:
+    account = await scene.account("free")
+    hook = await scene.webhook(account=account)
+    await scene.execute(
+        "insert into delivery_days (account_id, day, used) values ($1, (now() at time zone 'utc')::date, 1000)", account
+    )
+    async with scene.delivering():
+        await scene.events(hook, 3)
+        await until(lambda: scene.are_all(hook, "over_quota"))
+        await scene.execute("update accounts set plan = 'enterprise' where id = $1", account)
+        await until(lambda: scene.are_all(hook, "delivered"))
+
+
+# What is old
+
+
+async def test_old_events_go_and_new_ones_and_those_under_way_stay(scene: Scene) -> None:
+    hook, gone = await scene.webhook(), await scene.webhook("/gone")
+    old = await scene.events(hook, 7)
+    await scene.execute("update events set created_at = now() - interval '31 days'")
+    await scene.execute("update deliveries set state = 'delivered' where event_id <> $1", old[0])
+    new = await scene.events(hook, 2)
+    await scene.execute("insert into watched_addresses select number, '\\x01' from webhooks")
+    await scene.webhooks.move(gone, "delete")
+    await scene.execute("update webhooks set updated_at = now() - interval '31 days' where id = $1", gone.id)
+    while await scene.store.purge(30, at_once=3):
+        pass
+    assert {*await scene.states(hook)} == {old[0], *new}
+    assert {row["id"] for row in await scene.rows("select id from events")} == {old[0], *new}
+    assert [row["id"] for row in await scene.rows("select id from webhooks")] == [hook.id]
+    assert len(await scene.rows("select from watched_addresses")) == 1

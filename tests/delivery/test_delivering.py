@@ -1,0 +1,396 @@
+"""Deliveries on a real database to real receivers: sent, signed, tried again, given up; each at least once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import orjson
+import pytest
+import standardwebhooks
+import svix
+from aiohttp import web
+
+from proxy.core import signatures
+from proxy.core.retries import Format
+from proxy.core.signatures import matches
+from proxy.process import Tasks
+from tests.delivery.scene import SECRET, VAULT, Scene
+from tests.service import until
+
+# The specification's schedules with each step a hundred times shorter or more: the same number of steps.
+SHORT: dict[Format, tuple[float, ...]] = {
+    "A": (0.05, 0.06, 0.07, 0.08, 0.09),
+    "B": (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09),
+}
+NEVER: dict[Format, tuple[float, ...]] = {"A": (), "B": ()}
+
+
+async def test_event_is_posted_as_it_is_with_the_headers_of_format_a(scene: Scene) -> None:
+    hook = await scene.webhook("/a", "token_transfer")
+    async with scene.delivering():
+        (name,) = await scene.events(hook, value="7")
+        await until(lambda: scene.are_all(hook, "delivered"))
+    (post,) = scene.inbox.at("/a")
+    timestamp = int(post.headers["X-Service-Timestamp"])
+    assert abs(timestamp - time.time()) < 60
+    assert post.body == orjson.dumps({"id": name, "event_type": "token_transfer", "data": {"value": "7"}})
+    assert matches(post.headers["X-Service-Signature"], signatures.format_a(SECRET, timestamp, post.body))
+    assert post.headers["Content-Type"] == "application/json"
+    assert post.headers["X-Webhook-Attempt"] == "1"
+    assert not [header for header in post.headers if "Platform" in header or header == "X-Webhook-Event"]
+
+
+async def test_event_is_posted_with_the_headers_of_format_b(scene: Scene) -> None:
+    hook = await scene.webhook("/b", "TOKEN_TRANSFER")
+    async with scene.delivering():
+        (name,) = await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "delivered"))
+    (post,) = scene.inbox.at("/b")
+    assert post.headers["X-Platform-Signature"] == signatures.format_b(SECRET, post.body)
+    assert post.headers["X-Webhook-Event"] == "TOKEN_TRANSFER"
+    assert post.headers["X-Webhook-Idempotency-Key"] == name
+    assert not [header for header in post.headers if "Service" in header]
+
+
+@pytest.mark.parametrize("event_type", ["token_transfer", "NEW_BLOCK"])
+async def test_verifiers_of_others_accept_our_deliveries(scene: Scene, event_type: str) -> None:
+    hook = await scene.webhook("/", event_type)
+    async with scene.delivering():
+        await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "delivered"))
+    (post,) = scene.inbox.posts
+    named = {name.lower(): value for name, value in post.headers.items()}
+    for library in (standardwebhooks, svix):
+        library.Webhook(SECRET).verify(post.body, named)
+        with pytest.raises(library.WebhookVerificationError):
+            library.Webhook(SECRET).verify(post.body + b" ", named)
+        with pytest.raises(library.WebhookVerificationError):
+            library.Webhook(signatures.secret_of(b"x" * 32)).verify(post.body, named)
+
+
+async def test_old_secret_signs_as_well_until_its_time_is_over(scene: Scene) -> None:
+    hook = await scene.webhook()
+    new = b"n" * 32
+    await scene.webhooks.rotate(hook.id, account=hook.account, secret=VAULT.seal(hook.id, new), old_for_s=3600)
+    async with scene.delivering():
+        await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "delivered"))
+        await scene.execute("update webhooks set old_secret_until = now()")
+        await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "delivered"))
+    both, one = scene.inbox.posts
+    named = {name.lower(): value for name, value in both.headers.items()}
+    for secret in (SECRET, signatures.secret_of(new)):
+        standardwebhooks.Webhook(secret).verify(both.body, named)
+    assert "X-Service-Signature-Previous" in both.headers
+    assert "X-Service-Signature-Previous" not in one.headers
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(SECRET).verify(one.body, {name.lower(): value for name, value in one.headers.items()})
+
+
+# Tried again
+
+
+async def test_attempts_keep_id_and_body_and_have_their_own_time_and_signature(scene: Scene) -> None:
+    hook = await scene.webhook("/x")
+    scene.inbox.answer("/x", 500, 404, 200)
+    async with scene.delivering(schedules={**SHORT, "A": (1.1, 0.05)}):
+        await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "delivered"))
+    posts = scene.inbox.at("/x")
+    assert len({(post.event_id, post.body) for post in posts}) == 1
+    assert [post.headers["X-Webhook-Attempt"] for post in posts] == ["1", "2", "3"]
+    assert posts[0].headers["X-Service-Timestamp"] != posts[2].headers["X-Service-Timestamp"]
+    assert posts[0].headers["X-Service-Signature"] != posts[2].headers["X-Service-Signature"]
+    rows = await scene.rows("select number, outcome, status, excerpt from attempts order by number")
+    assert [tuple(row) for row in rows] == [
+        (1, "answered", 500, "said"),
+        (2, "answered", 404, "said"),
+        (3, "answered", 200, None),
+    ]
+
+
+async def due_in_s(scene: Scene) -> float:
+    rows = await scene.rows(
+        "select extract(epoch from d.due_at - a.began_at - make_interval(secs => a.took_ms / 1000.0))::float8 as wait"
+        " from deliveries d cross join lateral"
+        " (select * from attempts where event_id = d.event_id order by number desc limit 1) a"
+    )
+    return float(rows[0]["wait"])
+
+
+@pytest.mark.parametrize(
+    ("event_type", "steps"),
+    [("token_transfer", (10, 60, 600, 3600, 21600)), ("NEW_BLOCK", (1, 5, 30, 300, 1800, 7200, 28800))],
+)  # fmt: skip
+async def test_every_step_of_the_schedule_is_written_as_the_next_time(
+    scene: Scene, event_type: str, steps: tuple[int, ...]
+) -> None:
+    """The clock is moved by bringing the next time forward, once it was found to be right."""
+    hook = await scene.webhook("/x", event_type)
+    scene.inbox.answer("/x", 500)
+    async with scene.delivering() as deliverer:
+        await scene.events(hook)
+        for failures, step in enumerate(steps, 1):
+
+            async def failed(failures: int = failures) -> bool:
+                row = (await scene.rows("select state, tries, due_at > now() as later from deliveries"))[0]
+                return (row["state"], row["tries"]) == ("due", failures)
+
+            await until(failed)
+            # What is between the end of the attempt and its writing adds to it: parts of a second, on a busy machine more.
+            assert step - 0.01 <= await due_in_s(scene) < step + 5
+            await scene.execute("update deliveries set due_at = now()")
+            deliverer._wake.set()
+        ends = {"parked" if event_type.islower() else "failed"}
+        await until(lambda: scene.are_all(hook, next(iter(ends))))
+    assert len(scene.inbox.posts) == len(steps) + 1
+
+
+async def test_format_a_that_is_used_up_pauses_the_webhook_and_keeps_its_events(scene: Scene) -> None:
+    """In real time, on a schedule with the same steps, each a hundredth or less."""
+    hook = await scene.webhook("/x", "token_transfer")
+    scene.inbox.answer("/x", 500)
+    async with scene.delivering(schedules=SHORT):
+        await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "parked"))
+        assert await scene.status(hook) == ("paused", "failures")
+        assert len(scene.inbox.at("/x")) == 6
+        await scene.events(hook, 3)
+        await until(lambda: scene.are_all(hook, "parked"))
+        assert len(scene.inbox.at("/x")) == 6
+        scene.inbox.answer("/x", 200)
+        await scene.webhooks.move(hook, "resume")
+        await until(lambda: scene.are_all(hook, "delivered"))
+    assert scene.inbox.ids() == {*scene.made[hook.id]}
+    assert await scene.status(hook) == ("active", None)
+
+
+async def test_format_b_that_is_used_up_gives_up_the_event_and_not_the_webhook(scene: Scene) -> None:
+    hook = await scene.webhook("/x", "NEW_BLOCK")
+    scene.inbox.answer("/x", *[500] * 8, 200)
+    async with scene.delivering(schedules=SHORT):
+        (first,) = await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "failed"))
+        (second,) = await scene.events(hook)
+
+        async def done() -> bool:
+            return await scene.states(hook) == {first: "failed", second: "delivered"}
+
+        await until(done)
+    assert await scene.status(hook) == ("active", None)
+    assert len(scene.inbox.at("/x")) == 9
+    assert not await scene.rows("select from mails")
+
+
+async def test_gone_receiver_disables_its_webhook(scene: Scene) -> None:
+    hook = await scene.webhook("/x")
+    scene.inbox.answer("/x", 410)
+    async with scene.delivering(each=1):
+        await scene.events(hook, 3)
+
+        async def done() -> bool:
+            return sorted((await scene.states(hook)).values()) == ["failed", "parked", "parked"]
+
+        await until(done)
+    assert await scene.status(hook) == ("disabled", "gone")
+    assert len(scene.inbox.posts) == 1
+
+
+async def test_retry_after_is_honoured(scene: Scene) -> None:
+    hook = await scene.webhook("/x", "NEW_BLOCK")
+    scene.inbox.answer("/x", 429, Retry_After="1000")
+    async with scene.delivering():
+        await scene.events(hook)
+        await until(lambda: scene.rows("select from attempts"))
+    assert 999.9 < await due_in_s(scene) < 1005
+
+
+async def test_test_event_is_tried_once_and_never_pauses(scene: Scene) -> None:
+    hook = await scene.webhook("/x")
+    scene.inbox.answer("/x", 500)
+    async with scene.delivering(schedules=NEVER):
+        await scene.events(hook, test=True)
+        await until(lambda: scene.are_all(hook, "failed"))
+    assert await scene.status(hook) == ("active", None)
+
+
+async def test_many_that_are_used_up_at_once_pause_once_and_write_one_letter(scene: Scene) -> None:
+    hook = await scene.webhook("/x")
+    scene.inbox.answer("/x", 500)
+    # All of them are under way before the first has failed.
+    await scene.events(hook, 40)
+    claimed, _ = await scene.store.claim({hook.id: 40}, day_limits={}, lease_s=0.0)
+    assert len(claimed) == 40
+    async with scene.delivering(schedules=NEVER, total=64, each=40) as one, scene.delivering(schedules=NEVER) as two:
+        for deliverer in (one, two):
+            deliverer._lanes.lane(hook.id).window = 40
+        await until(lambda: scene.are_all(hook, "parked"))
+    assert await scene.status(hook) == ("paused", "failures")
+    (mail,) = await scene.rows("select * from mails")
+    assert orjson.loads(mail["about"])["webhook"] == hook.id
+
+
+# Side by side
+
+
+async def test_paused_webhook_gets_nothing_and_resumed_all(scene: Scene) -> None:
+    hook = await scene.webhook()
+    other = await scene.webhook("/other")
+    await scene.webhooks.move(hook, "pause")
+    async with scene.delivering():
+        await scene.events(hook, 5)
+        await scene.events(other, 5)
+        await until(lambda: scene.are_all(hook, "parked"))
+        await until(lambda: scene.are_all(other, "delivered"))
+        assert not scene.inbox.at("/")
+        await scene.webhooks.move(hook, "activate")
+        await until(lambda: scene.are_all(hook, "delivered"))
+    assert len(scene.inbox.at("/")) == 5
+
+
+async def test_deleted_webhook_drops_what_is_left(scene: Scene) -> None:
+    hook = await scene.webhook()
+    await scene.events(hook, 5)
+    await scene.webhooks.move(hook, "delete")
+    async with scene.delivering():
+        await until(lambda: scene.are_all(hook, "dropped"))
+    assert not scene.inbox.posts
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known to be slow", "known to nobody"])
+async def test_slow_receivers_delay_nobody_else(scene: Scene, known: bool) -> None:
+    """More of them than there are places, and they never answer while others are served."""
+    stuck = asyncio.Event()
+
+    async def page(request: web.Request) -> web.Response:
+        await stuck.wait()
+        return web.Response()
+
+    account = await scene.account()
+    good = await scene.webhook("/good", account=account)
+    slow = [await scene.webhook(f"/slow{n}", account=account) for n in range(20)]
+    async with scene.delivering(total=16, each=4) as deliverer:
+        if not known:
+            await scene.events(good)
+            await until(lambda: scene.are_all(good, "delivered"))
+        for n, hook in enumerate(slow):
+            scene.inbox.pages[f"/slow{n}"] = page
+            deliverer._lanes.lane(hook.id).kind = "slow" if known else "new"
+            await scene.events(hook, 10)
+        stuck_now = 8 if known else 12
+        await until(lambda: len(scene.inbox.posts) - len(scene.inbox.at("/good")) == stuck_now)
+        for _ in range(5):
+            await scene.events(good, 20)
+            await until(lambda: scene.are_all(good, "delivered"))
+        assert len(scene.inbox.posts) - len(scene.inbox.at("/good")) == stuck_now
+        stuck.set()
+        for hook in slow:
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"), within_s=30.0)  # type: ignore[misc]
+
+
+async def test_no_receiver_has_more_than_its_share_at_once(scene: Scene) -> None:
+    now = most = 0
+
+    async def page(request: web.Request) -> web.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return web.Response()
+
+    scene.inbox.pages["/"] = page
+    hook = await scene.webhook()
+    await scene.events(hook, 200)
+    async with scene.delivering(total=64, each=4):
+        await until(lambda: scene.are_all(hook, "delivered"))
+    assert most == 4
+    assert len(scene.inbox.posts) == 200
+
+
+async def test_two_deliverers_send_everything_once(scene: Scene) -> None:
+    hooks = [await scene.webhook(f"/{n}") for n in range(5)]
+    async with scene.delivering(), scene.delivering():
+        for hook in hooks:
+            await scene.events(hook, 60)
+        for hook in hooks:
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"))  # type: ignore[misc]
+    names = [post.event_id for post in scene.inbox.posts]
+    assert len(names) == len({*names}) == 300
+
+
+# Deaths
+
+
+async def test_what_was_under_way_when_a_deliverer_died_is_sent_again(scene: Scene) -> None:
+    hook = await scene.webhook()
+    await scene.events(hook, 5)
+    claimed, _ = await scene.store.claim({hook.id: 3}, day_limits={}, lease_s=0.3)  # and nothing more is heard of them
+    async with scene.delivering():
+        await until(lambda: scene.are_all(hook, "delivered"))
+    assert scene.inbox.ids() == {*scene.made[hook.id]}
+    again = {each.event_id for each in claimed}
+    assert {post.event_id for post in scene.inbox.posts if post.headers["X-Webhook-Attempt"] == "2"} == again
+
+
+async def test_result_of_a_claim_that_somebody_else_has_taken_over_counts_for_nothing(scene: Scene) -> None:
+    hook = await scene.webhook("/x")
+    gate = asyncio.Event()
+    scene.inbox.answer("/x", 500)
+    fails = scene.inbox.pages["/x"]
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        return await fails(request)
+
+    scene.inbox.pages["/x"] = page
+    await scene.events(hook)
+    async with scene.delivering(lease_s=0.1):
+        await until(lambda: len(scene.inbox.posts) == 1)
+        scene.inbox.pages.clear()
+        async with scene.delivering():
+            await until(lambda: scene.are_all(hook, "delivered"))
+        gate.set()
+        await until(lambda: scene.rows("select from attempts where status = 500"))
+        assert await scene.are_all(hook, "delivered")
+
+
+async def test_drained_deliverer_has_written_down_all_it_has_sent(scene: Scene) -> None:
+    hook = await scene.webhook()
+
+    async def page(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.1)
+        return web.Response()
+
+    scene.inbox.pages["/"] = page
+    await scene.events(hook, 300)
+    async with scene.delivering() as deliverer:
+        await until(lambda: len(scene.inbox.posts) > 10)
+        await deliverer.drain()
+        sent = len(scene.inbox.posts)
+        rows = await scene.rows("select state, count(*) from deliveries group by 1")
+    assert {row["state"]: row["count"] for row in rows} == {"delivered": sent, "due": 300 - sent}
+    assert "stopping" in repr(deliverer)
+
+
+async def test_loop_that_is_cancelled_in_the_middle_loses_nothing(scene: Scene) -> None:
+    hook = await scene.webhook()
+    await scene.events(hook, 200)
+    for _ in range(5):
+        async with scene.delivering(lease_s=0.2):
+            before = len(scene.inbox.posts)
+            await until(lambda before=before: len(scene.inbox.posts) > before)  # type: ignore[misc]
+    async with scene.delivering(lease_s=0.2):
+        await until(lambda: scene.are_all(hook, "delivered"))
+    assert scene.inbox.ids() == {*scene.made[hook.id]}
+    assert len(scene.inbox.posts) <= 200 + 5 * 8
+
+
+async def test_tasks_that_listen_end_with_the_rest(scene: Scene) -> None:
+    async with scene.delivering() as deliverer:
+        tasks = Tasks()
+        tasks.start("another", lambda: deliverer.listen(scene.pool))
+        await asyncio.sleep(0)
+        await tasks.close()

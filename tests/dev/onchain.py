@@ -1,0 +1,49 @@
+"""The development chain asked directly, past the service, with eth-abi to read its answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sha3
+from eth_abi import decode, encode
+
+from tests.service import Service
+
+
+class Reverted(Exception):
+    """The contract refused; its data, if it gave any."""
+
+
+async def rpc(url: str, service: Service, method: str, *params: Any) -> Any:
+    call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+    async with service.session.post(url, json=call) as response:
+        answer = await response.json()
+    if "error" in answer:
+        raise Reverted(answer["error"])
+    return answer["result"]
+
+
+async def read(service: Service, address: str, signature: str, gives: str, *values: Any) -> Any:
+    """A view function: `balanceOf(address)` gives `uint256`; one value, or a tuple of them."""
+    types = signature[signature.index("(") + 1 : -1]
+    data = sha3.keccak_256(signature.encode()).digest()[:4] + encode(split(types), values)
+    call = {"to": address, "data": "0x" + data.hex()}
+    found = await rpc(service.ready["upstream_url"], service, "eth_call", call, "latest")
+    told = decode(split(gives), bytes.fromhex(found[2:]))
+    return told[0] if len(told) == 1 else told
+
+
+def split(types: str) -> list[str]:
+    """`address,(uint256,bytes)[],bool` as its three parts."""
+    parts, depth = [""], 0
+    for letter in types:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part for part in parts if part]
+
+
+async def code_at(service: Service, address: str) -> str:
+    return str(await rpc(service.ready["upstream_url"], service, "eth_getCode", address, "latest"))

@@ -1,0 +1,389 @@
+"""Upstreams with a WebSocket beside HTTP, of a chain that keeps every block it ever had: with parents, logs and forks.
+
+An upstream can be killed and come back, fall silent, fall behind, or stay on a fork. What was told to a listener is
+compared with the chain's own record by block hash: see `Ear`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+from aiohttp import WSMsgType, web
+
+from proxy.core import logfilter
+from proxy.services.feed.evm import EvmFeed
+from proxy.services.feed.topics import Event, Feed, Topic
+from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
+from tests.service import until
+from tests.web.worker import Worker, worker
+
+# Its blocks come four times a second: what is measured in block times is over soon.
+QUICK = "arbitrum/mainnet"
+HEADS = Topic("newHeads")
+# The four contracts and three events of this chain.
+CONTRACTS = [f"0x{n:040x}" for n in range(0xC0, 0xC4)]
+EVENTS = [f"0x{n:064x}" for n in range(0xE0, 0xE3)]
+NO_BLOOM = "0x" + "00" * 256
+SOME_BLOOM = "0x" + "01" * 256
+
+
+@dataclass
+class Ledger(Chain):
+    """`line` is the canonical chain, by hash."""
+
+    head: int = 0
+    blocks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    line: list[str] = field(default_factory=list)
+    upstreams: list[FeedUpstream] = field(default_factory=list)
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self._make(0)
+
+    def hash_of(self, number: int) -> str:
+        return self.line[number]
+
+    def _make(self, logs: int) -> None:
+        """One more block."""
+        self.made += 1
+        number = len(self.line)
+        parent = self.line[-1] if self.line else "0x" + "00" * 32
+        name = value_of("block", self.name, self.made, parent)
+        self.blocks[name] = {
+            "number": hex(number),
+            "hash": name,
+            "parentHash": parent,
+            "timestamp": hex(1_700_000_000 + number),
+            "gasUsed": "0x5208",
+            "gasLimit": "0x1c9c380",
+            "baseFeePerGas": "0x7",
+            "logsBloom": SOME_BLOOM if logs else NO_BLOOM,
+            "transactions": [value_of("tx", name)],
+            "uncles": [],
+            "size": "0x220",
+        }
+        self.logs[name] = [self._log(name, number, index) for index in range(logs)]
+        self.line.append(name)
+        self.head = number
+
+    def _log(self, block: str, number: int, index: int) -> dict[str, Any]:
+        return {
+            "address": CONTRACTS[(number + index) % 4],
+            "topics": [EVENTS[index % 3], "0x" + f"{number:064x}"],
+            "data": value_of("log", block, index),
+            "blockNumber": hex(number),
+            "blockHash": block,
+            "transactionHash": value_of("tx", block),
+            "transactionIndex": "0x0",
+            "logIndex": hex(index),
+            "removed": False,
+        }
+
+    async def mine(self, count: int = 1, *, logs: int = 2) -> None:
+        for _ in range(count):
+            self._make(logs)
+            await self._announce()
+
+    async def reorganise(self, depth: int, *, longer: int = 1, logs: int = 2, at_once: bool = False) -> None:
+        """Replace the last blocks by others, and some more; as geth does it, each of them is announced, or only the last."""
+        del self.line[-depth:]
+        for _ in range(depth + longer):
+            self._make(logs)
+        await self._announce(only_last=at_once)
+
+    async def _announce(self, *, only_last: bool = False) -> None:
+        for upstream in self.upstreams:
+            new = upstream.new_heads()
+            for name in new[-1:] if only_last else new:
+                await upstream.tell_head(name)
+
+    def logs_of(self, wanted: Callable[[dict[str, Any]], bool], first: int = 0) -> list[tuple[str, str]]:
+        """What matches on the canonical chain, as (block hash, log index)."""
+        found = itertools.chain.from_iterable(self.logs[name] for name in self.line[first:])
+        return [(log["blockHash"], log["logIndex"]) for log in found if wanted(log)]
+
+
+class FeedUpstream(ScriptedUpstream):
+    """One upstream; `ws` is its address for streams."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        if isinstance(chain, Ledger):
+            chain.upstreams.append(self)
+        # The chain as this one sees it, where it has stopped following the others.
+        self.frozen: list[str] | None = None
+        self._seen: set[str] = set()
+        # Streams stay open, and nothing comes.
+        self.mute = False
+        self.subscriptions: dict[Any, tuple[web.WebSocketResponse, str, list[Any]]] = {}
+        self.subscribed = 0
+        self._sockets: dict[web.WebSocketResponse, web.Request] = {}
+        self._site: web.TCPSite | None = None
+        self.application.router.add_get("/", self._talk)
+
+    @property
+    def ledger(self) -> Ledger:
+        return cast(Ledger, self.chain)
+
+    @property
+    def line(self) -> list[str]:
+        if self.frozen is not None:
+            return self.frozen
+        return self.ledger.line[: len(self.ledger.line) - self.behind]
+
+    @property
+    def head(self) -> int:
+        return len(self.line) - 1 if isinstance(self.chain, Ledger) else super().head
+
+    def new_heads(self) -> list[str]:
+        """What has become visible here since it was last asked."""
+        new = [name for name in self.line if name not in self._seen]
+        self._seen.update(new)
+        return new
+
+    @property
+    def ws(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/"
+
+    async def open(self) -> None:
+        if self._site is None:
+            await self._runner.setup()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await self._site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def kill(self) -> None:
+        """Nobody listens, and open connections are reset."""
+        assert self._site is not None
+        await self._site.stop()
+        self.cut()
+
+    def cut(self) -> None:
+        """All streams are reset."""
+        for request in tuple(self._sockets.values()):
+            if request.transport is not None:
+                request.transport.abort()
+        self.subscriptions.clear()
+
+    async def close(self) -> None:
+        self.cut()
+        await super().close()
+
+    # The socket
+
+    async def _talk(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self._sockets[socket] = request
+        try:
+            async for message in socket:
+                if message.type is WSMsgType.TEXT:
+                    await self._answer_on(socket, orjson.loads(message.data))
+        except ConnectionError:
+            pass
+        finally:
+            del self._sockets[socket]
+            self.subscriptions = {name: each for name, each in self.subscriptions.items() if each[0] is not socket}
+        return socket
+
+    async def _answer_on(self, socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
+        if isinstance(call, list):
+            await socket.send_str(orjson.dumps([await self._reply(each) for each in call]).decode())
+            return
+        reply = await self._reply(call)
+        if call["method"].lower().endswith("subscribe") and "error" not in reply:
+            self._note(socket, call, reply)
+        await socket.send_str(orjson.dumps(reply).decode())
+
+    def _note(self, socket: web.WebSocketResponse, call: dict[str, Any], reply: dict[str, Any]) -> None:
+        if "nsubscribe" in call["method"]:
+            reply["result"] = self.subscriptions.pop(call["params"][0], None) is not None
+            return
+        self.subscribed += 1
+        reply["result"] = self.name_of(self.subscribed)
+        self.subscriptions[reply["result"]] = (socket, call["method"], call["params"])
+
+    def name_of(self, serial: int) -> Any:
+        return hex(0x5000 + serial)
+
+    def notices_of(self, method: str) -> str:
+        return "eth_subscription"
+
+    async def tell(self, wanted: Callable[[str, list[Any]], bool], result: Any) -> None:
+        """A notice to every subscription that wants it."""
+        for name, (socket, method, params) in tuple(self.subscriptions.items()):
+            if self.mute or not wanted(method, params):
+                continue
+            body = {
+                "jsonrpc": "2.0",
+                "method": self.notices_of(method),
+                "params": {"subscription": name, "result": result},
+            }
+            try:
+                await socket.send_str(orjson.dumps(body).decode())
+            except ConnectionError:
+                self.subscriptions.pop(name, None)
+
+    async def tell_head(self, name: str) -> None:
+        block = self.ledger.blocks[name]
+        head = {member: value for member, value in block.items() if member not in ("transactions", "uncles", "size")}
+        await self.tell(lambda _, params: params == ["newHeads"], head)
+
+    # What the chain says
+
+    def _eth_getBlockByNumber(self, params: list[Any]) -> dict[str, Any] | None:
+        number = self._number(params[0])
+        return self.ledger.blocks[self.line[number]] if number <= self.head else None
+
+    def _eth_getBlockByHash(self, params: list[Any]) -> dict[str, Any] | None:
+        """Blocks of other forks are there as well, unless this upstream has not come that far."""
+        block = self.ledger.blocks.get(params[0])
+        return None if block is None or int(block["number"], 16) > self.head else block
+
+    def _eth_getLogs(self, params: list[Any]) -> list[dict[str, Any]]:
+        wanted = params[0]
+        if "blockHash" in wanted:
+            if self._eth_getBlockByHash([wanted["blockHash"]]) is None:
+                raise Refused(-32000, "unknown block")
+            return self.ledger.logs[wanted["blockHash"]]
+        first, last = self._number(wanted.get("fromBlock")), self._number(wanted.get("toBlock"))
+        names = self.line[first : last + 1]
+        found = itertools.chain.from_iterable(self.ledger.logs[name] for name in names)
+        given = {name: value for name, value in wanted.items() if name in ("address", "topics")}
+        return [log for log in found if matches(logfilter.parse(given), log)]
+
+    def _eth_syncing(self, params: list[Any]) -> bool:
+        return False
+
+
+def matches(wanted: logfilter.LogFilter, log: dict[str, Any]) -> bool:
+    return (not wanted.addresses or log["address"] in wanted.addresses) and (
+        len(wanted.topics) <= len(log["topics"])
+        and all(not any_of or topic in any_of for any_of, topic in zip(wanted.topics, log["topics"], strict=False))
+    )
+
+
+@dataclass(eq=False)
+class Ear:
+    """A listener that checks what it hears: no head without its parent, no log twice, none taken back that was not told."""
+
+    events: list[Event] = field(default_factory=list)
+    # Where a listener has to wait for room; it counts how often it was asked.
+    asked_for_room: int = 0
+
+    def on_events(self, events: Sequence[Event]) -> None:
+        self.events += events
+
+    async def room(self) -> None:
+        self.asked_for_room += 1
+
+    @property
+    def results(self) -> list[Any]:
+        return [orjson.loads(event.result) for event in self.events]
+
+    @property
+    def hashes(self) -> list[str]:
+        return [head["hash"] for head in self.results]
+
+    def heads(self) -> list[str]:
+        """The chain as a follower of heads holds it: each head follows one it has."""
+        line: list[str] = []
+        start = self.results[0]["parentHash"] if self.events else ""
+        for head in self.results:
+            while line and line[-1] != head["parentHash"]:
+                line.pop()
+            assert line or head["parentHash"] == start, "a head whose parent was never told"
+            assert head["hash"] not in line, "a head was told twice"
+            line.append(head["hash"])
+        return line
+
+    def logs(self) -> list[tuple[str, str]]:
+        """The logs that a follower holds: added at the end, and taken back from the end."""
+        held: list[tuple[str, str]] = []
+        for log in self.results:
+            name = (log["blockHash"], log["logIndex"])
+            if log["removed"]:
+                assert held, "a log was taken back that was never told"
+                assert held.pop() == name
+            else:
+                assert name not in held, "a log was told twice"
+                held.append(name)
+        return held
+
+
+def logs_topic(**members: Any) -> Topic:
+    return Topic("logs", logfilter.parse(members))
+
+
+class FeedScene:
+    def __init__(self, running: Worker, chain: Ledger, upstreams: list[FeedUpstream], network: str) -> None:
+        self.worker = running
+        self.chain = chain
+        self.upstreams = upstreams
+        self.network = network
+
+    @property
+    def feed(self) -> Feed:
+        found = self.worker.app.feeds.find(self.network)
+        assert found is not None
+        return found
+
+    @property
+    def evm(self) -> EvmFeed:
+        return cast(EvmFeed, self.feed)
+
+    def count(self, method: str) -> int:
+        return sum(each.count(method) for each in self.upstreams)
+
+    async def listen(self, topic: Topic, from_block: int | None = None) -> Ear:
+        ear = Ear()
+        if from_block is None:
+            await self.feed.subscribe(topic, ear)
+        else:
+            await self.feed.subscribe_from(topic, ear, from_block)
+        return ear
+
+    async def until_told(self, ear: Ear, name: str, within_s: float = 20.0) -> None:
+        """Until the listener has heard of this block, by a head or a log."""
+        mark = name.encode()
+        await until(lambda: any(mark in event.result for event in reversed(ear.events)), within_s=within_s)
+
+    async def until_tip(self, ear: Ear, within_s: float = 20.0) -> None:
+        await self.until_told(ear, self.chain.line[-1], within_s)
+
+
+@asynccontextmanager
+async def feed_scene(
+    kinds: Iterable[str],
+    *,
+    network: str = QUICK,
+    blocks: int = 10,
+    chain: Chain | None = None,
+    kind: type[FeedUpstream] = FeedUpstream,
+    **sections: Any,
+) -> AsyncIterator[FeedScene]:
+    """A worker whose network has upstreams of these kinds, `ws` or `http`, in this order of preference."""
+    chain = chain or Ledger()
+    if isinstance(chain, Ledger):
+        await chain.mine(blocks)
+    async with AsyncExitStack() as stack:
+        upstreams = []
+        for _ in kinds:
+            upstream = kind(chain)
+            await upstream.open()
+            if isinstance(chain, Ledger):
+                upstream.new_heads()
+            stack.push_async_callback(upstream.close)
+            upstreams.append(upstream)
+        given = [
+            {"url": each.ws if name == "ws" else each.url, "tier": tier}
+            for tier, (name, each) in enumerate(zip(kinds, upstreams, strict=True))
+        ]
+        running = await stack.enter_async_context(worker({network: given}, **sections))
+        yield FeedScene(running, cast(Ledger, chain), upstreams, network)

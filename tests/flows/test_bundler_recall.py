@@ -1,0 +1,245 @@
+"""Operations that a bundler does not know: another bundler's, or on the chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.chains.evm import operations
+from proxy.services.rpc.tracker import Tracker
+from tests.bundler_scene import (
+    BY_HASH,
+    ENTRY_POINTS,
+    EP07,
+    HASH,
+    OPERATION,
+    RECEIPT,
+    SENDER,
+    BundlerScene,
+    bundler_scene,
+)
+from tests.database import connected, database, server
+from tests.flows.talk import rpc
+from tests.rpc_upstreams import Refused
+from tests.web.worker import LIVE, on_uvloop
+
+__all__ = ("database", "server")
+
+TX = "0x" + "dd" * 32
+OTHER = "0x" + "ee" * 32
+KNOWN = {"userOpHash": HASH, "success": True}
+PAYMASTER = "0x13947328D52E7d9751e93FD0274A2bFae5CbCb12"
+CALLED = "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48"
+
+
+def word(value: int | str) -> str:
+    return f"{value:064x}" if isinstance(value, int) else value.removeprefix("0x").lower().rjust(64, "0")
+
+
+def log(index: int, address: str, topics: list[str], data: str = "0x", *, block: int = 990) -> dict[str, Any]:
+    return {
+        "address": address.lower(),
+        "topics": topics,
+        "data": data,
+        "blockNumber": hex(block),
+        "blockHash": "0x" + f"{block:064x}",
+        "transactionHash": TX,
+        "transactionIndex": "0x0",
+        "logIndex": hex(index),
+        "removed": False,
+    }
+
+
+def event(index: int, name: str = HASH, *, success: bool = True, paymaster: str = PAYMASTER) -> dict[str, Any]:
+    topics = [operations.INCLUDED, name, "0x" + word(SENDER), "0x" + word(paymaster)]
+    return log(index, EP07, topics, "0x" + word(3) + word(int(success)) + word(0x71AFD498D000) + word(0x1E848))
+
+
+BEFORE = log(1, EP07, [operations.BEFORE_EXECUTION])
+FIRST_OWN = log(2, CALLED, ["0x" + "01" * 32])
+FIRST = event(3, OTHER)
+OWN = log(4, CALLED, ["0x" + "02" * 32])
+REASON = log(
+    5,
+    EP07,
+    [operations.REVERTED, HASH, "0x" + word(SENDER)],
+    "0x" + word(3) + word(64) + word(4) + "deadbeef".ljust(64, "0"),
+)
+
+
+def mined(found: BundlerScene, *, success: bool = True, paymaster: str = PAYMASTER) -> dict[str, Any]:
+    """Put the operation on the chain, behind another in the same transaction; the transaction's receipt."""
+    own = [OWN] if success else [OWN, REASON]
+    last = event(6, success=success, paymaster=paymaster)
+    logs = [log(0, EP07, ["0x" + "03" * 32]), BEFORE, FIRST_OWN, FIRST, *own, last]
+    receipt = {"transactionHash": TX, "blockNumber": "0x3de", "blockHash": last["blockHash"], "logs": logs}
+
+    def get_logs(params: list[Any]) -> list[Any]:
+        asked = params[0]
+        if asked["topics"] != [operations.INCLUDED, HASH]:
+            return []
+        upto = found.chain.head if asked["toBlock"] == "latest" else int(asked["toBlock"], 16)
+        return [last] if int(asked["fromBlock"], 16) <= 990 <= upto else []
+
+    found.chain.answers["eth_getLogs"] = get_logs
+    found.chain.answers["eth_getTransactionReceipt"] = lambda params: receipt if params == [TX] else None
+    return receipt
+
+
+@on_uvloop
+async def test_receipt_that_the_bundler_has_forgotten_comes_from_the_chain(database: str) -> None:
+    async with bundler_scene(database) as found:
+        receipt = mined(found)
+        reply = await found.ask(RECEIPT, HASH)
+        assert reply.json["result"] == {
+            "userOpHash": HASH,
+            "entryPoint": EP07,
+            "sender": SENDER,
+            "nonce": "0x3",
+            "paymaster": PAYMASTER,
+            "actualGasCost": "0x71afd498d000",
+            "actualGasUsed": "0x1e848",
+            "success": True,
+            "logs": [OWN],
+            "receipt": receipt,
+        }
+        asked = next(call.params[0] for call in found.chain.calls if call.method == "eth_getLogs")
+        assert asked["address"] == [*ENTRY_POINTS.values()]
+        assert (asked["toBlock"], int(asked["fromBlock"], 16)) == ("latest", 0)
+
+
+@on_uvloop
+async def test_receipt_of_a_call_that_failed_gives_its_reason(database: str) -> None:
+    async with bundler_scene(database) as found:
+        mined(found, success=False, paymaster="0x" + "00" * 20)
+        result = (await found.ask(RECEIPT, HASH)).json["result"]
+        assert (result["success"], result["reason"]) == (False, "0xdeadbeef")
+        assert result["logs"] == [OWN, REASON]
+        assert "paymaster" not in result
+
+
+@on_uvloop
+async def test_operation_by_its_hash_comes_from_the_record_and_the_chain(database: str) -> None:
+    async with bundler_scene(database) as found:
+        mined(found)
+        assert (await found.ask(BY_HASH, HASH)).json["result"] is None  # nobody knows what it was
+        await found.send()
+        assert (await found.ask(BY_HASH, HASH)).json["result"] == {
+            "userOperation": OPERATION,
+            "entryPoint": EP07,
+            "blockNumber": "0x3de",
+            "blockHash": "0x" + f"{990:064x}",
+            "transactionHash": TX,
+        }
+
+
+@on_uvloop
+async def test_recorded_block_is_looked_at_first_however_old_it_is(database: str) -> None:
+    async with bundler_scene(database, bundler={"search_blocks": 2}) as found:
+        mined(found)
+        assert (await found.ask(RECEIPT, HASH)).json["result"] is None
+        await found.send()
+        async with connected(database) as connection:
+            await connection.execute("update operations set status = 'included', block = 990")
+        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+
+
+@on_uvloop
+async def test_pending_operation_is_null(database: str) -> None:
+    async with bundler_scene(database) as found:
+        found.chain.answers["eth_getLogs"] = lambda params: []
+        await found.send()
+        for method in (RECEIPT, BY_HASH):
+            reply = await found.ask(method, HASH)
+            assert reply.json == {"jsonrpc": "2.0", "id": 1, "result": None}
+            assert reply.headers["x-compute-units"] == "2"
+
+
+@on_uvloop
+async def test_other_bundler_that_knows_it_is_believed(database: str) -> None:
+    async with bundler_scene(database, 3) as found:
+        found.chain.answers["eth_getLogs"] = lambda params: []
+        found.bundlers[2].answers[RECEIPT] = lambda params: KNOWN
+        for _ in range(6):
+            assert (await found.ask(RECEIPT, HASH)).json["result"] == KNOWN
+
+
+@on_uvloop
+async def test_bundler_that_fails_does_not_hide_what_the_chain_knows(database: str) -> None:
+    async with bundler_scene(database, 2, faults=True) as found:
+        mined(found)
+        await found.proxies[1].switch("dead")
+        for _ in range(4):
+            assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+
+
+@on_uvloop
+async def test_receipt_comes_from_the_chain_without_a_database(database: str) -> None:
+    async with bundler_scene(database) as found:
+        mined(found)
+        await found.worker.app.pool.close()
+        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+
+
+@pytest.mark.parametrize("answer", ["refused", "nonsense", "another operation's"])
+@on_uvloop
+async def test_chain_that_does_not_answer_leaves_the_bundlers_null(database: str, answer: str) -> None:
+    def get_logs(params: list[Any]) -> Any:
+        if answer == "refused":
+            raise Refused(-32000, "no logs today")
+        return [{"address": 1}] if answer == "nonsense" else [FIRST]
+
+    async with bundler_scene(database) as found:
+        found.chain.answers["eth_getLogs"] = get_logs
+        assert (await found.ask(RECEIPT, HASH)).json["result"] is None
+
+
+@pytest.mark.parametrize("params", [[], ["0x12"], [HASH, HASH], [5], ["0x" + "g" * 64]])
+@on_uvloop
+async def test_what_is_no_hash_is_the_bundlers_to_judge(database: str, params: list[Any]) -> None:
+    async with bundler_scene(database) as found:
+        assert (await found.ask(RECEIPT, *params)).json["result"] is None
+        assert found.chain.count("eth_getLogs") == 0
+
+
+@on_uvloop
+async def test_items_of_a_batch_are_looked_for_each_on_its_own(database: str) -> None:
+    async with bundler_scene(database) as found:
+        mined(found)
+        reply = await found.batch((RECEIPT, [HASH]), (RECEIPT, [OTHER]), (BY_HASH, [OTHER]))
+        assert [item["result"] and item["result"]["userOpHash"] for item in reply.json] == [HASH, None, None]
+
+
+@on_uvloop
+async def test_caller_who_leaves_is_not_waited_for(database: str) -> None:
+    async with bundler_scene(database) as found:
+        mined(found)
+        found.chain.held = {"eth_getLogs"}
+        talk = await found.worker.talk()
+        body = {"jsonrpc": "2.0", "id": 1, "method": RECEIPT, "params": [HASH]}
+        await talk.send(found.request(orjson.dumps(body)))
+        await talk.close()
+        found.chain.gate.set()
+        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+
+
+@pytest.mark.parametrize("bundlers", [1, 2])
+@on_uvloop
+async def test_who_has_a_receipt_is_not_told_what_was_true_before_it(database: str, bundlers: int) -> None:
+    """The bundler knows of a block before the head is looked at again: a nonce that was kept is asked for anew."""
+    async with bundler_scene(database, bundlers) as found:
+        await Tracker(found.worker.app.networks.routes[LIVE]).look()
+        call = rpc("eth_call", [{"to": EP07, "data": "0x35567e1a"}, "latest"])
+        nonces = iter(["0x1", "0x2"])
+        found.chain.answers["eth_call"] = lambda params: next(nonces)
+        assert [(await found.worker.ask(call)).json["result"] for _ in range(2)] == ["0x1", "0x1"]
+        for bundler in found.bundlers:
+            bundler.answers[RECEIPT] = lambda params: {"receipt": {"blockNumber": hex(found.chain.chain.head)}}
+        await found.ask(RECEIPT, HASH)
+        assert (await found.worker.ask(call)).json["result"] == "0x1"
+        for bundler in found.bundlers:
+            bundler.answers[RECEIPT] = lambda params: {"receipt": {"blockNumber": hex(found.chain.chain.head + 1)}}
+        await found.ask(RECEIPT, HASH)
+        assert (await found.worker.ask(call)).json["result"] == "0x2"

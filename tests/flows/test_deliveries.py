@@ -1,0 +1,293 @@
+"""Deliveries over HTTP, as a webhook's owner sees them: from a test event to its log, and again; and `webhooks listen`."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.commands.webhooks import fault_of
+from proxy.core import signatures
+from proxy.core.watching import KINDS
+from tests.delivery.scene import Inbox, inbox
+from tests.flows.test_gas_policies import ask
+from tests.service import ROOT, Service, finished, until
+
+ADDRESS = "0x" + "ab" * 20
+# What each type needs to be made at all.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "activity": {"addresses": [ADDRESS]},
+    "token": {"addresses": [ADDRESS]},
+    "nft": {"contracts": [ADDRESS]},
+    "mined": {"tx_hashes": ["0x" + "cd" * 32]},
+    "log": {"addresses": [ADDRESS]},
+    "internal": {"addresses": [ADDRESS]},
+    "block": {},
+    "pending": {"addresses": [ADDRESS]},
+}
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Inbox]:
+    async with inbox() as found:
+        yield found
+
+
+@asynccontextmanager
+async def hooked(service: Service, url: str, event_type: str = "token_transfer") -> AsyncIterator[dict[str, Any]]:
+    """A webhook for a while."""
+    body = {"url": url, "chain": "dev", "event_type": event_type, "config": CONFIGS[KINDS[event_type]]}
+    status, made = await ask(service, "POST", "/webhooks", body)
+    assert status == 201, made
+    yield made
+    assert (await ask(service, "DELETE", f"/webhooks/{made['id']}"))[0] == 200
+
+
+async def deliveries(service: Service, made: dict[str, Any], query: str = "") -> dict[str, Any]:
+    status, said = await ask(service, "GET", f"/webhooks/{made['id']}/deliveries{query}")
+    assert status == 200, said
+    return dict(said)
+
+
+def ended(service: Service, made: dict[str, Any], count: int = 1) -> Callable[[], Any]:
+    """So many are over, one way or the other."""
+
+    async def look() -> bool:
+        said = await deliveries(service, made)
+        return sum(each["status"] in ("delivered", "failed") for each in said["deliveries"]) == count
+
+    return look
+
+
+async def test_test_event_arrives_marked_and_signed_and_stands_in_the_log(service: Service, box: Inbox) -> None:
+    async with hooked(service, box.url("/a")) as made:
+        status, sent = await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
+        assert (status, sent["webhook_id"], sent["event_type"]) == (202, made["id"], "token_transfer")
+        await until(ended(service, made))
+        (post,) = box.at("/a")
+        assert (
+            fault_of(made["signing_secret"], post.headers, post.body, now=int(post.headers["webhook-timestamp"]))
+            is None
+        )
+        said = orjson.loads(post.body)
+        assert (said["id"], said["test"], said["webhook_id"]) == (sent["event_id"], True, made["id"])
+        assert said["event_type"] == "token_transfer"
+        (seen,) = (await deliveries(service, made))["deliveries"]
+        assert (seen["event_id"], seen["status"], seen["test"]) == (sent["event_id"], "delivered", True)
+        (attempt,) = seen["attempts"]
+        assert (attempt["number"], attempt["outcome"], attempt["status_code"]) == (1, "answered", 200)
+        assert seen["next_attempt_at"] is None
+        assert seen["finished_at"] is not None
+
+
+@pytest.mark.parametrize("own", ["token_transfer", "NEW_BLOCK"])
+async def test_every_type_of_the_format_can_be_tested_and_no_other(service: Service, box: Inbox, own: str) -> None:
+    alike = {name for name in KINDS if name.islower() == own.islower()}
+    async with hooked(service, box.url("/all"), own) as made:
+        for name in KINDS:
+            status, said = await ask(service, "POST", f"/webhooks/{made['id']}/test", {"event_type": name})
+            assert status == (202 if name in alike else 400), said
+        await until(ended(service, made, len(alike)))
+    told = [orjson.loads(post.body) for post in box.at("/all")]
+    assert {each.get("event_type") or each["type"] for each in told} == alike
+    assert all(each["test"] and each["data"] for each in told)
+
+
+async def test_failed_test_says_how_the_reply_began(service: Service, box: Inbox) -> None:
+    box.answer("/no", 503)
+    async with hooked(service, box.url("/no")) as made:
+        await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
+        await until(ended(service, made))
+        (seen,) = (await deliveries(service, made))["deliveries"]
+        (attempt,) = seen["attempts"]
+        assert (seen["status"], attempt["status_code"], attempt["response_excerpt"]) == ("failed", 503, "said")
+
+
+async def test_deliveries_are_redelivered_one_by_one_and_since_a_time(service: Service, box: Inbox) -> None:
+    async with hooked(service, box.url("/r"), "NEW_BLOCK") as made:
+        path = f"/webhooks/{made['id']}"
+        before = datetime.datetime.now(datetime.UTC).isoformat()
+        names = [(await ask(service, "POST", f"{path}/test", {}))[1]["event_id"] for _ in range(3)]
+        await until(ended(service, made, 3))
+        status, said = await ask(service, "POST", f"{path}/deliveries/{names[0]}/redeliver")
+        assert (status, said) == (202, {"webhook_id": made["id"], "event_id": names[0], "status": "pending"})
+        await until(lambda: len(box.at("/r")) == 4)
+        await until(ended(service, made, 3))
+        assert {*[post.body for post in box.at("/r") if post.event_id == names[0]]} == {box.at("/r")[3].body}
+        assert await ask(service, "POST", f"{path}/redeliver", {"since": before}) == (
+            202,
+            {"webhook_id": made["id"], "redelivering": 3},
+        )
+        await until(lambda: len(box.at("/r")) == 7)
+        await until(ended(service, made, 3))
+        for body in ({"since": before, "status": "failed"}, {"since": "2100-01-01T00:00:00+14:00"}):
+            assert (await ask(service, "POST", f"{path}/redeliver", body))[1]["redelivering"] == 0
+        seen = {each["event_id"]: each for each in (await deliveries(service, made))["deliveries"]}
+        assert [attempt["status_code"] for attempt in seen[names[0]]["attempts"]] == [200, 200, 200]
+
+
+async def test_list_has_filters_and_pages(service: Service, box: Inbox) -> None:
+    box.answer("/f", 200, 500, 200)
+    async with hooked(service, box.url("/f"), "NEW_BLOCK") as made:
+        for count in range(1, 4):
+            await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
+            await until(ended(service, made, count))
+        whole = await deliveries(service, made)
+        assert whole["total"] == 3
+        times = [each["created_at"] for each in whole["deliveries"]]
+        assert times == sorted(times, reverse=True)
+        assert [each["status"] for each in whole["deliveries"]] == ["delivered", "failed", "delivered"]
+        failed = await deliveries(service, made, "?status=failed")
+        assert (failed["total"], failed["deliveries"]) == (1, [whole["deliveries"][1]])
+        second = await deliveries(service, made, "?limit=1&page=2")
+        assert (second["total"], second["page"], second["deliveries"]) == (3, 2, [whole["deliveries"][1]])
+        # Times are told in milliseconds and kept in finer steps: one later is not before its own.
+        late = await deliveries(service, made, f"?since={whole['deliveries'][0]['created_at']}")
+        assert late["deliveries"][0] == whole["deliveries"][0]
+        assert (await deliveries(service, made, "?since=2100-01-01T00:00:00Z"))["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "rest", "body", "says"),
+    [
+        ("GET", "/deliveries?status=due", None, "status"),
+        ("GET", "/deliveries?since=yesterday", None, "since"),
+        ("GET", "/deliveries?since=0001-01-01T00:00:00%2B14:00", None, "since"),
+        ("GET", "/deliveries?since=2026-01-15T09:30:60Z", None, "since"),
+        ("GET", "/deliveries?limit=101", None, "limit"),
+        ("POST", "/redeliver", {}, "since"),
+        ("POST", "/redeliver", {"since": "2026-01-15"}, "since"),
+        ("POST", "/redeliver", {"since": "2026-01-15T09:30:00Z", "status": "x"}, "status"),
+        ("POST", "/test", {"event_type": "nothing"}, "event_type"),
+        ("POST", "/test", {"eventType": "log"}, "eventType"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_named(
+    service: Service, box: Inbox, method: str, rest: str, body: Any, says: str
+) -> None:
+    async with hooked(service, box.url()) as made:
+        status, said = await ask(service, method, f"/webhooks/{made['id']}{rest}", body)
+        assert (status, said["error"]["code"]) == (400, "invalid_request"), said
+        assert says in said["error"]["message"]
+
+
+async def test_what_is_somebody_elses_is_not_there(service: Service, box: Inbox) -> None:
+    async with hooked(service, box.url()) as made:
+        (event,) = [(await ask(service, "POST", f"/webhooks/{made['id']}/test", {}))[1]["event_id"]]
+        absent = await ask(service, "GET", "/webhooks/wh_nothing/deliveries")
+        assert absent[0] == 404
+        since = {"since": "2026-01-15T09:30:00Z"}
+        for method, rest, body in (
+            ("GET", "/deliveries", None),
+            ("POST", f"/deliveries/{event}/redeliver", None),
+            ("POST", "/redeliver", since),
+            ("POST", "/test", {}),
+        ):
+            assert (await ask(service, method, f"/webhooks/{made['id']}{rest}", body, key="growth"))[0] == 404
+        assert (await ask(service, "POST", f"/webhooks/{made['id']}/deliveries/evt_{'0' * 32}/redeliver"))[0] == 404
+        await until(ended(service, made))
+
+
+async def test_paused_webhook_takes_no_test_and_keeps_a_redelivery_until_it_is_resumed(
+    service: Service, box: Inbox
+) -> None:
+    async with hooked(service, box.url("/p")) as made:
+        path = f"/webhooks/{made['id']}"
+        event = (await ask(service, "POST", f"{path}/test", {}))[1]["event_id"]
+        await until(ended(service, made))
+        await ask(service, "PATCH", path, {"status": "paused"})
+        assert (await ask(service, "POST", f"{path}/test", {}))[0] == 400
+        status, said = await ask(service, "POST", f"{path}/deliveries/{event}/redeliver")
+        assert (status, said["status"]) == (202, "parked")
+        (seen,) = (await deliveries(service, made, "?status=parked"))["deliveries"]
+        assert seen["event_id"] == event
+        assert (await ask(service, "POST", f"{path}/resume"))[0] == 200
+        await until(lambda: len(box.at("/p")) == 2)
+        await until(ended(service, made))
+
+
+# On a developer's machine
+
+
+@asynccontextmanager
+async def listening(service: Service, *words: str) -> AsyncIterator[list[str]]:
+    """The command, and what it prints as it goes."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "proxy", "webhooks", "listen", "--data", str(service.data), *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        # Whoever is started in the background by a shell ignores it, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    said: list[str] = []
+    assert process.stdout is not None
+    lines = process.stdout
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.to_thread(lambda: [said.append(line.decode().rstrip()) for line in lines]))
+        try:
+            await until(lambda: said)
+            yield said
+        finally:
+            process.send_signal(signal.SIGINT)
+    code, _ = await finished(process)
+    assert code == 130, said
+
+
+async def test_listen_makes_a_webhook_shows_what_comes_passes_it_on_and_cleans_up(service: Service, box: Inbox) -> None:
+    box.answer("/mine", 202)
+    words = ("--api", service.base, "--forward", box.url("/mine"), "--event-type", "NEW_BLOCK")
+    async with listening(service, *words) as said:
+        name = said[0].split()[0]
+        assert "NEW_BLOCK on dev" in said[0]
+        sent = (await ask(service, "POST", f"/webhooks/{name}/test", {}))[1]["event_id"]
+        expected = f"verified  NEW_BLOCK  TEST  {sent}  attempt 1  forwarded: 202"
+        await until(lambda: expected in said)
+        await until(lambda: said[-1] == "}")
+        forwarded = next(post for post in box.at("/mine") if post.event_id == sent)
+        assert orjson.loads(forwarded.body)["id"] == sent
+        assert "X-Platform-Signature" in forwarded.headers
+        # Whoever does not know the secret is not shown.
+        async with service.session.post(said[0].split(" to ")[1].split(";")[0], data=b"{}") as response:
+            assert response.status == 400
+        await until(lambda: any(line.startswith("refused: ") for line in said))
+    assert (await ask(service, "GET", f"/webhooks/{name}"))[0] == 404
+
+
+async def test_listen_with_a_secret_only_receives(service: Service) -> None:
+    secret = signatures.secret_of(b"s" * 32)
+    async with listening(service, "--secret", secret) as said:
+        url = said[0].removeprefix("listening on ")
+        body = b'{"id":"evt_1","event_type":"log","data":{}}'
+        stamp = int(datetime.datetime.now().timestamp())
+        for signed, status in ((secret, 200), (signatures.secret_of(b"x" * 32), 400)):
+            headers = signatures.headers(
+                event_type="log", event_id="evt_1", secrets=[signed], timestamp=stamp, body=body
+            )
+            async with service.session.post(url, data=body, headers=headers) as response:
+                assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--secret", "hunter2"), "--secret: must be whsec_"),
+        (("--forward", "ftp://x"), "--forward ftp://x: must be an http"),
+        (("--filter", "[]"), "must be a JSON object"),
+        (("--api", "http://127.0.0.1:1/v1"), "does not answer"),
+        (("--event-type", "nothing"), "the service refused: event_type"),
+    ],
+)  # fmt: skip
+async def test_listen_says_what_is_wrong(service: Service, words: tuple[str, ...], says: str) -> None:
+    api = () if "--api" in words else ("--api", service.base)
+    done = await asyncio.to_thread(service.cli, "webhooks", "listen", *api, *words)
+    assert done.returncode in (1, 2)
+    assert says in done.stderr

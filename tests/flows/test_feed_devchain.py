@@ -1,0 +1,117 @@
+"""The feed of a real chain: hardhat's node over its WebSocket and over HTTP; each listener against the chain's own record."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.dev.accounts import FUNDED
+from proxy.dev.chain import development_chain
+from proxy.services.feed.topics import Feed, Topic
+from tests.feed_upstreams import HEADS, Ear, logs_topic
+from tests.service import until
+from tests.web.worker import on_uvloop, worker
+
+DEV = "dev/mainnet"
+# Code that writes one log, with the topic 1; and code that puts it there.
+EMITS = "600160006000a100"
+DEPLOYS = "0x67" + EMITS + "6000526008" + "6018f3"
+TOPIC = f"0x{1:064x}"
+
+
+class DevChain:
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._session = session
+
+    async def ask(self, method: str, *params: Any) -> Any:
+        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        async with self._session.post(self.url, json=call) as response:
+            reply = await response.json()
+        assert "result" in reply, reply
+        return reply["result"]
+
+    async def send(self, **transaction: Any) -> dict[str, Any]:
+        """A transaction in a block of its own; its receipt."""
+        name = await self.ask("eth_sendTransaction", {"from": FUNDED.address, **transaction})
+        receipt: dict[str, Any] = await self.ask("eth_getTransactionReceipt", name)
+        return receipt
+
+    async def hashes(self, first: int) -> list[str]:
+        last = int(await self.ask("eth_blockNumber"), 16)
+        blocks = [await self.ask("eth_getBlockByNumber", hex(number), False) for number in range(first, last + 1)]
+        return [block["hash"] for block in blocks]
+
+    async def logs(self, first: int) -> list[tuple[str, str]]:
+        found = await self.ask("eth_getLogs", {"fromBlock": hex(first), "toBlock": "latest"})
+        return [(log["blockHash"], log["logIndex"]) for log in found]
+
+
+@asynccontextmanager
+async def dev_chain(place: Path) -> AsyncIterator[DevChain]:
+    child, url = development_chain(place, place / "chain.log")
+    await child.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield DevChain(url, session)
+    finally:
+        await child.stop()
+
+
+async def listen(feed: Feed, topic: Topic, first: int | None = None) -> Ear:
+    ear = Ear()
+    await (feed.subscribe(topic, ear) if first is None else feed.subscribe_from(topic, ear, first))
+    return ear
+
+
+@pytest.mark.parametrize("kinds", [["ws", "http"], ["http"]])
+def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kinds: list[str]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with dev_chain(tmp_path) as chain:
+            urls = [chain.url.replace("http", "ws") if kind == "ws" else chain.url for kind in kinds]
+            async with worker({DEV: urls}) as running:
+                feed = running.app.feeds.find(DEV)
+                assert feed is not None
+                contract = (await chain.send(data=DEPLOYS))["contractAddress"]
+                await chain.send(to=contract)
+                start = int(await chain.ask("eth_blockNumber"), 16) + 1
+                heads, every = await listen(feed, HEADS), await listen(feed, logs_topic(topics=[TOPIC]))
+                other = await listen(feed, logs_topic(address="0x" + "77" * 20))
+                pending = await listen(feed, Topic("newPendingTransactions", False))
+                for _ in range(5):
+                    await chain.send(to=contract)
+                await until(lambda: len(every.events) == 5)
+                await until(lambda: len(pending.events) == 5)
+                # A replay of all of it, and a reorganisation of the last three blocks.
+                replayed = await listen(feed, logs_topic(address=contract), 1)
+                assert replayed.logs() == await chain.logs(1)
+                told = {
+                    "heads": await chain.hashes(start),
+                    "logs": await chain.logs(start),
+                }
+                await until(lambda: heads.heads() == told["heads"])
+                assert every.logs() == told["logs"]
+                await chain.ask("hardhat_mine", "0x2")
+                await fork(chain, contract)
+                truth, logs, whole = await chain.hashes(start), await chain.logs(start), await chain.logs(1)
+                await until(lambda: heads.heads() == truth, within_s=30)
+                await until(lambda: every.logs() == logs)
+                await until(lambda: replayed.logs() == whole)
+                assert other.events == []
+
+    async def fork(chain: DevChain, contract: str) -> None:
+        """Blocks with logs that are told, taken back, and replaced by more."""
+        snapshot = await chain.ask("evm_snapshot")
+        for _ in range(3):
+            await chain.send(to=contract)
+        assert await chain.ask("evm_revert", snapshot) is True
+        for _ in range(4):
+            await chain.send(to=contract, value="0x0", data="0x01")
+
+    run()

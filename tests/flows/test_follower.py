@@ -1,0 +1,200 @@
+"""The follower beside the workers: the real dev chain's record, through kills and reverts, and the roles of `serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from proxy.dev.postgres import Postgres
+from proxy.store import migrate
+from tests import service as service_room
+from tests.chain_upstream import ChainUpstream, LittleChain
+from tests.database import another, connected
+from tests.flows import production
+from tests.flows.production import PEPPER, Production
+from tests.follower.scene import NETWORK, record
+from tests.follower.test_following import everything
+from tests.rpc_upstreams import scripted
+from tests.service import Service, children, until
+
+# transfer(address,uint256), balanceOf(address), ownerOf(uint256), balanceOf(address,uint256)
+TRANSFER, BALANCE, OWNER, BALANCE_OF = "0xa9059cbb", "0x70a08231", "0x6352211e", "0x00fdd58e"
+DEV = "dev/mainnet"
+FRESH = bytes(range(100, 120))
+# A follower that was killed is a Python that starts: on a busy machine that takes a while.
+SLOW_S = 40.0
+
+
+@pytest.fixture(scope="module")
+async def own(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    """A service whose chain these tests may turn back."""
+    running = await service_room.start(tmp_path_factory.mktemp("followed"), "--no-bundler")
+    yield running
+    await service_room.stop(running)
+
+
+async def chain(service: Service, method: str, *params: Any) -> Any:
+    """The chain itself, not through us."""
+    call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    async with aiohttp.ClientSession() as session, session.post(service.ready["upstream_url"], json=call) as response:
+        said = await response.json()
+    assert "result" in said, said
+    return said["result"]
+
+
+async def read(service: Service, contract: str, data: str) -> int:
+    return int(await chain(service, "eth_call", {"to": contract, "data": data}, "latest"), 16)
+
+
+def word(value: bytes | int) -> str:
+    return f"{value:064x}" if isinstance(value, int) else value.rjust(32, b"\0").hex()
+
+
+def database(service: Service) -> str:
+    return str(orjson.loads((service.data / "running.json").read_bytes())["database"]["url"])
+
+
+async def indexed(service: Service) -> dict[tuple[bytes, ...], int]:
+    return await record(database(service), DEV)
+
+
+async def is_at_the_head(service: Service) -> bool:
+    head = await chain(service, "eth_getBlockByNumber", "latest", False)
+    async with connected(database(service)) as connection:
+        found = await connection.fetchrow("select block, block_hash from followed_networks where network = $1", DEV)
+    if found is None or found[0] is None:
+        return False
+    return (hex(found[0]), "0x" + found[1].hex()) == (head["number"], head["hash"])
+
+
+async def give(service: Service, token: str, amount: int) -> str:
+    funded = service.ready["funded_account"]["address"]
+    data = TRANSFER + word(FRESH) + word(amount)
+    return str(await chain(service, "eth_sendTransaction", {"from": funded, "to": token, "data": data}))
+
+
+def follower_pid(service: Service | Production) -> int:
+    return next(pid for pid, line in children(service.process.pid) if "background follower" in line)
+
+
+async def test_record_of_the_dev_chain_is_what_its_contracts_say(own: Service) -> None:
+    await until(lambda: is_at_the_head(own), within_s=SLOW_S)
+    found = await indexed(own)
+    ordinary = {
+        bytes.fromhex(t["address"][2:]) for t in own.ready["tokens"] if t["kind"] in ("erc20", "bytes32", "weth")
+    }
+    multi = {bytes.fromhex(t["address"][2:]) for t in own.ready["nfts"] if t["kind"] == "erc1155"}
+    single = {bytes.fromhex(t["address"][2:]) for t in own.ready["nfts"] if t["kind"] == "erc721"}
+    assert {key[1] for key in found} >= ordinary | multi | single
+    for (holder, contract, *token), amount in found.items():
+        address = "0x" + contract.hex()
+        if contract in ordinary:
+            assert await read(own, address, BALANCE + word(holder)) == amount
+        elif contract in single:
+            assert await read(own, address, OWNER + token[0].hex()) == int.from_bytes(holder, "big")
+        elif contract in multi:
+            assert await read(own, address, BALANCE_OF + word(holder) + token[0].hex()) == amount
+
+
+async def test_transfer_is_indexed_and_a_revert_takes_it_back(own: Service) -> None:
+    token = own.ready["tokens"][0]["address"]
+    key = (FRESH, bytes.fromhex(token[2:]))
+    snapshot = await chain(own, "evm_snapshot")
+    await give(own, token, 5)
+    await until(lambda: _has(own, key, 5), within_s=SLOW_S)
+    await chain(own, "evm_revert", snapshot)
+    await give(own, token, 7)
+    await until(lambda: _has(own, key, 7), within_s=SLOW_S)
+
+
+async def _has(service: Service, key: tuple[bytes, ...], amount: int) -> bool:
+    return (await indexed(service)).get(key, 0) == amount
+
+
+async def test_killed_follower_is_started_again_and_goes_on(own: Service) -> None:
+    token = own.ready["tokens"][0]["address"]
+    key = (FRESH, bytes.fromhex(token[2:]))
+    await until(lambda: is_at_the_head(own), within_s=SLOW_S)
+    before = (await indexed(own)).get(key, 0)
+    for killed in range(1, 3):
+        pid = follower_pid(own)
+        os.kill(pid, signal.SIGKILL)
+        await give(own, token, 1)
+        await until(lambda killed=killed: _has(own, key, before + killed), within_s=SLOW_S)
+        assert follower_pid(own) != pid
+
+
+async def test_index_command_finds_the_running_service(own: Service) -> None:
+    done = await asyncio.to_thread(own.cli, "index", "--chain", "dev", "--from", "0")
+    assert (done.returncode, done.stdout) == (0, "nothing to do: dev/mainnet is followed from block 0 on\n"), (
+        done.stderr
+    )
+
+
+async def test_metrics_tell_how_far_the_follower_is(own: Service) -> None:
+    await until(lambda: is_at_the_head(own), within_s=SLOW_S)
+    head = int(await chain(own, "eth_blockNumber"), 16)
+
+    async def shown() -> bool:
+        text = await (await own.get(own.ready["metrics_url"])).text()
+        return f'penstock_follower_block{{network="{DEV}"}} {float(head)}' in text
+
+    await until(shown, within_s=SLOW_S)
+
+
+# Roles
+
+
+async def _serving(tmp_path: Path, database: str, url: str, role: str) -> Production:
+    config = tmp_path / f"{role}.toml"
+    config.write_text(f"""
+[server]
+port = 0
+workers = 1
+[metrics]
+port = 0
+[database]
+url = "{database}"
+[keys]
+pepper = "{PEPPER}"
+[follower.start]
+"{NETWORK}" = 0
+[[upstreams]]
+network = "{NETWORK}"
+url = "{url}"
+""")
+    return await production.start(config, tmp_path / f"{role}.log", "", role=role)
+
+
+async def test_one_role_serves_and_another_follows(tmp_path: Path, cluster: Postgres) -> None:
+    little = LittleChain()
+    little.mine(*everything())
+    async with another(cluster.url, "followed") as database, scripted(1, little, ChainUpstream) as (upstream,):  # type: ignore[arg-type]
+        async with connected(database) as connection:
+            await migrate.migrate(connection)
+        gateway = await _serving(tmp_path, database, upstream.url, "gateway")
+        assert (len(gateway.worker_pids()), gateway.port > 0) == (1, True)
+        assert not [line for _, line in children(gateway.process.pid) if "background" in line]
+        follower = await _serving(tmp_path, database, upstream.url, "follower")
+        assert (follower.worker_pids(), follower.port) == ([], 0)
+        deliverer = await _serving(tmp_path, database, upstream.url, "deliverer")
+        assert [line.split()[-1] for _, line in children(deliverer.process.pid)] == ["deliverer"]
+
+        async def whole() -> bool:
+            return await record(database) == little.holdings()
+
+        await until(whole, within_s=SLOW_S)
+        little.drop(2)
+        little.mine(*everything())
+        await until(whole, within_s=SLOW_S)
+        pid = follower_pid(follower)
+        assert [await production.stop(each) for each in (follower, deliverer, gateway)] == [0, 0, 0]
+        assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,145 @@
+"""What lists and collections show of NFTs' documents: as much as can be had soon, and nobody waits for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import eth_abi
+import pytest
+from aiohttp import web
+
+from proxy.chains.evm import abi
+from proxy.chains.registry import Network
+from proxy.services import nft_metadata
+from proxy.services.nft_metadata import NftMetadata
+from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted
+from tests.rpc_scene import scene
+from tests.wire.strangers import Pages, pages
+
+CONTRACT, ITEMS = b"\x11" * 20, b"\x22" * 20
+CID = "bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi"
+
+
+@dataclass
+class Gallery:
+    nfts: NftMetadata
+    network: Network
+    machine: Machine
+    site: Pages
+
+    async def known(self, *token_ids: int, contract: bytes = CONTRACT) -> list[tuple[str | None, str | None] | None]:
+        found = await self.nfts.known(self.network, [(contract, token_id) for token_id in token_ids])
+        return [None if each is None else (each["name"], each["image_url"]) for each in found]
+
+
+def with_uris(signature: str, uris: Mapping[int, str]) -> Contract:
+    """A contract that knows the URIs of some tokens, and reverts for any other."""
+
+    def act(data: bytes) -> tuple[bytes, int]:
+        uri = uris.get(int.from_bytes(data[4:36], "big"))
+        if data[:4] != abi.selector(signature) or uri is None:
+            raise Reverted(b"no such token")
+        return bytes(eth_abi.encode(["string"], [uri])), CALL_GAS
+
+    return act
+
+
+@asynccontextmanager
+async def gallery(**nfts: Any) -> AsyncIterator[Gallery]:
+    async with pages() as site:
+        egress = {"allow": ["127.0.0.0/8"], "http": True, "ports": []}
+        settings = {"ipfs_gateway": site.url("/gate/"), "retry_s": 60.0, **nfts}
+        async with scene(1, egress=egress, nfts=settings) as found:
+            machine = Machine()
+            found.upstreams[0].answers["eth_call"] = machine.call
+            yield Gallery(found.worker.app.data.nft_metadata, found.route.network, machine, site)
+
+
+async def test_names_and_images_of_many_are_read_by_one_call() -> None:
+    async with gallery() as found:
+        uris = {
+            n: found.site.put(f"/{n}", b'{"name": "Number %d", "image": "ipfs://%s/%d"}' % (n, CID.encode(), n))
+            for n in range(30)
+        }
+        uris[30] = 'data:application/json,{"name": "Here"}'
+        uris[31] = "data:image/svg+xml,<svg/>"
+        found.machine.contracts[CONTRACT] = with_uris("tokenURI(uint256)", uris)
+        told = await found.known(*range(33))
+        assert told[:30] == [(f"Number {n}", f"ipfs://{CID}/{n}") for n in range(30)]
+        assert told[30:] == [("Here", None), (None, "data:image/svg+xml,%3Csvg/%3E"), (None, None)]
+        assert len([size for size in found.machine.sizes if size > 1]) == 1
+        asked = len(found.site.asked)
+        assert await found.known(*range(30)) == told[:30]
+        assert len(found.site.asked) == asked == 30
+
+
+async def test_tokens_of_both_standards_are_known() -> None:
+    async with gallery() as found:
+        found.site.put(f"/gate/ipfs/{CID}/{7:064x}.json", b'{"name": "Seven"}')
+        found.machine.contracts[ITEMS] = with_uris("uri(uint256)", {7: f"ipfs://{CID}/{{id}}.json"})
+        assert await found.known(7, contract=ITEMS) == [("Seven", None)]
+
+
+async def test_list_does_not_wait_for_a_slow_stranger_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = asyncio.Event()
+
+    async def page(request: web.Request) -> web.Response:
+        await hanging.wait()
+        return web.json_response({"name": "Late"})
+
+    async with gallery(fetch_timeout_s=30.0) as found:
+        found.site.pages["/slow"] = page
+        uris = {1: found.site.url("/slow"), 2: found.site.put("/quick", b'{"name": "Quick"}')}
+        found.machine.contracts[CONTRACT] = with_uris("tokenURI(uint256)", uris)
+        assert await found.known(2) == [("Quick", None)]
+        monkeypatch.setattr(nft_metadata, "LISTING_S", 0.5)
+        assert await found.known(1, 2) == [None, ("Quick", None)]
+        assert await found.known(1, 2) == [(None, None), ("Quick", None)]
+        assert found.site.asked.count("/slow") == 1
+        hanging.set()
+
+
+async def test_large_image_is_left_out_of_lists() -> None:
+    async with gallery() as found:
+        large = "data:image/png;base64," + "A" * 20_000
+        found.machine.contracts[CONTRACT] = with_uris(
+            "tokenURI(uint256)", {1: found.site.put("/1", b'{"name": "A", "image": "%s"}' % large.encode())}
+        )
+        assert await found.known(1) == [("A", None)]
+
+
+async def test_nothing_is_known_of_no_tokens() -> None:
+    async with gallery() as found:
+        assert await found.known() == []
+        assert found.machine.sizes == []
+
+
+# A collection's own document
+
+
+async def test_document_is_its_words_and_kept() -> None:
+    async with gallery() as found:
+        url = found.site.put(
+            "/c", b'{"description": "All of \\ud800 it", "image": "ipfs://x", "fee": 100, "links": []}'
+        )
+        told = await found.nfts.document(url)
+        assert told == {"description": "All of ? it", "image": "ipfs://x"}
+        assert await found.nfts.document(url) == told
+        assert found.site.asked == ["/c"]
+
+
+async def test_document_that_is_none_is_none() -> None:
+    async with gallery() as found:
+        for uri in (
+            "",
+            "nowhere",
+            found.site.url("/missing"),
+            "data:,x",
+            "data:application/json,[]",
+            "http://10.0.0.1/",
+        ):
+            assert await found.nfts.document(uri) is None

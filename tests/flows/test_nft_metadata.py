@@ -1,0 +1,357 @@
+"""NFT metadata over HTTP, from the development chain's contracts: what they say is checked by web3.py."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from base64 import b64encode
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from web3 import AsyncHTTPProvider, AsyncWeb3
+
+from tests import service as service_room
+from tests.service import Service, until
+from tests.shapes import conforms
+from tests.wire.strangers import Listener, Pages, listener, pages
+
+CID = "bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi"
+TX = "bNbA3TEQVL60xlgCcqdz4ZPHFZ711cZ3hmkpGttDt_U"
+_TO, _ID, _URI = ({"type": kind, "name": ""} for kind in ("address", "uint256", "string"))
+_WRITE = {"type": "function", "stateMutability": "nonpayable", "outputs": []}
+MINT = [{**_WRITE, "name": "mint", "inputs": [_TO, _ID, _URI]}, {**_WRITE, "name": "repaint", "inputs": [_ID, _URI]}]
+OWNER_OF = {"type": "function", "stateMutability": "view", "name": "ownerOf", "inputs": [_ID], "outputs": [_TO]}
+LIMIT = 8192
+
+
+@dataclass
+class Stage:
+    """A running service whose gateways are a site of ours, and which may reach 127.0.0.1 and nothing else that is local."""
+
+    service: Service
+    site: Pages
+    local: Listener
+    pictures: Any
+    minter: str
+    _next_id: int = 1000
+
+    async def mint(self, uri: str) -> int:
+        self._next_id += 1
+        sent = await self.pictures.functions.mint(self.minter, self._next_id, uri).transact({"from": self.minter})
+        receipt = await self.pictures.w3.eth.wait_for_transaction_receipt(sent, timeout=60)
+        await until(lambda: self._has_seen(receipt["blockNumber"]))
+        return self._next_id
+
+    async def _has_seen(self, block: int) -> bool:
+        """Whether the service knows of the block."""
+        response = await self.service.rpc("eth_blockNumber")
+        return int((await response.json())["result"], 16) >= block
+
+    async def get(self, contract: str, token_id: Any, query: str = "") -> tuple[int, dict[str, Any]]:
+        path = f"/v1/nfts/dev/metadata/{contract}/{token_id}{query}"
+        response = await self.service.get(path, **{"X-API-Key": self.service.keys["enterprise"]})
+        return response.status, await response.json()
+
+    async def nft(self, contract: str, token_id: Any, query: str = "") -> dict[str, Any]:
+        status, body = await self.get(contract, token_id, query)
+        assert status == 200, body
+        found: dict[str, Any] = conforms(body, "Nft")
+        return found
+
+    async def minted(self, uri: str) -> dict[str, Any]:
+        """A new token with this URI, as the service tells it."""
+        return await self.nft(self.pictures.address, await self.mint(uri))
+
+    def collection(self, kind: str, place: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = [each for each in self.service.ready["nfts"] if each["kind"] == kind][place]
+        return found
+
+
+@pytest.fixture(scope="module")
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+    async with pages() as site, listener("127.0.0.2") as local:
+        env = {
+            "PENSTOCK_EGRESS__ALLOW": '["127.0.0.1/32"]',
+            "PENSTOCK_EGRESS__HTTP": "true",
+            "PENSTOCK_EGRESS__PORTS": "[]",
+            "PENSTOCK_NFTS__IPFS_GATEWAY": site.url("/gate"),
+            "PENSTOCK_NFTS__ARWEAVE_GATEWAY": site.url("/weave"),
+            "PENSTOCK_NFTS__FETCH_TIMEOUT_S": "3",
+            "PENSTOCK_NFTS__MAX_METADATA_BYTES": str(LIMIT),
+            "PENSTOCK_NFTS__RETRY_S": "0",
+        }
+        words = ("--workers", "1", "--no-bundler")
+        service = await service_room.start(tmp_path_factory.mktemp("nfts"), *words, env=env)
+        w3 = AsyncWeb3(AsyncHTTPProvider(service.ready["upstream_url"]))
+        pictures = next(each["address"] for each in service.ready["nfts"] if each["kind"] == "erc721")
+        try:
+            contract = w3.eth.contract(pictures, abi=[*MINT, OWNER_OF])
+            yield Stage(service, site, local, contract, (await w3.eth.accounts)[0])
+        finally:
+            await w3.provider.disconnect()
+            await service_room.stop(service)
+
+
+def data_uri(members: Mapping[str, Any]) -> str:
+    return f"data:application/json;base64,{b64encode(orjson.dumps(members)).decode()}"
+
+
+# What the contracts of the chain say
+
+
+async def test_every_token_of_the_chain_is_told_with_its_owner(stage: Stage) -> None:
+    """Whatever its URI is: the owner is the chain's, and a URI that leads nowhere is no error."""
+    statuses = {}
+    for token in stage.collection("erc721")["tokens"]:
+        found = await stage.nft(stage.pictures.address, token["token_id"])
+        assert found["owner"] == await stage.pictures.functions.ownerOf(int(token["token_id"])).call()
+        assert (found["contract"], found["token_id"]) == (stage.pictures.address, token["token_id"])
+        assert found["standard"] == "ERC721"
+        statuses[token["uri"][:8]] = found["fetch_status"]
+    assert statuses == {
+        "data:app": "ok",
+        "ipfs://b": "not_found",
+        "this is ": "invalid",
+        "": "none",
+        "http://1": "unreachable",
+        "ar://bNb": "not_found",
+    }
+
+
+async def test_metadata_on_the_chain_is_read(stage: Stage) -> None:
+    found = await stage.nft(stage.pictures.address, 1)
+    assert (found["name"], found["description"]) == ("A Pipe", "A line from left to right.")
+    assert found["image_url"].startswith("data:image/svg+xml;base64,")
+    assert found["image_gateway_url"] is None
+    assert found["traits"] == [{"trait_type": "Colour", "value": "blue"}, {"trait_type": "Width", "value": "8"}]
+
+
+async def test_collection_from_before_the_standards_has_owners_and_no_metadata(stage: Stage) -> None:
+    old = stage.collection("erc721-old")
+    found = await stage.nft(old["address"], 2)
+    assert (found["standard"], found["fetch_status"], found["token_uri"]) == ("ERC721", "none", None)
+    assert found["owner"] is not None
+
+
+async def test_id_stands_in_the_uri_of_many_tokens(stage: Stage) -> None:
+    items = stage.collection("erc1155", 1)
+
+    async def read() -> dict[str, Any]:
+        return await stage.nft(items["address"], hex(314592))
+
+    found = await read()
+    assert (found["standard"], found["token_id"]) == ("ERC1155", "314592")
+    assert found["name"] == f"Item {314592:064x}"
+    assert found["traits"] == [{"trait_type": "weight", "value": "2"}]
+    # The index says who its only holder is, as soon as it has seen the block.
+    alice = stage.service.ready["ens"]["names"]["alice.eth"]
+
+    async def has_owner() -> bool:
+        return bool((await read())["owner"] == alice)
+
+    await until(has_owner, within_s=30.0)
+
+
+async def test_token_of_many_holders_has_no_owner(stage: Stage) -> None:
+    stage.site.put(f"/gate/ipfs/{CID}/{1:064x}.json", b'{"name": "One"}')
+    items = stage.collection("erc1155")
+
+    async def has_begun() -> bool:
+        return (await stage.get(items["address"], 99))[0] == 404
+
+    await until(has_begun, within_s=30.0)  # the index has seen that there is no such token
+    found = await stage.nft(items["address"], 1, "?refresh=true")
+    assert (found["name"], found["owner"], found["fetch_status"]) == ("One", None, "ok")
+
+
+@pytest.mark.parametrize("token_id", ["8", "999999", str(2**256 - 1), hex(2**256 - 1)])
+async def test_token_that_does_not_exist_is_404(stage: Stage, token_id: str) -> None:
+    """Number 8 was burned."""
+    status, body = await stage.get(stage.pictures.address, token_id)
+    assert (status, body["error"]["code"]) == (404, "not_found")
+
+
+async def test_contract_that_is_none_is_404(stage: Stage) -> None:
+    for contract in (stage.service.ready["tokens"][0]["address"], "0x" + "11" * 20, stage.minter):
+        assert (await stage.get(contract, 1))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter"),
+    [("x/1", "contract"), ("0x12/1", "contract"), ("{c}/x", "token_id"), ("{c}/-1", "token_id"),
+     ("{c}/" + str(2**256), "token_id"), ("{c}/1?refresh=maybe", "refresh"), ("{c}/1?fresh=true", "fresh")],
+)  # fmt: skip
+async def test_bad_parameter_is_400_and_named(stage: Stage, path: str, parameter: str) -> None:
+    whole = f"/v1/nfts/dev/metadata/{path.format(c=stage.pictures.address)}"
+    response = await stage.service.get(whole, **{"X-API-Key": stage.service.keys["enterprise"]})
+    body = await response.json()
+    assert response.status == 400
+    assert f"'{parameter}'" in body["error"]["message"]
+
+
+# Through a gateway, and kept
+
+
+async def test_ipfs_is_read_through_the_configured_gateway(stage: Stage) -> None:
+    stage.site.put(f"/gate/ipfs/{CID}/own.json", orjson.dumps({"name": "Own", "image": f"ipfs://ipfs/{CID}/own 1.png"}))
+    found = await stage.minted(f"ipfs://{CID}/own.json")
+    assert found["name"] == "Own"
+    assert found["image_url"] == f"ipfs://{CID}/own%201.png"
+    assert found["image_gateway_url"] == stage.site.url(f"/gate/ipfs/{CID}/own%201.png")
+
+
+async def test_somebodys_gateway_is_replaced_by_ours(stage: Stage) -> None:
+    stage.site.put(f"/gate/ipfs/{CID}/theirs.json", b'{"name": "Theirs"}')
+    found = await stage.minted(f"https://gateway.example.com/ipfs/{CID}/theirs.json")
+    assert (found["name"], found["fetch_status"]) == ("Theirs", "ok")
+
+
+async def test_weave_is_read_through_the_configured_gateway(stage: Stage) -> None:
+    stage.site.put(f"/weave/{TX}/w.json", orjson.dumps({"name": "Woven", "image": f"ar://{TX}/w.png"}))
+    found = await stage.minted(f"ar://{TX}/w.json")
+    assert (found["name"], found["image_gateway_url"]) == ("Woven", stage.site.url(f"/weave/{TX}/w.png"))
+
+
+async def test_uri_that_leads_to_an_image_is_its_own_picture(stage: Stage) -> None:
+    url = stage.site.put("/big.png", b"\x89PNG" + b"x" * (2 * LIMIT), media_type="image/png")
+    found = await stage.minted(url)
+    assert (found["image_url"], found["image_gateway_url"], found["fetch_status"]) == (url, url, "ok")
+    inline = await stage.minted("data:image/svg+xml;utf8,<svg fill='#06c'/>")
+    assert inline["image_url"] == "data:image/svg+xml;utf8,%3Csvg%20fill='%2306c'/%3E"
+
+
+async def test_document_is_kept_until_it_is_asked_for_anew_or_has_moved(stage: Stage) -> None:
+    url = stage.site.put("/kept.json", b'{"name": "First"}')
+    token_id = await stage.mint(url)
+
+    async def name(query: str = "") -> str:
+        return str((await stage.nft(stage.pictures.address, token_id, query))["name"])
+
+    assert await name() == "First"
+    stage.site.put("/kept.json", b'{"name": "Second"}')
+    assert await name() == await name("?refresh=false") == "First"
+    assert stage.site.asked.count("/kept.json") == 1
+    assert await name("?refresh=true") == "Second"
+    assert await name() == "Second"
+    moved = stage.site.put("/moved.json", b'{"name": "Third"}')
+    sent = await stage.pictures.functions.repaint(token_id, moved).transact({"from": stage.minter})
+    await stage.pictures.w3.eth.wait_for_transaction_receipt(sent, timeout=60)
+
+    async def is_third() -> bool:
+        return await name() == "Third"
+
+    await until(is_third)
+
+
+async def test_document_that_could_not_be_read_is_tried_again(stage: Stage) -> None:
+    token_id = await stage.mint(stage.site.url("/later.json"))
+    assert (await stage.nft(stage.pictures.address, token_id))["fetch_status"] == "not_found"
+    stage.site.put("/later.json", b'{"name": "Here"}')
+    found = await stage.nft(stage.pictures.address, token_id)
+    assert (found["name"], found["fetch_status"]) == ("Here", "ok")
+
+
+async def test_many_who_ask_at_once_fetch_once(stage: Stage) -> None:
+    gate = asyncio.Event()
+
+    async def page(request: web.Request) -> web.Response:
+        await gate.wait()
+        return web.json_response({"name": "Slow"})
+
+    stage.site.pages["/slow.json"] = page
+    token_id = await stage.mint(stage.site.url("/slow.json"))
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(stage.nft(stage.pictures.address, token_id)) for _ in range(8)]
+        await until(lambda: "/slow.json" in stage.site.asked)
+        gate.set()
+    assert {task.result()["name"] for task in asked} == {"Slow"}
+    assert stage.site.asked.count("/slow.json") == 1
+
+
+# Strangers
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.2:{port}/", "https://127.0.0.2:{port}/", "http://2130706434:{port}/", "http://0x7f000002:{port}/"),
+        *("http://0177.0.0.2:{port}/", "http://127.2:{port}/", "http://[::ffff:127.0.0.2]:{port}/", "http://127.0.0.2.:{port}/"),
+        *("http://１２７.０.０.２:{port}/", "http://user:secret@127.0.0.2:{port}/", "http://169.254.169.254/latest/meta-data/"),
+        *("http://127.0.0.1@127.0.0.2:{port}/", "http://127.0.0.1:{port}\\@127.0.0.2:{port}/", "http://[64:ff9b::7f00:2]:{port}/"),
+    ],
+)  # fmt: skip
+async def test_uri_never_leads_to_a_local_listener(stage: Stage, url: str) -> None:
+    found = await stage.minted(url.format(port=stage.local.port))
+    assert (found["fetch_status"], found["name"], found["traits"]) == ("refused", None, [])
+    assert stage.local.connections == 0
+
+
+async def test_redirect_never_leads_to_a_local_listener(stage: Stage) -> None:
+    to = f"http://127.0.0.2:{stage.local.port}/"
+    for uri in (
+        stage.site.move("/away", to),
+        stage.site.move("/twice", stage.site.url("/away")),
+        stage.site.move(f"/gate/ipfs/{CID}/away", to) and f"ipfs://{CID}/away",
+    ):
+        assert (await stage.minted(uri))["fetch_status"] == "refused"
+    assert stage.local.connections == 0
+
+
+async def _drip(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    with suppress(ConnectionError):
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+    return response
+
+
+async def test_documents_that_would_harm_are_given_up_and_say_why(stage: Stage) -> None:
+    site = stage.site
+    site.pages["/drip"] = _drip
+    uris = {
+        "timeout": site.url("/drip"),
+        "too_large": site.put("/large", b'{"name": "' + b"x" * 10_000_000 + b'"}'),
+        "invalid": site.put("/deep", b'{"a":' * 1_500),
+        "not_found": site.url("/nowhere"),
+    }
+    bomb = site.put("/bomb", gzip.compress(b" " * 50_000_000), Content_Encoding="gzip")
+    more = {
+        bomb: "too_large",
+        data_uri({"name": "x" * LIMIT}): "too_large",
+        site.put("/html", "<html><body>Not here</body></html>", media_type="text/html"): "invalid",
+        "data:application/json;base64,!!!": "invalid",
+        "javascript:alert(1)": "invalid",
+        "file:///etc/passwd": "invalid",
+    }
+    for status, uri in [*uris.items(), *((status, uri) for uri, status in more.items())]:
+        found = await stage.minted(uri)
+        assert (found["fetch_status"], found["name"], found["image_url"], found["traits"]) == (
+            status,
+            None,
+            None,
+            [],
+        ), uri[:80]
+        assert found["owner"] == stage.minter
+
+
+async def test_strange_words_are_text_and_nothing_else(stage: Stage) -> None:
+    document = (
+        b'{"name": "<script>alert(1)</script>\\u0000\\u202e\\ud800", "image": "javascript:alert(1)", "description": NaN,'
+        b'"attributes": [{"trait_type": "\\u001b[31mRed", "value": 1e999}, {"trait_type": "Long", "value": "'
+        + b"y" * 5_000
+        + b'"}]}'
+    )
+    found = await stage.minted(stage.site.put("/strange", document))
+    assert found["name"] == "<script>alert(1)</script>"
+    assert (found["image_url"], found["description"]) == (None, None)
+    assert found["traits"] == [
+        {"trait_type": "[31mRed", "value": "1E+999"},
+        {"trait_type": "Long", "value": "y" * 1000},
+    ]

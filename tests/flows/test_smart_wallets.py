@@ -1,0 +1,355 @@
+"""Smart wallets and the bundler on the real development chain: its EntryPoints, factories and bundler, permissionless, viem.
+
+What should be seen comes from the chain itself, past the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import random
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+from eth_abi import encode
+
+from proxy.chains.evm import abi, address, factories
+from proxy.core import userop
+from proxy.dev.chain import node_binary
+from proxy.settings import load_tables
+from tests import service as service_room
+from tests.bundler_scene import ScriptedBundler
+from tests.database import connected
+from tests.dev.onchain import read, rpc
+from tests.flows.talk import request
+from tests.rpc_upstreams import Chain, scripted
+from tests.service import ROOT, Service, until
+from tests.web.worker import worker
+
+# An operation waits for the bundler's next bundle; the machine may be busy.
+WITHIN_S = 60.0
+RECIPIENT = "0x00000000000000000000000000000000000beef6"
+VERSIONS = ("0.6", "0.7", "0.8")
+TABLES = load_tables()
+FACTORIES = factories.of_chain(TABLES.chains.chains["dev"], TABLES.proxies)
+
+
+@pytest.fixture(scope="module")
+async def smart(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    """The whole service with its bundler."""
+    running = await service_room.start(tmp_path_factory.mktemp("smart"), "--workers", "2", bundler=True)
+    yield running
+    await service_room.stop(running)
+
+
+async def chain(service: Service, method: str, *params: Any) -> Any:
+    return await rpc(service.ready["upstream_url"], service, method, *params)
+
+
+async def ask(service: Service, path: str, body: Any = None, *, key: str = "enterprise") -> tuple[int, Any]:
+    if body is not None:
+        response = await service.post(path, body, key=key)
+    else:
+        response = await service.get(f"/v1{path}", **{"X-API-Key": service.keys.get(key, key)})
+    return response.status, await response.json()
+
+
+async def records(service: Service) -> dict[str, asyncpg.Record]:
+    """The operations as the service has written them down, by hash."""
+    url = orjson.loads((service.data / "running.json").read_bytes())["database"]["url"]
+    async with connected(url) as connection:
+        return {"0x" + row["hash"].hex(): row for row in await connection.fetch("select * from operations")}
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_address_computed_here_is_the_factorys_own(smart: Service, version: str) -> None:
+    chance = random.Random(version)
+    factory = FACTORIES[version]
+    assert smart.ready["factories"][version] == address.checksum(factory.address)
+    told = await read(smart, address.checksum(factory.address), "accountImplementation()", "address")
+    assert bytes.fromhex(told[2:]) == factory.implementation
+    drawn = [(chance.randbytes(20), chance.getrandbits(chance.choice([1, 8, 64, 256]))) for _ in range(60)]
+    drawn += [(bytes(20), 0), (b"\xff" * 20, 2**256 - 1)]
+    selector = abi.selector("getAddress(address,uint256)")
+    calls = [
+        {
+            "to": address.checksum(factory.address),
+            "data": "0x" + (selector + encode(["address", "uint256"], pair)).hex(),
+        }
+        for pair in drawn
+    ]
+    batch = [
+        {"jsonrpc": "2.0", "id": place, "method": "eth_call", "params": [call, "latest"]}
+        for place, call in enumerate(calls)
+    ]
+    async with smart.session.post(smart.ready["upstream_url"], json=batch) as response:
+        answers = {item["id"]: item["result"][-40:] for item in await response.json()}
+    assert [answers[place] for place in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
+
+
+async def test_wallet_is_created_once_and_found_by_its_key_alone(smart: Service) -> None:
+    account = (await smart.new_account("growth"))["id"]
+    mine, other = [await smart.new_key(account) for _ in range(2)]
+    owner = smart.ready["accounts"][4]["address"]
+    body = {"owner": owner.lower(), "chain": "dev", "salt": "savings"}
+    status, made = await ask(smart, "/wallets/create", body, key=mine["key"])
+    assert status == 201
+    salt = factories.salt_of("savings")
+    told = await read(smart, made["factory"], "getAddress(address,uint256)", "address", owner, salt)
+    assert made["address"].lower() == told.lower()
+    assert (made["owner"], made["chain"], made["status"]) == (owner, "dev", "counterfactual")
+    assert (made["version"], made["factory"]) == ("0.7", smart.ready["factories"]["0.7"])
+    assert await ask(smart, "/wallets/create", body, key=mine["key"]) == (200, made)
+    path = f"/wallets/{made['address']}"
+    assert await ask(smart, path, key=mine["key"]) == (200, {**made, "nonce": 0})
+    assert (await ask(smart, path.lower().replace("0x", "0x"), key=mine["key"]))[0] == 200
+    status, foreign = await ask(smart, path, key=other["key"])
+    assert status == 404
+    assert foreign == (await ask(smart, f"/wallets/{RECIPIENT}", key=mine["key"]))[1]
+    rotated = await smart.ask("keys", "rotate", mine["id"], "--overlap", "0")
+
+    async def is_kept() -> bool:
+        status, found = await ask(smart, path, key=rotated["key"])
+        return status == 200 and found["address"] == made["address"]
+
+    await until(is_kept)
+    assert (await ask(smart, "/wallets", key=rotated["key"]))[1]["total"] == 1
+
+
+async def test_list_is_paged_and_filtered(smart: Service) -> None:
+    account = (await smart.new_account("growth"))["id"]
+    key = (await smart.new_key(account))["key"]
+    owner = smart.ready["accounts"][5]["address"]
+    made = []
+    for number in range(5):
+        word = "dev" if number % 2 == 0 else "dev-testnet"
+        _, found = await ask(smart, "/wallets/create", {"owner": owner, "chain": word, "salt": str(number)}, key=key)
+        made.append(found)
+    status, whole = await ask(smart, "/wallets", key=key)
+    assert (status, whole["page"], whole["total"]) == (200, 1, 5)
+    shown = ("address", "owner", "chain", "status", "created_at")
+    assert whole["wallets"] == [{name: wallet[name] for name in shown} for wallet in reversed(made)]
+    _, second = await ask(smart, "/wallets?page=2&limit=2", key=key)
+    assert (second["wallets"], second["page"], second["total"]) == (whole["wallets"][2:4], 2, 5)
+    _, some = await ask(smart, "/wallets?chain=dev-testnet", key=key)
+    assert (some["total"], {wallet["chain"] for wallet in some["wallets"]}) == (2, {"dev-testnet"})
+    assert (await ask(smart, "/wallets?limit=101", key=key))[0] == 400
+    assert (await ask(smart, "/wallets?chain=nowhere", key=key))[0] == 404
+
+
+async def test_address_on_several_chains_is_picked_by_the_query(smart: Service) -> None:
+    account = (await smart.new_account("growth"))["id"]
+    key = (await smart.new_key(account))["key"]
+    owner = smart.ready["accounts"][6]["address"]
+    both = [
+        (await ask(smart, "/wallets/create", {"owner": owner, "chain": word}, key=key))[1]
+        for word in ("dev", "dev-testnet")
+    ]
+    assert both[0]["address"] == both[1]["address"]
+    path = f"/wallets/{both[0]['address']}"
+    status, found = await ask(smart, path, key=key)
+    assert status == 400
+    assert found["error"]["message"] == "parameter 'chain' is required: this wallet is on dev, dev-testnet"
+    for word in ("dev", "dev-testnet"):
+        assert (await ask(smart, f"{path}?chain={word}", key=key))[1]["chain"] == word
+
+
+# permissionless and viem
+
+
+def script(service: Service) -> dict[str, Any]:
+    task = {
+        "base_url": service.base,
+        "key": service.keys["enterprise"],
+        "private_key": service.ready["funded_account"]["private_key"],
+        "factories": service.ready["factories"],
+        "recipient": RECIPIENT,
+        "within_ms": int(WITHIN_S * 1000),
+    }
+    argv = [str(node_binary()), str(ROOT / "tests" / "clients" / "wallets.mjs")]
+    done = subprocess.run(
+        argv, input=json.dumps(task), capture_output=True, text=True, timeout=3 * WITHIN_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+@pytest.fixture(scope="module")
+async def seen(smart: Service) -> dict[str, Any]:
+    """What the script saw, by version."""
+    return await asyncio.to_thread(script, smart)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_wallet_is_deployed_by_its_first_operation(smart: Service, seen: dict[str, Any], version: str) -> None:
+    found = seen[version]
+    made, before, after, then = (found[name]["body"] for name in ("created", "before", "after", "then"))
+    assert found["created"]["status"] == 201
+    assert made["address"] == found["computed"]
+    assert before == {**made, "nonce": 0}
+    first = await chain(smart, "eth_getTransactionReceipt", found["first"]["tx"])
+    block = await chain(smart, "eth_getBlockByNumber", first["blockNumber"], False)
+    assert (after["status"], after["nonce"], after["deploy_tx"]) == ("deployed", 1, first["transactionHash"])
+    assert service_time(after["deployed_at"]) == int(block["timestamp"], 16)
+    assert then == {**after, "nonce": 2}
+    entry_point = smart.ready["entry_points"][version]
+    told = await read(smart, entry_point, "getNonce(address,uint192)", "uint256", made["address"], 0)
+    assert told == then["nonce"]
+    assert found["first"]["success"] is found["second"]["success"] is True
+    assert found["first"]["entry_point"].lower() == entry_point.lower()
+    assert found["balance"] == int(await chain(smart, "eth_getBalance", made["address"], "latest"), 16)
+    assert 10**18 - 10**16 < found["balance"] < 10**18 - 11
+
+
+def service_time(text: str) -> int:
+    return int(datetime.datetime.fromisoformat(text).timestamp())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_hash_computed_here_is_the_entry_points_own(smart: Service, seen: dict[str, Any], version: str) -> None:
+    """By the contract's getUserOpHash, and by the record that was made before the operation was sent."""
+    kept = await records(smart)
+    entry_point = smart.ready["entry_points"][version]
+    told = seen[version]["by_hash"]["result"]
+    operation = userop.parse(told["userOperation"], version)
+    if version == "0.6":
+        form = "(address,uint256,bytes,bytes,uint256,uint256,uint256,uint256,uint256,bytes,bytes)"
+        gas: tuple[Any, ...] = (operation.call_gas, operation.verification_gas, operation.pre_verification_gas)
+        gas += (operation.max_fee_wei, operation.max_priority_fee_wei)
+    else:
+        form = "(address,uint256,bytes,bytes,bytes32,uint256,bytes32,bytes,bytes)"
+        gas = (operation.account_gas_limits, operation.pre_verification_gas, operation.gas_fees)
+    packed = (address.checksum(operation.sender), operation.nonce, operation.init_code, operation.call_data, *gas)
+    packed += (operation.paymaster_and_data, operation.signature)
+    own = await read(smart, entry_point, f"getUserOpHash({form})", "bytes32", packed)
+    assert "0x" + own.hex() == seen[version]["second"]["hash"]
+    assert kept[seen[version]["second"]["hash"]]["sender"] == operation.sender
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_operations_life_ends_in_its_block(smart: Service, seen: dict[str, Any], version: str) -> None:
+    for which in ("first", "second"):
+        sent = seen[version][which]
+
+        async def is_included(sent: dict[str, Any] = sent) -> asyncpg.Record | None:
+            row = (await records(smart))[sent["hash"]]
+            return row if row["status"] == "included" else None
+
+        row = await until(is_included)
+        assert (row["block"], "0x" + row["transaction"].hex()) == (sent["block"], sent["tx"])
+        assert row["lineage_id"] == row["key_id"]
+        assert row["cost_wei"] > 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_wrong_signature_and_used_nonce_are_refused_by_the_bundler(
+    smart: Service, seen: dict[str, Any], version: str
+) -> None:
+    refused = seen[version]["refused"]
+    assert refused["forged"]["error"]["code"] == -32507
+    assert "signature" in refused["forged"]["error"]["message"]
+    assert refused["replayed"]["error"]["code"] == -32500
+    assert "AA25 invalid account nonce" in refused["replayed"]["error"]["message"]
+    kept = await records(smart)
+    for which in ("forged", "replayed"):
+        row = kept[refused[which]["hash"]]
+        assert (row["status"], row["block"]) == ("failed", None)
+        assert json.loads(row["error"]) == refused[which]["error"]
+
+
+async def test_receipt_that_the_bundler_has_forgotten_is_the_chains(smart: Service, seen: dict[str, Any]) -> None:
+    """A worker whose bundler knows nothing, on the same chain, says what the bundler said that carried it out."""
+    async with AsyncExitStack() as stack:
+        (empty,) = await stack.enter_async_context(scripted(1, Chain(), ScriptedBundler))
+        running = await stack.enter_async_context(
+            worker(
+                {"dev/mainnet": [smart.ready["upstream_url"]]}, bundlers=[{"network": "dev/mainnet", "url": empty.url}]
+            )
+        )
+        for version in VERSIONS:
+            body = orjson.dumps(receipt_of(seen[version]["second"]["hash"]))
+            _, told = await ask(smart, "/bundler/dev/mainnet", body)
+            async with await running.talk() as talk:
+                data = request("POST", "/v1/bundler/dev/mainnet", body, key=running.keys["main"])
+                found = (await talk.ask(data)).json["result"]
+            expected = told["result"]
+            for name in ("userOpHash", "success", "actualGasCost", "actualGasUsed", "nonce"):
+                assert found[name] == expected[name], name
+            for name in ("sender", "entryPoint"):
+                assert found[name].lower() == expected[name].lower()
+            assert found["receipt"]["transactionHash"] == expected["receipt"]["transactionHash"]
+            assert [log["logIndex"] for log in found["logs"]] == [log["logIndex"] for log in expected["logs"]]
+
+
+def receipt_of(name: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": "eth_getUserOperationReceipt", "params": [name]}
+
+
+async def test_operations_are_listed_on_the_command_line(smart: Service, seen: dict[str, Any]) -> None:
+    whole = {row["hash"]: row for row in await smart.ask("operations")}
+    for version in VERSIONS:
+        row = whole[seen[version]["second"]["hash"]]
+        assert (row["network"], row["nonce"]) == ("dev/mainnet", "0x1")
+        assert row["operation"]["nonce"] == "0x1"
+    key = next(iter(whole.values()))["key_id"]
+    assert len(await smart.ask("operations", "--key", key, "--limit", "2")) == 2
+    stranger = (await smart.new_key((await smart.new_account("free"))["id"]))["id"]
+    assert await smart.ask("operations", "--key", stranger) == []
+    table = await asyncio.to_thread(smart.cli, "operations", "--key", key)
+    assert (table.returncode, table.stdout.splitlines()[0].split()[:3]) == (0, ["hash", "network", "key_id"])
+    unknown = await asyncio.to_thread(smart.cli, "operations", "--key", "key_nobody")
+    assert (unknown.returncode, unknown.stderr) == (1, "penstock: there is no key key_nobody\n")
+
+
+# Deployed otherwise, and taken back
+
+
+async def deploy(service: Service, owner: str, salt: int) -> str:
+    """By a call of the factory from an account of the node's own; the transaction."""
+    data = abi.selector("createAccount(address,uint256)") + encode(["address", "uint256"], [owner, salt])
+    sender = (await chain(service, "eth_accounts"))[7]
+    call = {"from": sender, "to": service.ready["factories"]["0.7"], "data": "0x" + data.hex()}
+    sent: str = await chain(service, "eth_sendTransaction", call)
+    return sent
+
+
+async def listed(service: Service, key: str) -> list[str]:
+    _, found = await ask(service, "/wallets", key=key)
+    return [wallet["status"] for wallet in found["wallets"]]
+
+
+async def test_deployment_without_an_operation_is_seen_and_a_reorganisation_takes_it_back(smart: Service) -> None:
+    account = (await smart.new_account("growth"))["id"]
+    key = (await smart.new_key(account))["key"]
+    owner = smart.ready["accounts"][8]["address"]
+    _, made = await ask(smart, "/wallets/create", {"owner": owner, "chain": "dev", "salt": "77"}, key=key)
+    path = f"/wallets/{made['address']}"
+    before = await chain(smart, "evm_snapshot")
+    transaction = await deploy(smart, owner, 77)
+    status, found = await ask(smart, path, key=key)
+    assert (status, found["status"], found["deploy_tx"]) == (200, "deployed", transaction)
+
+    async def is_listed_as(wanted: str) -> bool:
+        return await listed(smart, key) == [wanted]
+
+    await until(lambda: is_listed_as("deployed"))
+    assert await chain(smart, "evm_revert", before)
+    await chain(smart, "hardhat_mine", "0x3")
+    status, found = await ask(smart, path, key=key)
+    assert (status, found["status"], found["nonce"]) == (200, "counterfactual", 0)
+    assert "deploy_tx" not in found
+    await until(lambda: is_listed_as("counterfactual"))
+    again = await deploy(smart, owner, 77)
+    # The follower alone: nobody reads it.
+    await until(lambda: is_listed_as("deployed"))
+    assert (await ask(smart, path, key=key))[1]["deploy_tx"] == again

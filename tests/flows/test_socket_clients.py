@@ -1,0 +1,246 @@
+"""viem, ethers and web3.py over their WebSocket providers, against the whole service and its development chain.
+
+Each script in tests/clients listens to heads and logs, reads, sends transactions and prints what it saw. What it should have
+seen comes from the chain itself, past the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.core import access
+from proxy.dev.banner import Ready, listener
+from proxy.dev.chain import node_binary
+from tests import service as service_room
+from tests.flows.test_clients import CLIENTS, ENVIRONMENT, LOGGER, RUN_S, SCRIPTS, TOPIC, Chain, has_head
+from tests.service import SOON_S, Service, until
+from tests.sockets import Client
+
+ROUNDS = 3
+FILES = {"viem": "viem_socket.mjs", "ethers": "ethers_socket.mjs", "web3.py": "web3_py_socket.py"}
+
+
+@dataclass(frozen=True)
+class Run:
+    client: str
+    task: dict[str, Any]
+    balance: int
+    results: list[Any]
+    seen: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    running = await service_room.start(tmp_path_factory.mktemp("sockets"), "--workers", "2")
+    yield running
+    await service_room.stop(running)
+
+
+@pytest.fixture(scope="module")
+async def chain(served: Service) -> Chain:
+    return Chain(served.ready["upstream_url"], served.session)
+
+
+@pytest.fixture(scope="module")
+async def logger(chain: Chain) -> str:
+    return await chain.deploy(LOGGER)
+
+
+def url(service: Service, key: str, network: str = "dev/mainnet") -> str:
+    return f"{service.ready['ws_url']}/v1/ws/{network}?apiKey={key}"
+
+
+@pytest.fixture(scope="module", params=CLIENTS)
+async def run(request: pytest.FixtureRequest, served: Service, chain: Chain, logger: str) -> Run:
+    funded = served.ready["funded_account"]
+    head = await chain.number("eth_blockNumber")
+    await until(lambda: has_head(served, head))
+    task = {
+        "socket_url": url(served, served.keys["enterprise"]),
+        "bad_url": url(served, access.mint("live", bytes(32))),
+        "chain_id": 31337,
+        "private_key": funded["private_key"],
+        "logger": logger,
+        "recipient": "0x" + "5e" * 20,
+        "topic": TOPIC,
+        "block": head,
+        "rounds": ROUNDS,
+        "calls": [
+            {"method": "eth_getBlockByNumber", "params": [hex(head), False]},
+            {"method": "eth_getCode", "params": [logger, "latest"]},
+            {"method": "eth_chainId", "params": []},
+        ],
+    }
+    balance = await chain.number("eth_getBalance", funded["address"], "latest")
+    results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"]]
+    seen = await asyncio.to_thread(script, request.param, task)
+    return Run(request.param, task, balance, results, seen)
+
+
+def script(client: str, task: dict[str, Any]) -> dict[str, Any]:
+    file = str(SCRIPTS / FILES[client])
+    command = [sys.executable, file] if file.endswith(".py") else [str(node_binary()), file]
+    done = subprocess.run(
+        command, input=json.dumps(task), env=ENVIRONMENT, capture_output=True, text=True, timeout=RUN_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+async def test_reads_are_what_the_chain_says(run: Run, chain: Chain) -> None:
+    assert run.seen["chain_id"] == 31337
+    assert run.seen["block"] == (await chain.ask("eth_getBlockByNumber", hex(run.task["block"]), False))["hash"]
+    assert run.seen["balance"] == run.balance
+    assert run.seen["answers"] == run.results
+    assert run.seen["unknown"]["rpc_code"] == -32601
+
+
+async def test_transactions_are_sent_and_their_logs_seen_once_and_in_order(run: Run, chain: Chain) -> None:
+    receipts = [await chain.ask("eth_getTransactionReceipt", sent) for sent in run.seen["sent"]]
+    assert len(receipts) == ROUNDS
+    wanted = [[receipt["transactionHash"], receipt["blockHash"], [TOPIC], False] for receipt in receipts]
+    assert run.seen["logs"] == wanted
+
+
+async def test_heads_are_the_chains_own_without_a_gap(run: Run, chain: Chain) -> None:
+    heads = run.seen["heads"]
+    numbers = [int(number, 16) for number, _, _ in heads]
+    assert numbers == [*range(numbers[0], numbers[0] + len(heads))]
+    sent = [int((await chain.ask("eth_getTransactionReceipt", each))["blockNumber"], 16) for each in run.seen["sent"]]
+    assert set(sent) <= set(numbers)
+    for number, block_hash, parent in heads:
+        block = await chain.ask("eth_getBlockByNumber", number, False)
+        assert (block_hash, parent) == (block["hash"], block["parentHash"])
+
+
+def test_bad_key_is_refused(run: Run) -> None:
+    words = json.dumps(run.seen["refused"]).lower()
+    assert "let in" not in words
+    assert "svc_live_" not in words.replace(run.task["bad_url"].lower(), "")
+    if run.client != "viem":  # it does not say why
+        assert "401" in words
+
+
+# What only the whole service can show
+
+
+async def opened(service: Service, key: str) -> Client:
+    return Client(await service.session.ws_connect(url(service, key)))
+
+
+async def test_heads_carry_the_contracts_seven_fields(served: Service, chain: Chain) -> None:
+    client = await opened(served, served.keys["enterprise"])
+    await client.result("eth_subscribe", "newHeads")
+    await chain.send(to="0x" + "5e" * 20, value="0x1")
+    head = (await client.event())["result"]
+    block = await chain.ask("eth_getBlockByNumber", head["number"], False)
+    for name in ("number", "hash", "parentHash", "timestamp", "gasUsed", "gasLimit", "baseFeePerGas"):
+        assert head[name] == block[name]
+    await client.ws.close()
+
+
+async def test_cursor_replays_every_block_and_goes_live(served: Service, chain: Chain) -> None:
+    first = await chain.number("eth_blockNumber")
+    for _ in range(5):
+        await chain.send(to="0x" + "5e" * 20, value="0x1")
+    await until(lambda: has_head(served, first + 5))
+    client = await opened(served, served.keys["enterprise"])
+    await client.result("eth_subscribe", "newHeads", {"fromBlock": hex(first + 1)})
+    await chain.send(to="0x" + "5e" * 20, value="0x1")
+    numbers = [int((await client.event())["result"]["number"], 16) for _ in range(6)]
+    assert numbers == [*range(first + 1, first + 7)]
+    await client.ws.close()
+
+
+async def test_banners_line_prints_heads(served: Service, chain: Chain) -> None:
+    line = listener(Ready(**{field.name: served.ready.get(field.name) for field in fields(Ready)}), "enterprise")
+    process = await asyncio.create_subprocess_shell(f"exec {line}", stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(RUN_S):
+            assert b'"result":"0x' in await process.stdout.readline()
+            sent = await chain.send(to="0x" + "5e" * 20, value="0x1")
+            assert sent["blockHash"].encode() in await process.stdout.readline()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_revoked_keys_sockets_close_within_a_second(served: Service) -> None:
+    account = (await served.new_account("growth"))["id"]
+    made = await served.new_key(account)
+    clients = [await opened(served, made["key"]) for _ in range(8)]
+    other = await opened(served, served.keys["enterprise"])
+    for client in clients:
+        await client.result("eth_subscribe", "newHeads")
+    await served.ask("keys", "revoke", made["id"])
+    async with asyncio.timeout(SOON_S):
+        assert [await client.closed() for client in clients] == [(1008, "the API key was revoked")] * 8
+    assert await other.result("eth_chainId")
+    await other.ws.close()
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await opened(served, made["key"])
+    assert refused.value.status == 401
+
+
+async def test_test_key_is_forbidden_on_a_live_network(served: Service) -> None:
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await opened(served, served.keys["test"])
+    assert refused.value.status == 403
+    client = Client(await served.session.ws_connect(url(served, served.keys["test"], "dev/testnet")))
+    assert await client.result("eth_chainId") == "0x7a69"
+    await client.ws.close()
+
+
+async def test_metrics_count_sockets_subscriptions_and_events(served: Service, chain: Chain) -> None:
+    client = await opened(served, served.keys["enterprise"])
+    await client.result("eth_subscribe", "newHeads")
+    await chain.send(to="0x" + "5e" * 20, value="0x1")
+    await client.event()
+
+    async def counted() -> bool:
+        text = await (await served.get(served.ready["metrics_url"])).text()
+        return (
+            "penstock_sockets_open 1.0" in text
+            and 'penstock_subscriptions_open{kind="newHeads"} 1.0' in text
+            and 'penstock_socket_events_total{kind="newHeads",outcome="sent"}' in text
+            and 'penstock_requests_total{operation="open_socket",status="101"}' in text
+        )
+
+    await until(counted)
+    await client.ws.close()
+
+
+async def test_workers_that_stop_close_their_sockets_with_1012(served: Service) -> None:
+    clients = [await opened(served, served.keys["enterprise"]) for _ in range(8)]
+    for client in clients:
+        await client.result("eth_subscribe", "newHeads")
+    pids = served.worker_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    for client in clients:
+        code, reason = await client.closed()
+        assert code == 1012
+        assert "fromBlock" in reason
+    await until(lambda: len(served.worker_pids()) == 2 and not set(served.worker_pids()) & set(pids))
+
+    async def is_back() -> bool:
+        try:
+            again = await opened(served, served.keys["enterprise"])
+        except (aiohttp.ClientError, OSError):
+            return False
+        return bool(await again.result("eth_subscribe", "newHeads"))
+
+    await until(is_back)

@@ -1,0 +1,443 @@
+"""The WebSocket as any client meets it: its handshake, calls and batches, and what happens to bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core import access
+from proxy.core.access import Limits
+from proxy.web import frames
+from tests.flows.talk import rpc
+from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
+from tests.service import until
+from tests.sockets import Bare, announce, bare, connected, handshake, refused
+from tests.web.worker import LIVE, TEST, Worker, on_uvloop, worker
+
+BALANCE = ("0x" + "11" * 20, "0x1")
+
+
+@asynccontextmanager
+async def served(**sections: Any) -> AsyncIterator[tuple[Worker, ScriptedUpstream]]:
+    async with scripted(1, Chain()) as (upstream,), worker(upstream.url, **sections) as running:
+        yield running, upstream
+
+
+# The handshake
+
+
+@on_uvloop
+async def test_handshake_answers_as_the_standard_says_and_with_the_rates() -> None:
+    async with served() as (running, _), await running.talk() as talk:
+        reply = await talk.ask(handshake(running, X_Request_Id="my-own"))
+        assert reply.status == 101
+        assert reply.headers["upgrade"] == "websocket"
+        assert reply.headers["connection"] == "Upgrade"
+        token = hashlib.sha1(b"dGhlIHNhbXBsZSBub25jZQ==258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+        assert reply.headers["sec-websocket-accept"] == base64.b64encode(token).decode()
+        assert "sec-websocket-extensions" not in reply.headers
+        assert reply.headers["x-request-id"] == "my-own"
+        assert reply.headers["x-ratelimit-limit"] == "100000"
+
+
+@on_uvloop
+async def test_bad_key_is_refused_with_the_contracts_body() -> None:
+    async with served() as (running, _):
+        unknown = access.mint("live", b"\xff" * 32)
+        for key in (None, "nonsense", unknown, unknown[:-1] + "0"):
+            (await refused(running, key=key)).fault(401)
+        (await refused(running, key=None, X_API_Key=unknown)).fault(401)
+
+
+@on_uvloop
+async def test_key_may_also_stand_in_either_header() -> None:
+    async with served() as (running, _):
+        key = running.keys["main"]
+        for headers in ({"X_API_Key": key}, {"Authorization": f"Bearer {key}"}):
+            async with bare(running, key=None, **headers) as client:
+                client.write(rpc("eth_chainId"))
+                assert "result" in await client.json()
+
+
+@on_uvloop
+async def test_test_key_on_a_live_network_is_forbidden() -> None:
+    async with served() as (running, _):
+        running.add_key("test", live=False)
+        assert "svc_test_" in (await refused(running, key="test")).fault(403)["message"]
+        async with connected(running, key="test", network=TEST) as client:
+            assert await client.result("eth_getBalance", *BALANCE)
+
+
+@on_uvloop
+async def test_disabled_or_scopeless_or_expired_key_is_refused() -> None:
+    async with served() as (running, _):
+        running.add_key("off", disabled=True)
+        running.add_key("other", scopes=["data:read"])
+        running.add_key("old", lives_s=-1.0)
+        (await refused(running, key="off")).fault(403)
+        (await refused(running, key="other")).fault(403)
+        (await refused(running, key="old")).fault(401)
+
+
+@on_uvloop
+async def test_unknown_network_is_not_found() -> None:
+    async with served() as (running, _):
+        assert "nochain/main" in (await refused(running, network="nochain/main")).fault(404)["message"]
+        assert "no upstream" in (await refused(running, network="polygon/mainnet")).fault(404)["message"]
+
+
+@on_uvloop
+async def test_request_that_is_no_handshake_is_told_to_upgrade() -> None:
+    async with served() as (running, _):
+        for headers in ({"Upgrade": ""}, {"Connection": "close"}, {"Upgrade": "h2c"}, {"Sec-WebSocket-Version": "8"}):
+            reply = await refused(running, **headers)
+            reply.fault(426)
+            assert reply.headers["upgrade"] == "websocket"
+            assert reply.headers["sec-websocket-version"] == "13"
+        for token in ("", "short", "!!!!", base64.b64encode(bytes(17)).decode()):
+            reply = await refused(running, **{"Sec-WebSocket-Key": token})
+            assert "Sec-WebSocket-Key" in reply.fault(400)["message"]
+
+
+@on_uvloop
+async def test_connection_that_was_refused_serves_on() -> None:
+    """A client that was told no may ask again, or call over HTTP."""
+    async with served() as (running, _), await running.talk() as talk:
+        (await talk.ask(handshake(running, key="nonsense"))).fault(401)
+        (await talk.ask(handshake(running, Upgrade=""))).fault(426)
+        assert (await talk.ask(running.post(rpc("eth_chainId")))).status == 200
+        assert (await talk.ask(handshake(running))).status == 101
+
+
+@on_uvloop
+async def test_frames_sent_with_the_handshake_are_not_lost() -> None:
+    async with served() as (running, _), await running.talk() as talk:
+        call = rpc("eth_getBalance", BALANCE)
+        mask = b"\x01\x02\x03\x04"
+        await talk.send(handshake(running) + bytes((0x81, 0x80 | len(call))) + mask + frames.unmask(call, mask))
+        assert (await talk.reply()).status == 101
+        assert "result" in await Bare(talk.reader, talk.writer).json()
+
+
+@on_uvloop
+async def test_sockets_of_a_key_are_limited_by_its_plan() -> None:
+    async with served() as (running, _):
+        running.add_key("few").account.plan = "free"
+        opened = [bare(running, key="few") for _ in range(20)]
+        for each in opened:
+            await each.__aenter__()
+        reply = await refused(running, key="few")
+        assert "20 sockets" in reply.fault(429)["message"]
+        assert reply.headers["retry-after"] == "1"
+        async with bare(running):
+            pass
+        await opened.pop().__aexit__(None, None, None)
+        await until(lambda: len(running.app.sockets) == 19)
+        async with bare(running, key="few"):
+            pass
+        for each in opened:
+            await each.__aexit__(None, None, None)
+        await until(lambda: len(running.app.sockets) == 0)
+        assert not running.app.door.guests
+
+
+# Calls
+
+
+@on_uvloop
+async def test_calls_are_answered_by_the_same_cache_and_upstreams_as_on_http() -> None:
+    async with served() as (running, upstream), connected(running) as client:
+        await running.ask(rpc("eth_getBalance", BALANCE))
+        asked = upstream.count("eth_getBalance")
+        wanted = value_of("balance", BALANCE[0], upstream.chain.hash_of(1))
+        assert await client.result("eth_getBalance", *BALANCE) == wanted
+        assert await client.result("eth_getBalance", BALANCE[0], "0x2") != wanted
+        assert upstream.count("eth_getBalance") <= asked + 2
+
+
+@on_uvloop
+async def test_slow_call_holds_nobody_up() -> None:
+    async with served() as (running, upstream), connected(running) as client:
+        upstream.held.add("eth_estimateGas")
+        await client.say({"jsonrpc": "2.0", "id": "slow", "method": "eth_estimateGas", "params": [{}]})
+        await until(lambda: upstream.count("eth_estimateGas"))
+        assert await client.result("eth_chainId")
+        upstream.gate.set()
+        assert (await client.reply("slow"))["result"] == value_of("eth_estimateGas", [{}])
+
+
+@on_uvloop
+async def test_id_comes_back_byte_for_byte_and_a_notification_has_no_reply() -> None:
+    async with served() as (running, _), bare(running) as client:
+        for id_ in (b'"x"', b"0", b"123456789012345678901234567890", b'"\\u20ac"', b"1.50"):
+            client.write(b'{"jsonrpc":"2.0","method":"eth_chainId"}')
+            client.write(b'{"jsonrpc":"2.0","id":%b,"method":"eth_chainId"}' % id_)
+            _, reply = await client.frame()
+            assert reply.startswith(b'{"jsonrpc":"2.0","id":%b,"result":' % id_)
+
+
+@on_uvloop
+async def test_batches_are_answered_in_order_each_item_on_its_own() -> None:
+    async with served() as (running, upstream), connected(running) as client:
+        await client.say(
+            [
+                {"jsonrpc": "2.0", "id": 1, "method": "eth_getBalance", "params": list(BALANCE)},
+                {"jsonrpc": "2.0", "id": 2, "method": "eth_nope"},
+                7,
+                {"jsonrpc": "2.0", "method": "eth_chainId"},
+                {"jsonrpc": "2.0", "id": 3, "method": "eth_call", "params": [{"to": BALANCE[0]}, "latest"]},
+            ]
+        )
+        replies = await client.message()
+        assert [reply["id"] for reply in replies] == [1, 2, None, 3]
+        assert replies[0]["result"] == value_of("balance", BALANCE[0], upstream.chain.hash_of(1))
+        assert replies[1]["error"]["code"] == -32601
+        assert replies[2]["error"]["code"] == -32600
+        await client.say([{"jsonrpc": "2.0", "method": "eth_chainId"}])
+        assert await client.result("eth_chainId")
+
+
+@on_uvloop
+async def test_upstreams_error_passes_through() -> None:
+    async with served() as (running, upstream), connected(running) as client:
+        from tests.rpc_upstreams import Refused
+
+        def revert(_: Any) -> Any:
+            raise Refused(3, "execution reverted", data="0x08c379a0")
+
+        upstream.answers["eth_call"] = revert
+        error = await client.error("eth_call", {"to": BALANCE[0]}, "latest")
+        assert error == {"code": 3, "message": "execution reverted", "data": "0x08c379a0"}
+
+
+@on_uvloop
+async def test_large_result_arrives_whole() -> None:
+    async with served() as (running, upstream), connected(running) as client:
+        large = "0x" + "ab" * 3_000_000
+        upstream.answers["eth_getCode"] = lambda _: large
+        assert await client.result("eth_getCode", BALANCE[0], "latest") == large
+        assert await client.result("eth_chainId")
+
+
+@on_uvloop
+async def test_scope_is_asked_of_every_call() -> None:
+    async with served() as (running, upstream):
+        running.add_key("reader", scopes=["rpc:read"])
+        running.add_key("writer", scopes=["rpc:write"])
+        announce(running)
+        async with connected(running, key="reader") as client:
+            assert await client.result("eth_chainId")
+            assert (await client.error("eth_sendRawTransaction", "0x00"))["code"] == -32016
+        async with connected(running, key="writer") as client:
+            assert await client.result("eth_sendRawTransaction", "0x00")
+            assert (await client.error("eth_chainId"))["code"] == -32016
+            assert (await client.error("eth_subscribe", "newHeads"))["code"] == -32016
+        assert upstream.count("eth_sendRawTransaction") == 1
+
+
+@on_uvloop
+async def test_calls_cost_what_they_cost_on_http_and_a_refused_one_says_when() -> None:
+    async with served() as (running, _):
+        running.add_key("tight", limits=Limits(5, 200, 0))
+        async with connected(running, key="tight") as client:
+            for _ in range(5):
+                assert await client.result("eth_gasPrice")
+            error = await client.error("eth_gasPrice")
+            assert error["code"] == -32005
+            assert error["data"]["retryAfter"] == 1
+            items = [{"jsonrpc": "2.0", "id": n, "method": "eth_gasPrice"} for n in range(4)]
+            await client.say(items)
+            assert [(reply["id"], reply["error"]["code"]) for reply in await client.message()] == [
+                (n, -32005) for n in range(4)
+            ]
+
+            async def works() -> bool:
+                return "result" in await client.ask("eth_gasPrice")
+
+            await until(works, every_s=0.1)
+
+
+@on_uvloop
+async def test_upstreams_that_fail_cost_nothing_and_close_nothing() -> None:
+    async with served() as (running, upstream):
+        key = running.add_key("paying", limits=Limits(100, 100, 0))
+        async with connected(running, key="paying") as client:
+            assert await client.result("eth_gasPrice")
+            await upstream.close()
+            error = await client.error("eth_getBalance", "0x" + "22" * 20, "latest")
+            assert error["code"] == -32603
+            windows = running.app.admission.windows
+            # All but the first call was given back, or has come back since.
+            assert windows.take(key.slot, time.monotonic(), 0.98, 0.98) == 0.0
+            assert (await client.error("eth_nope"))["code"] == -32601
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "word"),
+    [
+        ("", -32700, ""),
+        ("   ", -32700, ""),
+        ("hello", -32700, ""),
+        ('{"jsonrpc":"2.0","id":1', -32700, ""),
+        ("[" * 100_000, -32700, ""),
+        ("7", -32600, ""),
+        ('"text"', -32600, ""),
+        ("null", -32600, ""),
+        ("[]", -32600, "empty"),
+        ("{}", -32600, "jsonrpc"),
+        ('{"jsonrpc":"1.0","id":1,"method":"eth_chainId"}', -32600, "jsonrpc"),
+        ('{"jsonrpc":"2.0","id":1}', -32600, "method"),
+        ('{"jsonrpc":"2.0","id":1,"method":7}', -32600, ""),
+        ('{"jsonrpc":"2.0","id":1,"method":"eth_chainId","METHOD":"eth_sendRawTransaction"}', -32600, "METHOD"),
+        ('{"jsonrpc":"2.0","id":{},"method":"eth_chainId"}', -32600, "id"),
+        ('{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":"x"}', -32600, "params"),
+        ('{"jsonrpc":"2.0","id":1,"method":"eth_cha\\u0000inId"}', -32601, ""),
+        ("[" + ",".join(["1"] * 101) + "]", -32600, "101"),
+    ],
+)
+def test_bad_message_gets_an_error_and_the_connection_stays(text: str, code: int, word: str) -> None:
+    @on_uvloop
+    async def check() -> None:
+        async with served() as (running, _), connected(running) as client:
+            await client.say(text)
+            found = await client.message()
+            assert found["error"]["code"] == code
+            assert word in found["error"]["message"]
+            assert await client.result("eth_chainId")
+
+    check()
+
+
+@on_uvloop
+async def test_nonsense_is_not_cheaper_than_calls() -> None:
+    async with served() as (running, _):
+        running.add_key("tight", limits=Limits(5, 200, 0))
+        async with connected(running, key="tight") as client:
+            codes = []
+            for _ in range(7):
+                await client.say("nonsense")
+                codes.append((await client.message())["error"]["code"])
+            assert codes[:5] == [-32700] * 5
+            assert -32005 in codes
+
+
+BROKEN = [
+    (b"\x81\x02hi", 1002),
+    (b"\xc1\x80\x00\x00\x00\x00", 1002),
+    (b"\x83\x80\x00\x00\x00\x00", 1002),
+    (b"\x82\x81\x00\x00\x00\x00\xff", 1003),
+    (b"\x81\x81\x00\x00\x00\x00\xff", 1007),
+    (b"\x81\xff" + (1 << 40).to_bytes(8, "big"), 1009),
+    (b"\x88\x82\x00\x00\x00\x00" + (1005).to_bytes(2, "big"), 1002),
+    (b"\x80\x80\x00\x00\x00\x00", 1002),
+]
+
+
+@on_uvloop
+async def test_broken_frame_closes_with_its_code() -> None:
+    async with served() as (running, _), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(bare(running)) for _ in BROKEN]
+        for client, (data, _) in zip(clients, BROKEN, strict=True):
+            client.writer.write(data)
+        assert [await client.close_code() for client in clients] == [code for _, code in BROKEN]
+        for client in clients:
+            assert await client.ended()
+        await until(lambda: len(running.app.sockets) == 0)
+
+
+@on_uvloop
+async def test_message_over_the_cap_is_refused_and_one_at_the_cap_is_not() -> None:
+    async with served(sockets={"max_message_bytes": 4096}) as (running, _), bare(running) as client:
+        client.write(b"x" * 4096)
+        assert (await client.json())["error"]["code"] == -32700
+        client.write(b"x" * 4097)
+        assert await client.close_code() == 1009
+
+
+@on_uvloop
+async def test_fragments_with_a_ping_between_are_one_call() -> None:
+    async with served() as (running, _), bare(running) as client:
+        call = rpc("eth_chainId")
+        client.write(call[:10], final=False)
+        client.write(b"are you there", frames.PING)
+        client.write(call[10:], frames.CONTINUATION)
+        assert await client.frame() == (frames.PONG, b"are you there")
+        assert "result" in await client.json()
+
+
+@on_uvloop
+async def test_close_is_answered_with_its_code_and_ends_the_connection() -> None:
+    async with served() as (running, _), bare(running) as client:
+        client.write((4001).to_bytes(2, "big") + b"enough", frames.CLOSE)
+        assert await client.close_code() == 4001
+        assert await client.ended()
+        await until(lambda: len(running.app.sockets) == 0)
+
+
+@on_uvloop
+async def test_message_that_never_ends_is_given_up() -> None:
+    async with served(server={"body_timeout_s": 0.2}) as (running, _), bare(running) as client:
+        client.write(b'{"jsonrpc":', final=False)
+        assert await client.close_code() == 1008
+
+
+# Limits of one socket
+
+
+@on_uvloop
+async def test_more_messages_than_may_be_in_flight_wait_their_turn_and_none_is_lost() -> None:
+    async with served(sockets={"max_in_flight": 3}) as (running, upstream), bare(running) as client:
+        upstream.held.add("eth_estimateGas")
+        for n in range(200):
+            client.write(rpc("eth_estimateGas", [{"data": hex(n)}], id=n))
+        await until(lambda: upstream.count("eth_estimateGas") == 3)
+        client.write(b"", frames.PING)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert upstream.count("eth_estimateGas") == 3
+        upstream.gate.set()
+        found = [await client.frame() for _ in range(201)]
+        assert sorted(orjson.loads(text)["id"] for opcode, text in found if opcode == frames.TEXT) == [*range(200)]
+        assert found.count((frames.PONG, b"")) == 1
+        assert upstream.most_at_once <= 3
+
+
+@on_uvloop
+async def test_client_that_leaves_takes_its_questions_with_it() -> None:
+    async with served() as (running, upstream):
+        async with bare(running) as client:
+            upstream.held.add("eth_estimateGas")
+            client.write(rpc("eth_estimateGas", [{}]))
+            client.write(b"[" + rpc("eth_estimateGas", [{"data": "0x1"}]) + b"]")
+            await until(lambda: upstream.count("eth_estimateGas") == 2)
+        await until(lambda: len(running.app.sockets) == 0)
+        assert not running.app.networks.routes[LIVE].flights
+        upstream.gate.set()
+        async with connected(running) as again:
+            assert await again.result("eth_chainId")
+
+
+@on_uvloop
+async def test_silent_client_is_pinged_and_closed_and_one_that_answers_is_not() -> None:
+    async with (
+        served(sockets={"ping_s": 0.5, "idle_s": 1.0}) as (running, _),
+        connected(running) as lively,
+        bare(running) as silent,
+        asyncio.TaskGroup() as group,
+    ):
+        listening = group.create_task(lively.ws.receive())
+        assert (await silent.frame())[0] == frames.PING
+        assert await silent.close_code() == 1008
+        assert not listening.done()
+        listening.cancel()

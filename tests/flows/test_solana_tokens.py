@@ -1,0 +1,206 @@
+"""Solana's tokens over HTTP, on a real virtual machine with the real token programs; expected values are what was minted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from tests.flows.talk import Reply, request
+from tests.rpc_scene import Scene, scene
+from tests.shapes import conforms
+from tests.spl import TOKEN_2022, Bank
+from tests.svm_upstreams import SvmChain, SvmUpstream
+from tests.web.worker import on_uvloop
+
+NETWORK = "solana/mainnet"
+OWNER = Keypair.from_seed(bytes([9] * 32)).pubkey()
+NOBODY = Keypair.from_seed(bytes([8] * 32)).pubkey()
+
+
+class Solana:
+    def __init__(self, found: Scene, bank: Bank) -> None:
+        self.scene = found
+        self.bank = bank
+
+    async def get(self, path: str) -> Reply:
+        async with await self.scene.worker.talk() as talk:
+            return await talk.ask(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
+
+    async def balances(self, owner: Any = OWNER, query: str = "") -> Any:
+        reply = await self.get(f"/tokens/solana/balances/{owner}{query}")
+        assert reply.status == 200, reply
+        return conforms(reply.json, "TokenBalanceList")
+
+    async def metadata(self, mint: Any) -> Any:
+        reply = await self.get(f"/tokens/solana/metadata/{mint}")
+        assert reply.status == 200, reply
+        return conforms(reply.json, "TokenMetadata")
+
+
+@asynccontextmanager
+async def solana(**sections: Any) -> AsyncIterator[Solana]:
+    chain = SvmChain()
+    async with scene(1, chain=chain, kind=SvmUpstream, network=NETWORK, **sections) as found:
+        yield Solana(found, Bank(chain.machine))
+
+
+@on_uvloop
+async def test_balances_of_both_programs_are_listed_with_their_names() -> None:
+    async with solana() as found:
+        bank = found.bank
+        dollar, bare = bank.new_mint(6), bank.new_mint(9)
+        new = bank.new_named_mint(2, "New Coin\u202e", "NEW")
+        bank.name(dollar, "Dollar", "USD")
+        bank.give(dollar, OWNER, 1_500_250_000)
+        bank.give(bare, OWNER, 2**64 - 1)
+        bank.give(new, OWNER, 12_345, TOKEN_2022)
+        bank.give(dollar, NOBODY, 7)
+        listed = await found.balances()
+        assert listed["address"] == str(OWNER)
+        assert listed["total"] == 3
+        assert listed["as_of_block"] == found.scene.chain.head + 32
+        told = [
+            (t["contract"], t["name"], t["symbol"], t["decimals"], t["formatted_balance"]) for t in listed["tokens"]
+        ]
+        assert told == [
+            (str(new), "New Coin", "NEW", 2, "123.45"),
+            (str(dollar), "Dollar", "USD", 6, "1500.25"),
+            (str(bare), None, None, 9, "18446744073.709551615"),
+        ]
+
+
+@on_uvloop
+async def test_accounts_of_one_mint_are_added_up_and_empty_ones_left_out() -> None:
+    async with solana() as found:
+        mint, empty = found.bank.new_mint(0), found.bank.new_mint(0)
+        for amount in (1, 20, 0, 300):
+            found.bank.give(mint, OWNER, amount)
+        found.bank.give(empty, OWNER, 0)
+        listed = await found.balances()
+        assert [(t["contract"], t["balance"]) for t in listed["tokens"]] == [(str(mint), "321")]
+
+
+@on_uvloop
+async def test_token_of_which_there_is_one_is_no_balance() -> None:
+    async with solana() as found:
+        nft, coin = found.bank.new_mint(0), found.bank.new_mint(0)
+        found.bank.give(nft, OWNER, 1)
+        found.bank.give(coin, OWNER, 1)
+        found.bank.give(coin, NOBODY, 1)
+        assert [t["contract"] for t in (await found.balances())["tokens"]] == [str(coin)]
+
+
+@on_uvloop
+async def test_most_valuable_is_first_by_fixed_prices() -> None:
+    async with solana() as first:
+        cheap, dear = first.bank.new_mint(6), first.bank.new_mint(6)
+    fixed = [
+        {"network": NETWORK, "contract": str(cheap), "usd": "0.5"},
+        {"network": NETWORK, "contract": str(dear), "usd": "1000.123456789"},
+    ]
+    async with solana(prices={"fixed": fixed}) as found:
+        assert (found.bank.new_mint(6), found.bank.new_mint(6)) == (cheap, dear)  # made from the same seeds
+        found.bank.give(cheap, OWNER, 10**6)
+        found.bank.give(dear, OWNER, 10**6)
+        tokens = (await found.balances())["tokens"]
+        assert [(t["contract"], t["usd_value"]) for t in tokens] == [(str(dear), "1000.12345679"), (str(cheap), "0.50")]
+        assert (await found.metadata(dear))["market_cap_usd"] == "1000.12345679"
+
+
+@on_uvloop
+async def test_metadata_says_what_the_mint_and_the_metadata_program_say() -> None:
+    async with solana() as found:
+        mint = found.bank.new_mint(6)
+        found.bank.name(mint, "Dollar", "USD")
+        found.bank.give(mint, NOBODY, 25_000_001)
+        assert await found.metadata(mint) == {
+            "contract": str(mint),
+            "chain": "solana",
+            "name": "Dollar",
+            "symbol": "USD",
+            "decimals": 6,
+            "total_supply": "25000001",
+            "formatted_total_supply": "25.000001",
+            "price_usd": None,
+            "market_cap_usd": None,
+            "logo_url": None,
+            "as_of_block": found.scene.chain.head + 32,
+        }
+
+
+@on_uvloop
+async def test_metadata_of_a_mint_that_names_itself_is_its_own() -> None:
+    async with solana() as found:
+        mint = found.bank.new_named_mint(3, "New Coin", "NEW")
+        found.bank.name(mint, "Somebody Else", "ELSE")
+        told = await found.metadata(mint)
+        assert (told["name"], told["symbol"], told["decimals"]) == ("New Coin", "NEW", 3)
+
+
+@on_uvloop
+async def test_metadata_that_is_about_another_mint_is_not_believed() -> None:
+    async with solana() as found:
+        mint = found.bank.new_mint(6)
+        found.bank.name(mint, "Dollar", "USD", about=NOBODY)
+        told = await found.metadata(mint)
+        assert (told["name"], told["symbol"]) == (None, None)
+
+
+@on_uvloop
+async def test_pages_cut_the_list() -> None:
+    async with solana() as found:
+        mints = sorted(str(found.bank.new_mint(0)) for _ in range(5))
+        for mint in mints:
+            found.bank.give(Pubkey.from_string(mint), OWNER, 2)
+        pages = [await found.balances(query=f"?page={n}&limit=2") for n in (1, 2, 3, 4)]
+        assert [[t["contract"] for t in page["tokens"]] for page in pages] == [mints[:2], mints[2:4], mints[4:], []]
+        assert {page["total"] for page in pages} == {5}
+
+
+@on_uvloop
+async def test_owner_of_nothing_has_an_empty_list_and_what_is_no_mint_is_not_found() -> None:
+    async with solana() as found:
+        assert (await found.balances(NOBODY))["tokens"] == []
+        account = found.bank.give(found.bank.new_mint(0), OWNER, 5)
+        for address in (NOBODY, account, OWNER):
+            (await found.get(f"/tokens/solana/metadata/{address}")).fault(404)
+
+
+@pytest.mark.parametrize("address", ["0x" + "11" * 20, "1" * 31, "z" * 44, "name.eth"])
+def test_what_is_no_address_is_refused_by_the_parameters_name(address: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with solana() as found:
+            error = (await found.get(f"/tokens/solana/balances/{address}")).fault(400)
+            assert "'address'" in error["message"]
+            error = (await found.get(f"/tokens/solana/metadata/{address}")).fault(400)
+            assert "'contract'" in error["message"]
+
+    run()
+
+
+@on_uvloop
+async def test_more_mints_than_fit_into_one_question_are_all_named() -> None:
+    async with solana() as found:
+        for _ in range(60):
+            found.bank.give(found.bank.new_mint(1), OWNER, 5)
+        assert (await found.balances())["total"] == 60
+        assert found.scene.count("getMultipleAccounts") == 2  # two accounts for each mint, a hundred at once
+
+
+@on_uvloop
+async def test_network_that_answers_nonsense_is_an_error_and_not_an_empty_list() -> None:
+    async with solana() as found:
+        found.bank.give(found.bank.new_mint(1), OWNER, 5)
+        upstream = found.scene.upstreams[0]
+        for answer in (None, [], {"context": {"slot": 5}}):
+            upstream.answers["getTokenAccountsByOwner"] = lambda _, answer=answer: answer
+            (await found.get(f"/tokens/solana/balances/{OWNER}")).fault(503)
+        del upstream.answers["getTokenAccountsByOwner"]
+        upstream.answers["getMultipleAccounts"] = lambda _: {"context": {"slot": 5}, "value": []}
+        (await found.get(f"/tokens/solana/balances/{OWNER}")).fault(503)

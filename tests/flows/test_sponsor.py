@@ -1,0 +1,388 @@
+"""Sponsorship on the real development chain: its EntryPoints, VerifyingPaymasters and bundler; by permissionless and viem.
+
+What should be seen comes from the chain itself, past the service: receipts, the price feed, and the contracts' own hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
+
+import orjson
+import pytest
+import sha3
+from eth_abi import decode, encode
+from eth_account import Account
+from eth_account.messages import encode_defunct
+
+from proxy.chains.evm import paymaster
+from proxy.chains.evm.paymaster import Terms
+from proxy.core import userop
+from proxy.core.userop import Operation
+from proxy.dev.chain import node_binary
+from proxy.services.sponsor.paymasters import Signer
+from tests import service as service_room
+from tests.dev.onchain import Reverted, read, rpc
+from tests.service import ROOT, Service, until
+
+WITHIN_S = 90.0
+VERSIONS = ("0.6", "0.7", "0.8")
+RECIPIENT = "0x00000000000000000000000000000000000beef6"
+CHAIN_ID = 31337
+EXACT = Context(prec=100)
+PACKED = {
+    "0.6": "(address,uint256,bytes,bytes,uint256,uint256,uint256,uint256,uint256,bytes,bytes)",
+    "0.7": "(address,uint256,bytes,bytes,bytes32,uint256,bytes32,bytes,bytes)",
+}
+PACKED["0.8"] = PACKED["0.7"]
+
+
+@pytest.fixture(scope="module")
+async def gas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    """The whole service with its bundler."""
+    running = await service_room.start(tmp_path_factory.mktemp("gas"), "--workers", "2", bundler=True)
+    yield running
+    await service_room.stop(running)
+
+
+@pytest.fixture(scope="module")
+async def seen(gas: Service) -> dict[str, Any]:
+    """What the program saw that is written with permissionless and viem, for each version."""
+    task = {
+        "base_url": gas.base,
+        "key": gas.keys["enterprise"],
+        "recipient": RECIPIENT,
+        "entry_points": gas.ready["entry_points"],
+        "factories": gas.ready["factories"],
+        "versions": VERSIONS,
+        "within_ms": WITHIN_S * 1000,
+    }
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [str(node_binary()), str(ROOT / "tests" / "clients" / "sponsored.mjs")],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S * 2,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+async def ask(service: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    headers = {"X-API-Key": service.keys["enterprise"], "Content-Type": "application/json"}
+    data = None if body is None else orjson.dumps(body)
+    async with service.session.request(method, service.base + path, data=data, headers=headers) as response:
+        return response.status, orjson.loads(await response.read())
+
+
+def dollars(service: Service, wei: int) -> Decimal:
+    """At the price of the chain's own feed, rounded up to a pico-dollar."""
+    feed = next(each for each in service.ready["price_feeds"] if each["symbol"] == "ETH")
+    price = EXACT.scaleb(Decimal(feed["answer"]), -feed["decimals"])
+    exact = EXACT.multiply(EXACT.scaleb(Decimal(wei), -18), price)
+    return exact.quantize(Decimal("1e-12"), ROUND_CEILING, context=EXACT)
+
+
+# With wallet libraries
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_account_without_ether_sends_operations_that_our_paymaster_pays(
+    gas: Service, seen: dict[str, Any], version: str
+) -> None:
+    found = seen[version]["lived"]
+    assert found["balance"] == 0
+    for receipt in (*found["costs"], seen[version]["by_hand"]["included"]):
+        assert (receipt["success"], receipt["paymaster"].lower()) == (True, gas.ready["paymasters"][version].lower())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_ledger_has_spent_exactly_what_the_chain_charged(
+    gas: Service, seen: dict[str, Any], version: str
+) -> None:
+    found = seen[version]["lived"]
+    spent = sum((dollars(gas, receipt["cost_wei"]) for receipt in found["costs"]), Decimal(0))
+
+    async def is_settled() -> bool:
+        return Decimal((await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"]) == spent
+
+    await until(is_settled, within_s=WITHIN_S)
+    _, report = await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend")
+    assert (report["operations"], report["users"][0]["sender"]) == (2, found["address"])
+
+
+async def test_what_is_not_needed_is_free_when_the_block_is_final(gas: Service, seen: dict[str, Any]) -> None:
+    policies = [seen[version]["lived"]["policy"] for version in VERSIONS]
+
+    async def is_free() -> bool:
+        # The chain makes a block for each transaction, and some must come on top.
+        await rpc(gas.ready["upstream_url"], gas, "hardhat_mine", "0x1")
+        reports = [(await ask(gas, "GET", f"/gas/policies/{each}/spend"))[1] for each in policies]
+        return all(report["reserved_usd"] == "0" and report["spent_usd"] != "0" for report in reports)
+
+    await until(is_free, within_s=WITHIN_S, every_s=0.3)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_sponsoring_by_hand_is_the_same_again(seen: dict[str, Any], version: str) -> None:
+    found = seen[version]["by_hand"]
+    assert found["answer"] == found["again"]
+    assert ("paymasterAndData" in found["answer"]["body"]) is (version == "0.6")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_operation_that_was_changed_after_signing_is_refused_by_the_chain(
+    gas: Service, seen: dict[str, Any], version: str
+) -> None:
+    answers = seen[version]["drained"]["answers"]
+    replayed = answers.pop("replayed")
+    assert len(answers) == (6 if version == "0.6" else 7)
+    # ERC-7769: the signature of the account or of the paymaster.
+    assert {name: answer["error"]["code"] for name, answer in answers.items()} == dict.fromkeys(answers, -32507)
+    assert replayed["error"]["code"] == -32500
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_operation_that_has_expired_is_refused(seen: dict[str, Any], version: str) -> None:
+    assert seen[version]["expired"]["error"]["code"] == -32503
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_refusal_reaches_the_program_with_its_rule(seen: dict[str, Any], version: str) -> None:
+    assert seen[version]["refused"]["code"] == -32501
+    assert "max_gas_usd" in seen[version]["refused"]["message"]
+
+
+# With the contracts alone
+
+
+def packed(operation: Operation) -> list[Any]:
+    """As the contract's own functions take it."""
+    sender = "0x" + operation.sender.hex()
+    if operation.version == "0.6":
+        gas = (operation.call_gas, operation.verification_gas, operation.pre_verification_gas)
+        fees = (operation.max_fee_wei, operation.max_priority_fee_wei)
+        return [
+            sender,
+            operation.nonce,
+            operation.init_code,
+            operation.call_data,
+            *gas,
+            *fees,
+            operation.paymaster_and_data,
+            b"",
+        ]
+    return [
+        sender, operation.nonce, operation.init_code, operation.call_data, operation.account_gas_limits,
+        operation.pre_verification_gas, operation.gas_fees, operation.paymaster_and_data, b"",
+    ]  # fmt: skip
+
+
+async def contract(
+    service: Service, to: str, signature: str, gives: list[str], values: list[Any], *, sender: str | None = None
+) -> tuple[Any, ...]:
+    types = signature[signature.index("(") + 1 : -1]
+    parts = [types[: types.rindex(")") + 1], *types[types.rindex(")") + 2 :].split(",")]
+    data = sha3.keccak_256(signature.encode()).digest()[:4] + encode(parts, values)
+    call = {"to": to, "data": "0x" + data.hex(), **({"from": sender} if sender else {})}
+    found = await rpc(service.ready["upstream_url"], service, "eth_call", call, "latest")
+    return tuple(decode(gives, bytes.fromhex(found[2:])))
+
+
+def drawn(chance: random.Random, version: str, payer: bytes, data: bytes) -> Operation:
+    plain = Operation(
+        version, chance.randbytes(20), chance.getrandbits(200),
+        chance.randbytes(chance.choice([0, 20, 88])), chance.randbytes(chance.choice([0, 4, 100, 1000])),
+        *(chance.getrandbits(chance.choice([10, 100])) for _ in range(5)), b"", b"",
+    )  # fmt: skip
+    return paymaster.funded(plain, payer, gas=(chance.getrandbits(30), chance.getrandbits(10)), data=data)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_hash_computed_here_is_the_contracts_own(gas: Service, version: str) -> None:
+    chance = random.Random(version)
+    payer = gas.ready["paymasters"][version]
+    for _ in range(12):
+        terms = Terms(bytes.fromhex(payer[2:]), CHAIN_ID, chance.getrandbits(40), chance.getrandbits(40))
+        operation = drawn(chance, version, terms.paymaster, paymaster.data_of(terms, paymaster.STUB_SIGNATURE))
+        signature = f"getHash({PACKED[version]},uint48,uint48)"
+        values = [packed(operation), terms.valid_until, terms.valid_after]
+        [told] = await contract(gas, payer, signature, ["bytes32"], values)
+        assert told == paymaster.hash_of(operation, terms)
+
+
+async def verdict(service: Service, operation: Operation, payer: str, entry_point: str) -> tuple[bool, int, int]:
+    """Whether the paymaster knows the signature as its signer's, and from when to when it is good."""
+    signature = f"validatePaymasterUserOp({PACKED[operation.version]},bytes32,uint256)"
+    values = [packed(operation), bytes(32), 1]
+    _, found = await contract(service, payer, signature, ["bytes", "uint256"], values, sender=entry_point)
+    return found % 2**160 == 0, found >> 208, (found >> 160) % 2**48
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_signature_is_good_for_this_chain_this_paymaster_and_five_minutes_alone(
+    gas: Service, version: str
+) -> None:
+    chance = random.Random(version)
+    signer = Signer(bytes.fromhex(gas.ready["paymaster_signer"]["private_key"][2:]))
+    payer, entry_point = gas.ready["paymasters"][version], gas.ready["entry_points"][version]
+    terms = Terms(bytes.fromhex(payer[2:]), CHAIN_ID, 1_900_000_000, 1_899_999_700)
+    bare = drawn(chance, version, terms.paymaster, b"")
+
+    async def judged(signed: Terms, shown: Terms = terms, by: Signer = signer) -> bool:
+        data = paymaster.data_of(shown, by.sign(paymaster.message(bare, signed)))
+        operation = paymaster.funded(bare, shown.paymaster, gas=bare.paymaster_gas, data=data)
+        good, after, until_ = await verdict(gas, operation, payer, entry_point)
+        assert (after, until_) == (shown.valid_after, shown.valid_until)
+        return good
+
+    assert await judged(terms)
+    assert not await judged(replace(terms, chain_id=1))
+    assert not await judged(replace(terms, paymaster=bytes.fromhex(gas.ready["paymasters"][_other(version)][2:])))
+    assert not await judged(terms, replace(terms, valid_until=terms.valid_until + 1))
+    assert not await judged(terms, replace(terms, valid_after=terms.valid_after - 1))
+    assert not await judged(terms, by=Signer(b"\x07" * 32))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_paymaster_listens_to_its_own_entry_point_alone(gas: Service, version: str) -> None:
+    payer = gas.ready["paymasters"][version]
+    operation = drawn(random.Random(1), version, bytes.fromhex(payer[2:]), bytes(paymaster.DATA_BYTES))
+    with pytest.raises(Reverted, match="Sender not EntryPoint"):
+        await verdict(gas, operation, payer, gas.ready["entry_points"][_other(version)])
+
+
+def _other(version: str) -> str:
+    return "0.8" if version == "0.7" else "0.7"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_sponsorship_is_what_the_paymaster_accepts_and_no_longer_than_five_minutes(
+    gas: Service, version: str
+) -> None:
+    _, policy = await ask(gas, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}})
+    chance = random.Random(version)
+    given = {
+        "sender": "0x" + chance.randbytes(20).hex(),
+        "nonce": "0x1",
+        "callData": "0x1234",
+        **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(50_000)),
+        **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(10**9)),
+    }
+    entry_point, payer = gas.ready["entry_points"][version], gas.ready["paymasters"][version]
+    body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given, "entry_point": entry_point}
+    status, answer = await ask(gas, "POST", "/gas/sponsor", body)
+    assert status == 200, answer
+    limits = (int(answer["paymasterVerificationGasLimit"], 16), int(answer["paymasterPostOpGasLimit"], 16))
+    plain = Operation(
+        version, bytes.fromhex(given["sender"][2:]), 1, b"", b"\x12\x34", *(50_000,) * 3, *(10**9,) * 2, b"", b""
+    )
+    operation = paymaster.funded(
+        plain, bytes.fromhex(payer[2:]), gas=limits, data=bytes.fromhex(answer["paymasterData"][2:])
+    )
+    if version == "0.6":
+        assert answer["paymasterAndData"] == "0x" + operation.paymaster_and_data.hex()
+    good, after, until_ = await verdict(gas, operation, payer, entry_point)
+    assert good
+    assert until_ - after <= 300
+    assert after <= time.time() < until_ <= time.time() + 300
+
+
+async def test_nonce_that_was_paid_for_is_not_sponsored_again(gas: Service, seen: dict[str, Any]) -> None:
+    found = seen["0.7"]["lived"]
+    given = {
+        "sender": found["address"],
+        "nonce": "0x0",
+        "callData": "0x1234",
+        **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(50_000)),
+        **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(10**9)),
+    }
+    body = {"chain": "dev", "policy_id": found["policy"], "user_operation": given}
+
+    async def is_known() -> bool:
+        return (await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0"
+
+    await until(is_known, within_s=WITHIN_S)
+    status, answer = await ask(gas, "POST", "/gas/sponsor", body)
+    assert status == 400
+    assert "user_operation.nonce" in answer["error"]["message"]
+
+
+# Reorganisations: the last test here, because the bundler knows another chain after it
+
+
+async def test_reorganisation_reopens_what_it_removed(gas: Service) -> None:
+    url, entry_point = gas.ready["upstream_url"], gas.ready["entry_points"]["0.7"]
+    owner, payee = gas.ready["accounts"][2], gas.ready["accounts"][3]["address"]
+    wallet = await read(
+        gas, gas.ready["factories"]["0.7"], "getAddress(address,uint256)", "address", owner["address"], 77
+    )
+    created = call("createAccount(address,uint256)", ["address", "uint256"], [owner["address"], 77])
+    await sent(gas, payee, gas.ready["factories"]["0.7"], created)
+    operation, policy = await sponsored(gas, wallet, owner["private_key"])
+    snapshot = await rpc(url, gas, "evm_snapshot")
+    handled = call(f"handleOps({PACKED['0.7']}[],address)", [f"{PACKED['0.7']}[]", "address"], [[operation], payee])
+    await sent(gas, payee, entry_point, handled)
+
+    async def amounts() -> tuple[str, bool]:
+        found = (await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
+        return found["spent_usd"], found["reserved_usd"] != "0"
+
+    async def is_spent() -> bool:
+        return (await amounts())[0] != "0"
+
+    await until(is_spent, within_s=WITHIN_S)
+    before = Decimal((await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
+    assert await rpc(url, gas, "evm_revert", snapshot)
+
+    async def is_open_again() -> bool:
+        await rpc(url, gas, "hardhat_mine", "0x1")
+        return await amounts() == ("0", True)
+
+    await until(is_open_again, within_s=WITHIN_S, every_s=0.3)
+    # What was held all the time is what is held now: nobody else could have taken it.
+    after = Decimal((await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
+    assert after == before
+
+
+def call(signature: str, types: list[str], values: list[Any]) -> str:
+    return "0x" + (sha3.keccak_256(signature.encode()).digest()[:4] + encode(types, values)).hex()
+
+
+async def sent(service: Service, sender: str, to: str, data: str) -> None:
+    """A transaction that is in a block, and did what it should."""
+    url = service.ready["upstream_url"]
+    transaction = {"from": sender, "to": to, "data": data, "gas": hex(3_000_000)}
+    hash_ = await rpc(url, service, "eth_sendTransaction", transaction)
+    assert (await rpc(url, service, "eth_getTransactionReceipt", hash_))["status"] == "0x1"
+
+
+async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list[Any], dict[str, Any]]:
+    """An operation of the wallet that does nothing, paid for and signed; and the policy that pays."""
+    rules = {"max_total_usd": "1000"}
+    _, policy = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
+    given = {
+        "sender": wallet,
+        "nonce": "0x0",
+        "callData": call("execute(address,uint256,bytes)", ["address", "uint256", "bytes"], [RECIPIENT, 0, b""]),
+        **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(100_000)),
+        **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(10**9)),
+    }
+    body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given}
+    status, answer = await ask(service, "POST", "/gas/sponsor", body)
+    assert status == 200, answer
+    own = ("paymaster", "paymasterData", "paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
+    operation = userop.parse({**given, **{name: answer[name] for name in own}, "signature": "0x"}, "0.7")
+    entry_point = bytes.fromhex(service.ready["entry_points"]["0.7"][2:])
+    name = userop.hash_of(operation, entry_point, CHAIN_ID)
+    signature = Account.sign_message(encode_defunct(name), owner_key).signature
+    return [*packed(operation)[:-1], bytes(signature)], policy

@@ -1,0 +1,342 @@
+"""What a read of tokens costs: upstream calls counted, on a real database and contracts behind a scripted upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import eth_abi
+import pytest
+from aiohttp import web
+
+from proxy.chains.evm import abi
+from proxy.chains.evm.address import checksum
+from tests.contract_upstreams import CALL_GAS, Machine, Reverted, answering, burning
+from tests.database import connected, database, server
+from tests.flows.talk import Reply, request
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.service import until
+from tests.shapes import conforms
+from tests.web.worker import LIVE, TABLES, on_uvloop
+
+__all__ = ("database", "server")
+
+HOLDER = b"\xaa" * 20
+
+
+def contract(number: int) -> bytes:
+    return (0xC000 + number).to_bytes(20, "big")
+
+
+class Reads:
+    def __init__(self, found: Scene, machine: Machine, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self.scene = found
+        self.machine = machine
+        self.database = connection
+
+    async def get(self, path: str) -> Reply:
+        async with await self.scene.worker.talk() as talk:
+            return await talk.ask(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
+
+    async def balances(self, holder: bytes = HOLDER, query: str = "?limit=100", network: str = "ethereum") -> Any:
+        reply = await self.get(f"/tokens/{network}/balances/{checksum(holder)}{query}")
+        assert reply.status == 200, reply
+        return conforms(reply.json, "TokenBalanceList")
+
+    @property
+    def requests(self) -> int:
+        """Requests to the upstream so far; nobody watches its head here."""
+        return self.scene.upstreams[0].requests
+
+    async def hold(self, contracts: Iterable[bytes], holder: bytes = HOLDER) -> None:
+        rows = [(1, holder, each, 1) for each in contracts]
+        await self.database.copy_records_to_table("token_holdings", records=rows)
+
+    async def index(self, block: int) -> None:
+        await self.database.execute("update followed_networks set block = $1", block)
+
+
+@asynccontextmanager
+async def reads(url: str, *, indexed: int | None = 1000, **sections: Any) -> AsyncIterator[Reads]:
+    """A worker on this database, whose network is followed up to a block."""
+    machine = Machine()
+    async with connected(url) as connection, scene(1, network=LIVE, database={"url": url}, **sections) as found:
+        found.upstreams[0].answers["eth_call"] = machine.call
+        await found.worker.app.pool.open()
+        if indexed is not None:
+            await connection.execute(
+                "insert into followed_networks (network, first_block, block, block_hash) values ($1, 0, $2, '')",
+                LIVE,
+                indexed,
+            )
+        yield Reads(found, machine, connection)
+
+
+def test_holder_of_five_hundred_tokens_costs_two_upstream_calls_and_then_one(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            for n in range(500):
+                found.machine.token(contract(n), n + 1, f"Coin {n}", f"C{n:03}", n % 30)
+            await found.hold(map(contract, range(500)))
+            before = found.requests
+            first = await found.balances()
+            assert first["total"] == 500
+            assert [t["symbol"] for t in first["tokens"]] == [f"C{n:03}" for n in range(100)]
+            assert found.requests - before == 2
+            assert found.machine.sizes == [500, 1500]
+            assert set(found.machine.blocks) == {hex(1000)}
+            for page in range(1, 6):
+                assert len((await found.balances(query=f"?limit=100&page={page}"))["tokens"]) == 100
+            assert found.requests - before == 2  # all pages are of one list
+            found.scene.chain.head += 1
+            await found.scene.look()
+            await found.index(1001)
+            looked = found.requests
+
+            async def is_newer() -> bool:
+                return (await found.balances())["as_of_block"] == 1001
+
+            await until(is_newer)
+            assert found.requests - looked == 1  # names are known by now
+
+    run()
+
+
+def test_answer_is_read_at_the_indexs_block_and_says_so(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database, indexed=950) as found:
+            found.machine.token(contract(1), 5)
+            await found.hold([contract(1)])
+            assert (await found.balances())["as_of_block"] == 950
+            assert set(found.machine.blocks) == {hex(950)}
+
+    run()
+
+
+def test_block_of_the_index_that_upstreams_have_dropped_is_an_error_and_not_an_empty_list(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        def pruned(_: list[Any]) -> Any:
+            raise Refused(-32000, "missing trie node 1234 (path )")
+
+        async with reads(database, indexed=10) as found:
+            await found.hold([contract(1)])
+            found.scene.upstreams[0].answers["eth_call"] = pruned
+            (await found.get(f"/tokens/ethereum/balances/{checksum(HOLDER)}")).fault(503)
+
+    run()
+
+
+def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database, indexed=None) as found:
+            for path in (f"/tokens/ethereum/balances/{checksum(HOLDER)}", f"/nfts/ethereum/owned/{checksum(HOLDER)}"):
+                assert "not indexed" in (await found.get(path)).fault(503)["message"]
+        async with reads(database, indexed=None, follower={"networks": ["dev/mainnet"]}) as found:
+            assert "nobody follows" in (await found.get(path)).fault(404)["message"]
+
+    run()
+
+
+def test_hundred_requests_at_once_cause_one_read(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            for n in range(3):
+                found.machine.token(contract(n), n + 1)
+            await found.hold(map(contract, range(3)))
+            for path, calls in (
+                (f"/tokens/ethereum/balances/{checksum(HOLDER)}", 2),
+                (f"/tokens/ethereum/metadata/{checksum(contract(1))}", 1),
+            ):
+                before = found.requests
+                replies = await asyncio.gather(*(found.get(path) for _ in range(100)))
+                assert {reply.status for reply in replies} == {200}
+                assert len({reply.body for reply in replies}) == 1
+                assert found.requests - before == calls
+
+    run()
+
+
+def test_hostile_tokens_among_others_leave_them_as_they_are(database: str) -> None:
+    """One burns all gas, one reverts, one lies about its decimals, one has a name of a megabyte; none of them is asked for."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            for n in range(8):
+                found.machine.token(contract(n), 10**18, f"Coin {n}", f"C{n}")
+            balance = abi.word_of(7)
+            found.machine.contracts[contract(0)] = burning
+            found.machine.contracts[contract(1)] = answering({})
+            found.machine.contracts[contract(2)] = answering(
+                {abi.selector("balanceOf(address)"): balance, abi.selector("decimals()"): abi.word_of(256)}
+            )
+            long = bytes(eth_abi.encode(["string"], ["<script>" * 100_000]))
+            found.machine.contracts[contract(3)] = answering(
+                {
+                    abi.selector("balanceOf(address)"): balance,
+                    abi.selector("name()"): long,
+                    abi.selector("symbol()"): Reverted(b"no"),
+                }
+            )
+            await found.hold(map(contract, range(8)))
+            listed = (await found.balances())["tokens"]
+            assert [t["symbol"] for t in listed] == ["C4", "C5", "C6", "C7", None, None]
+            liar, long_one = listed[4:]
+            assert (liar["decimals"], liar["formatted_balance"], liar["balance"]) == (None, None, "7")
+            assert len(long_one["name"]) == 256
+
+    run()
+
+
+def test_answers_of_two_networks_with_the_same_address_are_not_mixed_up(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as one:
+            one.machine.token(contract(1), 5, "One", "ONE")
+            kept = one.scene.worker.app.data.kept
+            await kept.put(
+                "ethereum/sepolia", "token", {contract(1).hex(): {"contract": "0x", "name": "Other"}}, ttl_s=60
+            )
+            await kept.put("ethereum/sepolia", "metadata", {contract(1).hex(): {"name": "Other"}}, ttl_s=60)
+            await one.hold([contract(1)])
+            assert (await one.balances())["tokens"][0]["name"] == "One"
+            found = (await one.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}")).json
+            assert found["name"] == "One"
+
+    run()
+
+
+def test_logo_comes_from_the_token_lists(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        (chain_id, listed), logo = next(iter(TABLES.logos.items()))
+        assert chain_id == 1
+        token, other = bytes.fromhex(listed[2:]), contract(1)
+        async with reads(database) as found:
+            found.machine.token(token, 5)
+            found.machine.token(other, 5)
+            await found.hold([token, other])
+            told = {item["contract"]: item["logo_url"] for item in (await found.balances())["tokens"]}
+            assert told == {checksum(token): logo, checksum(other): None}
+            metadata = conforms((await found.get(f"/tokens/ethereum/metadata/{listed}")).json, "TokenMetadata")
+            assert metadata["logo_url"] == logo
+
+    run()
+
+
+def test_database_that_is_away_is_told_as_such(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1, network=LIVE) as found, await found.worker.talk() as talk:
+            path = f"/v1/tokens/ethereum/balances/{checksum(HOLDER)}"
+            (await talk.ask(request("GET", path, key=found.worker.keys["main"]))).fault(503)
+
+    run()
+
+
+# Collections: what the dev chain's contracts do not have
+
+
+def collection_of(machine: Machine, uri: str, *, supply: bytes | Exception) -> None:
+    yes, no = abi.word_of(1), abi.word_of(0)
+    texts = {"name()": "Valves", "symbol()": "VALV", "contractURI()": uri}
+    answers: dict[bytes, Any] = {abi.selector(s): bytes(eth_abi.encode(["string"], [t])) for s, t in texts.items()}
+    answers[abi.selector("totalSupply()")] = supply
+    of_interface = {"01ffc9a7": yes, "ffffffff": no, "80ac58cd": yes}
+    plain = answering(answers)
+
+    def act(data: bytes) -> tuple[bytes, int]:
+        if data[:4] == abi.selector("supportsInterface(bytes4)"):
+            return of_interface.get(data[4:8].hex(), no), CALL_GAS
+        return plain(data)
+
+    machine.contracts[contract(1)] = act
+
+
+@asynccontextmanager
+async def marketplace(answer: Callable[[str], web.Response]) -> AsyncIterator[str]:
+    async def handle(request: web.Request) -> web.Response:
+        return answer(request.path)
+
+    application = web.Application()
+    application.router.add_get("/{tail:.*}", handle)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+DOCUMENT = (
+    'data:application/json;utf8,{"name":"Not this","description":"Ten thousand\\u202e valves.",'
+    '"image":"ipfs://bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi/logo.png",'
+    '"banner_image":"https://example.com/banner.png","external_link":"javascript:alert(1)"}'
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "eth", "usd"),
+    [
+        ('{"floor_price_eth":"0.850000000000000001"}', "0.850000000000000001", "1700.00"),
+        ('{"floor_price_eth":0.85}', "0.85", "1700.00"),
+        ('{"floor_price_eth":"-1"}', None, None),
+        ('{"floor_price_eth":"NaN"}', None, None),
+        ('{"floor_price_eth":null}', None, None),
+        ("<html>", None, None),
+    ],
+)
+def test_collection_has_its_documents_words_and_the_marketplaces_floor(
+    database: str, body: str, eth: str | None, usd: str | None
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        def answer(path: str) -> web.Response:
+            assert path == f"/1/{checksum(contract(1))}"
+            return web.Response(text=body, content_type="application/json")
+
+        fixed = {"sources": ["fixed"], "fixed": [{"network": LIVE, "contract": "", "usd": "2000"}]}
+        async with (
+            marketplace(answer) as url,
+            reads(database, prices=fixed, nfts={"floor_url": f"{url}/{{chain_id}}/{{contract}}"}) as found,
+        ):
+            collection_of(found.machine, DOCUMENT, supply=abi.word_of(2**53 - 1))
+            reply = await found.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
+            assert conforms(reply.json, "NftCollection") == {
+                "contract": checksum(contract(1)),
+                "chain": "ethereum",
+                "name": "Valves",
+                "symbol": "VALV",
+                "standard": "ERC721",
+                "total_supply": 2**53 - 1,
+                "num_owners": 0,
+                "floor_price_eth": eth,
+                "floor_price_usd": usd,
+                "banner_url": "https://example.com/banner.png",
+                "image_url": "ipfs://bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi/logo.png",
+                "description": "Ten thousand valves.",
+                "as_of_block": 1000,
+            }
+
+    run()
+
+
+def test_supply_that_no_json_number_carries_is_unknown(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            collection_of(found.machine, "", supply=abi.word_of(2**256 - 1))
+            reply = await found.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
+            assert conforms(reply.json, "NftCollection")["total_supply"] is None
+
+    run()

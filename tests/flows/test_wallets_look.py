@@ -1,0 +1,235 @@
+"""What a read of a wallet finds on the chain by itself: where the follower is behind, or not there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.chains.evm import operations
+from tests.bundler_scene import BundlerScene, bundler_scene
+from tests.database import connected, database, server
+from tests.flows.talk import Reply, request
+from tests.rpc_upstreams import Refused
+from tests.web.worker import on_uvloop
+
+__all__ = ("database", "server")
+
+OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
+TX = "0x" + "dd" * 32
+HEAD = 1_000_000
+
+
+class Scene:
+    def __init__(self, under: BundlerScene) -> None:
+        self.under = under
+        self.chain = under.chain
+        self.chain.chain.head = HEAD
+        # The block in which each address got its code.
+        self.deployed: dict[str, int] = {}
+        self.oldest_state = 0
+        self.chain.answers["eth_getCode"] = self._code
+        self.chain.answers["eth_call"] = self._call
+        self.chain.answers["eth_getLogs"] = self._logs
+        self.chain.answers["eth_getBlockByNumber"] = self._block
+
+    def _code(self, params: list[Any]) -> str:
+        block = HEAD if params[1] == "latest" else int(params[1], 16)
+        if block < self.oldest_state:
+            raise Refused(-32000, "missing trie node")
+        return "0xfe" if self.deployed.get(params[0], HEAD + 1) <= block else "0x"
+
+    def _call(self, params: list[Any]) -> str:
+        assert params[0]["to"] == "0x0000000071727De22E5E9d8BAf0edAc6f37da032"
+        assert params[0]["data"].startswith("0x35567e1a")  # getNonce(address,uint192)
+        return "0x" + f"{5:064x}"
+
+    def _logs(self, params: list[Any]) -> list[dict[str, Any]]:
+        asked = params[0]
+        block = self.deployed.get(asked["address"], -1)
+        if asked["topics"] != [operations.INITIALIZED]:
+            return []
+        if not int(asked["fromBlock"], 16) <= block <= int(asked["toBlock"], 16):
+            return []
+        return [
+            {
+                "address": asked["address"],
+                "topics": [operations.INITIALIZED, "0x" + "00" * 32, "0x" + "00" * 32],
+                "data": "0x",
+                "blockNumber": hex(block),
+                "blockHash": "0x" + "bb" * 32,
+                "transactionHash": TX,
+                "logIndex": "0x2",
+            }
+        ]
+
+    def _block(self, params: list[Any]) -> dict[str, Any]:
+        number = HEAD if params[0] == "latest" else int(params[0], 16)
+        return {**self.chain.chain.block(number), "timestamp": hex(1_768_555_523)}
+
+    async def ask(self, method: str, path: str, body: Any = None, *, key: str = "main") -> Reply:
+        data = b"" if body is None else orjson.dumps(body)
+        return await self.under.raw(request(method, f"/v1{path}", data, key=self.under.worker.keys[key]))
+
+    async def create(self, status: int = 201, **more: Any) -> dict[str, Any]:
+        reply = await self.ask("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", **more})
+        assert reply.status == status, reply
+        found: dict[str, Any] = reply.json
+        return found
+
+    async def read(self, address: str, query: str = "") -> dict[str, Any]:
+        reply = await self.ask("GET", f"/wallets/{address}{query}")
+        assert reply.status == 200, reply
+        found: dict[str, Any] = reply.json
+        return found
+
+    async def listed(self) -> list[str]:
+        return [wallet["status"] for wallet in (await self.ask("GET", "/wallets")).json["wallets"]]
+
+
+@asynccontextmanager
+async def wallet_scene(database: str, **sections: Any) -> AsyncIterator[Scene]:
+    async with connected(database) as connection:
+        for number in (1, 2):
+            query = "insert into accounts (id, name, email, plan) values ($1, 'A', 'a@b', 'free')"
+            await connection.execute(query, f"acc_{number}")
+    async with bundler_scene(database, **sections) as found:
+        yield Scene(found)
+
+
+DEPLOYED = {"status": "deployed", "nonce": 5, "deployed_at": "2026-01-16T09:25:23Z", "deploy_tx": TX}
+
+
+def told(wallet: dict[str, Any], names: Sequence[str] = tuple(DEPLOYED)) -> dict[str, Any]:
+    return {name: wallet[name] for name in names if name in wallet}
+
+
+@on_uvloop
+async def test_wallet_is_counterfactual_until_it_has_code(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        assert made["status"] == "counterfactual"
+        assert told(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+
+
+@on_uvloop
+async def test_recent_deployment_is_found_by_its_event_and_stays_known(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = HEAD - 100
+        assert told(await found.read(made["address"])) == DEPLOYED
+        assert await found.listed() == ["deployed"]
+        found.chain.calls.clear()
+        assert told(await found.read(made["address"])) == DEPLOYED
+        assert found.chain.count("eth_getLogs") == 0
+
+
+@on_uvloop
+async def test_old_deployment_is_found_by_halves(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = 12_345
+        assert told(await found.read(made["address"])) == DEPLOYED
+        assert found.chain.count("eth_getCode") < 25
+        assert found.chain.count("eth_getLogs") == 2
+
+
+@on_uvloop
+async def test_old_deployment_that_no_upstream_remembers_is_null(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = 12_345
+        found.oldest_state = HEAD - 127
+        wallet = await found.read(made["address"])
+        assert told(wallet) == {"status": "deployed", "nonce": 5, "deployed_at": None, "deploy_tx": None}
+
+
+@on_uvloop
+async def test_deployment_that_is_gone_is_taken_back_by_a_read(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = HEAD - 1
+        await found.read(made["address"])
+        found.deployed.clear()
+        assert told(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert await found.listed() == ["counterfactual"]
+
+
+@on_uvloop
+async def test_time_that_the_follower_did_not_know_is_added(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = 12_345
+        async with connected(database) as connection:
+            await connection.execute(
+                "update wallets set deploy_tx = $1, deploy_block = 12345, deploy_block_hash = $1", b"\xdd" * 32
+            )
+        assert await found.listed() == ["deployed"]
+        assert told(await found.read(made["address"])) == DEPLOYED
+        assert found.chain.count("eth_getLogs") == 1
+
+
+@on_uvloop
+async def test_chain_that_cannot_be_asked_is_told_and_not_guessed(database: str) -> None:
+    def refuse(params: list[Any]) -> Any:
+        raise Refused(-32000, "no code today")
+
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.chain.answers["eth_getCode"] = refuse
+        reply = await found.ask("GET", f"/wallets/{made['address']}")
+        assert reply.fault(500)["message"] == "ethereum/mainnet does not tell what code is at an address"
+
+
+@on_uvloop
+async def test_deployed_wallet_is_found_though_its_entry_point_says_nothing(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.chain.answers["eth_call"] = lambda params: "0x"
+        assert (await found.read(made["address"]))["nonce"] == 0
+
+
+@on_uvloop
+async def test_plan_has_room_for_so_many_wallets(database: str) -> None:
+    async with wallet_scene(database) as found:
+        found.under.worker.app.smart.wallets._most = {"enterprise": 2}
+        for salt in ("1", "2"):
+            await found.create(salt=salt)
+        full = await found.ask("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", "salt": "3"})
+        assert full.fault(403)["message"] == "this account's plan has room for 2 wallets, and they are taken"
+        await found.create(200, salt="2")
+
+
+@on_uvloop
+async def test_somebody_elses_wallet_is_not_there(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.under.worker.add_key("other")
+        foreign = await found.ask("GET", f"/wallets/{made['address']}", key="other")
+        absent = await found.ask("GET", f"/wallets/{OWNER}")
+        assert foreign.fault(404) == absent.fault(404)
+        assert (await found.ask("GET", "/wallets", key="other")).json == {"wallets": [], "page": 1, "total": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"owner": "0x12", "chain": "ethereum"}, 'owner: "0x12" does not match "^0x[0-9a-fA-F]{40}$"'),
+        (
+            {"owner": "0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "chain": "ethereum"},
+            "owner: the checksum of 0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed does not hold: it is mistyped",
+        ),
+        ({"owner": OWNER, "chain": "ethereum", "salt": "9" * 90}, "salt: must be below 2**256"),
+        ({"owner": OWNER}, 'body: "chain" is a required property'),
+        ({"owner": OWNER, "chain": "ethereum", "Salt": "1"}, None),
+    ],
+)
+@on_uvloop
+async def test_bad_field_is_named(database: str, body: dict[str, Any], message: str | None) -> None:
+    async with wallet_scene(database) as found:
+        reply = await found.ask("POST", "/wallets/create", body)
+        assert message is None or reply.fault(400)["message"] == message
+        assert reply.status == 400

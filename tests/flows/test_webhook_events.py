@@ -1,0 +1,352 @@
+"""Events of the development chain, of every type, as a receiver gets them: from a transaction to a POST."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pytest
+from eth_account import Account
+from web3 import Web3
+
+from tests.delivery.scene import Inbox, inbox
+from tests.dev.onchain import Reverted, rpc
+from tests.flows.test_gas_policies import ask
+from tests.service import Service, until
+from tests.shapes import conforms
+
+CHECKED = {
+    "address_activity": "AddressActivityEvent",
+    "ADDRESS_ACTIVITY": "AddressActivityEventB",
+    "token_transfer": "TokenTransferEvent",
+    "TOKEN_TRANSFER": "TokenTransferEventB",
+    "nft_transfer": "NftTransferEvent",
+    "NFT_ACTIVITY": "NftActivityEventB",
+    "mined_transaction": "MinedTransactionEvent",
+    "MINED_TRANSACTION": "MinedTransactionEventB",
+    "log": "LogEvent",
+    "INTERNAL_TRANSFER": "InternalTransferEventB",
+    "NEW_BLOCK": "NewBlockEventB",
+    "PENDING_TRANSACTION": "PendingTransactionEventB",
+}
+ETHER = 10**18
+_chance = random.Random(40414)
+
+
+def stranger() -> str:
+    """An address that nobody else knows of."""
+    return Web3.to_checksum_address(_chance.randbytes(20).hex())
+
+
+def call(signature: str, *values: Any) -> str:
+    types = signature[signature.index("(") + 1 : -1]
+    encoded = Web3().codec.encode(types.split(",") if types else [], values)
+    return "0x" + (Web3.keccak(text=signature)[:4] + encoded).hex()
+
+
+@dataclass
+class Chain:
+    """The development chain, asked directly."""
+
+    service: Service
+
+    async def ask(self, method: str, *params: Any) -> Any:
+        return await rpc(self.service.ready["upstream_url"], self.service, method, *params)
+
+    def account(self, place: int = 5) -> str:
+        return str(self.service.ready["accounts"][place]["address"])
+
+    def contract(self, symbol: str) -> str:
+        found = [*self.service.ready["tokens"], *self.service.ready["nfts"]]
+        return str(next(each["address"] for each in found if each.get("symbol") == symbol))
+
+    async def send(self, to: str | None, data: str = "0x", value: int = 0, sender: str = "") -> dict[str, Any]:
+        """The receipt."""
+        transaction = {"from": sender or self.account(), "data": data, "value": hex(value), "gas": hex(500_000)}
+        name = await self.ask("eth_sendTransaction", transaction | ({"to": to} if to else {}))
+        return dict(await until(lambda: self.ask("eth_getTransactionReceipt", name)))
+
+    async def fail(self, to: str, data: str, sender: str = "") -> str:
+        """A transaction that is mined and does not go through; its hash. The chain says so, and mines it all the same."""
+        before = int(await self.ask("eth_blockNumber"), 16)
+        transaction = {"from": sender or self.account(), "to": to, "data": data, "gas": hex(200_000)}
+        try:
+            await self.ask("eth_sendTransaction", transaction)
+        except Reverted:
+            pass
+
+        async def mined() -> str | None:
+            head = int(await self.ask("eth_blockNumber"), 16)
+            for number in range(before + 1, head + 1):
+                block = await self.ask("eth_getBlockByNumber", hex(number), True)
+                for each in block["transactions"]:
+                    if each["to"] == to.lower() and each["input"] == data:
+                        return str(each["hash"])
+            return None
+
+        found = str(await until(mined))
+        assert (await self.ask("eth_getTransactionReceipt", found))["status"] == "0x0"
+        return found
+
+
+class Hook:
+    def __init__(self, box: Inbox, made: dict[str, Any], path: str) -> None:
+        self.made = made
+        self.box = box
+        self.path = path
+
+    def bodies(self) -> list[dict[str, Any]]:
+        found = {post.event_id: orjson.loads(post.body) for post in self.box.at(self.path)}
+        for body in found.values():
+            conforms(body, CHECKED[body.get("event_type") or body["type"]])
+        return [*found.values()]
+
+    async def told(self, count: int) -> list[dict[str, Any]]:
+        """So many events, and their data, in the order of their places."""
+        bodies = await until(lambda: len(self.bodies()) >= count and self.bodies(), within_s=30.0)
+        assert len(bodies) == count, bodies
+        assert len({body["id"] for body in bodies}) == count
+        return [body["data"] for body in bodies]
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Inbox]:
+    async with inbox() as found:
+        yield found
+
+
+@pytest.fixture
+def chain(service: Service) -> Chain:
+    return Chain(service)
+
+
+@asynccontextmanager
+async def hooked(service: Service, box: Inbox, event_type: str, **config: Any) -> AsyncIterator[Hook]:
+    path = f"/{_chance.randbytes(8).hex()}"
+    body = {"url": box.url(path), "chain": "dev", "event_type": event_type, "config": config}
+    status, made = await ask(service, "POST", "/webhooks", body)
+    assert status == 201, made
+    yield Hook(box, made, path)
+    assert (await ask(service, "DELETE", f"/webhooks/{made['id']}"))[0] == 200
+
+
+def sort(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda each: (each.get("block_number") or each.get("blockNumber") or 0, str(each)))
+
+
+async def test_address_activity_tells_of_coins_tokens_and_nfts(service: Service, box: Inbox, chain: Chain) -> None:
+    who = stranger()
+    async with hooked(service, box, "address_activity", addresses=[who]) as hook:
+        coins = await chain.send(who, value=3 * ETHER)
+        tokens = await chain.send(chain.contract("DUSD"), call("mint(address,uint256)", who, 1_500_000))
+        nft = await chain.send(chain.contract("PIC"), call("mint(address,uint256,string)", who, 7_000_001, "ipfs://x"))
+        native, token, picture = sort(await hook.told(3))
+    assert native == {
+        "chain": "dev",
+        "block_number": int(coins["blockNumber"], 16),
+        "tx_hash": coins["transactionHash"],
+        "from": chain.account(),
+        "to": who,
+        "value": str(3 * ETHER),
+        "asset": "ETH",
+        "contract": None,
+        "direction": "incoming",
+    }
+    assert (token["asset"], token["value"], token["contract"]) == ("DUSD", "1500000", chain.contract("DUSD"))
+    assert token["tx_hash"] == tokens["transactionHash"]
+    assert (picture["asset"], picture["value"], picture["token_id"]) == ("PIC", "1", "7000001")
+    assert picture["tx_hash"] == nft["transactionHash"]
+
+
+async def test_transaction_that_failed_is_no_activity(service: Service, box: Inbox, chain: Chain) -> None:
+    sender, token = chain.account(6), chain.contract("PEN")
+    async with hooked(
+        service, box, "ADDRESS_ACTIVITY", addresses=[sender], direction="outgoing", categories=["native"]
+    ) as hook:
+        failed = await chain.fail(token, call("transfer(address,uint256)", stranger(), 2**200), sender)
+        went = await chain.send(stranger(), value=5, sender=sender)
+        (told,) = await hook.told(1)
+    assert told["transactionHash"] == went["transactionHash"] != failed
+    assert (told["category"], told["valueFormatted"], told["direction"]) == (
+        "native",
+        "0.000000000000000005",
+        "outgoing",
+    )
+
+
+async def test_contract_that_is_created_is_where_a_transaction_went(service: Service, box: Inbox, chain: Chain) -> None:
+    sender = chain.account(7)
+    async with hooked(service, box, "address_activity", addresses=[sender], categories=["native"]) as hook:
+        made = await chain.send(None, "0x6001600c60003960016000f300", sender=sender)
+        (told,) = await hook.told(1)
+    assert told["to"].lower() == made["contractAddress"].lower()
+
+
+async def test_token_transfers_are_told_in_both_formats_by_their_filters(
+    service: Service, box: Inbox, chain: Chain
+) -> None:
+    who, token = stranger(), chain.contract("DUSD")
+    async with (
+        hooked(service, box, "token_transfer", to=[who]) as a,
+        hooked(service, box, "TOKEN_TRANSFER", contracts=[token], to=[who], min_value="2000000") as b,
+    ):
+        small = await chain.send(token, call("mint(address,uint256)", who, 1_999_999))
+        large = await chain.send(token, call("mint(address,uint256)", who, 2_500_000))
+        first, second = sort(await a.told(2))
+        (only,) = await b.told(1)
+    assert [first["tx_hash"], second["tx_hash"]] == [small["transactionHash"], large["transactionHash"]]
+    assert first == {
+        "chain": "dev",
+        "block_number": int(small["blockNumber"], 16),
+        "tx_hash": small["transactionHash"],
+        "contract": token,
+        "from": "0x" + "00" * 20,
+        "to": who,
+        "value": "1999999",
+        "symbol": "DUSD",
+        "decimals": 6,
+    }
+    assert only == {
+        "blockNumber": int(large["blockNumber"], 16),
+        "transactionHash": large["transactionHash"],
+        "logIndex": int(large["logs"][0]["logIndex"], 16),
+        "from": "0x" + "00" * 20,
+        "to": who,
+        "token": {"address": token, "symbol": "DUSD", "decimals": 6},
+        "value": "2500000",
+        "valueFormatted": "2.5",
+    }
+
+
+async def test_nft_is_minted_transferred_and_burnt_with_its_metadata(
+    service: Service, box: Inbox, chain: Chain
+) -> None:
+    owner, contract, token = chain.account(8), chain.contract("PIC"), 7_100_000 + _chance.randrange(10**6)
+    document = {"name": "Seen", "description": "By all", "image": "ipfs://" + "Qm" + "a" * 44, "attributes": []}
+    uri = "data:application/json," + orjson.dumps(document).decode()
+    async with (
+        hooked(service, box, "NFT_ACTIVITY", contracts=[contract], token_ids=[str(token)]) as b,
+        hooked(service, box, "nft_transfer", contracts=[contract], token_ids=[str(token)]) as a,
+    ):
+        await chain.send(contract, call("mint(address,uint256,string)", owner, token, uri))
+        (minted,) = await b.told(1)
+        await chain.send(
+            contract, call("transferFrom(address,address,uint256)", owner, chain.account(9), token), sender=owner
+        )
+        await b.told(2)
+        await chain.send(contract, call("burn(uint256)", token), sender=chain.account(9))
+        told = sort(await b.told(3))
+        plain = sort(await a.told(3))
+    assert [each["activity"] for each in told] == ["mint", "transfer", "burn"]
+    assert minted["metadata"]["name"] == "Seen"
+    assert minted["metadata"]["description"] == "By all"
+    assert told[2]["metadata"] is None
+    assert [(each["token_id"], each["standard"], each["quantity"]) for each in plain] == [(str(token), "ERC721", 1)] * 3
+    assert [each["from"] for each in plain] == ["0x" + "00" * 20, owner, chain.account(9)]
+
+
+@pytest.mark.parametrize("event_type", ["mined_transaction", "MINED_TRANSACTION"])
+async def test_transaction_is_told_when_it_is_mined_and_confirmed(
+    service: Service, box: Inbox, chain: Chain, event_type: str
+) -> None:
+    signer = Account.create(_chance.randbytes(32))
+    await chain.send(signer.address, value=ETHER)
+    raw = signer.sign_transaction(
+        {"nonce": 0, "to": stranger(), "value": 5, "gas": 21_000, "gasPrice": 10**11, "chainId": 31337}
+    )
+    name = "0x" + raw.hash.hex().removeprefix("0x")
+    async with hooked(service, box, event_type, tx_hashes=[name.upper().replace("0X", "0x")], confirmations=3) as hook:
+        await chain.ask("eth_sendRawTransaction", "0x" + raw.raw_transaction.hex().removeprefix("0x"))
+        receipt = await until(lambda: chain.ask("eth_getTransactionReceipt", name))
+        while int(await chain.ask("eth_blockNumber"), 16) < int(receipt["blockNumber"], 16) + 2:
+            assert hook.bodies() == []
+            await chain.ask("hardhat_mine", "0x1")
+        (told,) = await hook.told(1)
+    gas, number = ("gas_used", "block_number") if event_type.islower() else ("gasUsed", "blockNumber")
+    assert (told["status"], told[gas], told["confirmations"]) == ("success", 21_000, 3)
+    assert told[number] == int(receipt["blockNumber"], 16)
+    assert told["from"] == signer.address
+
+
+async def test_log_is_told_by_contract_and_topics(service: Service, box: Inbox, chain: Chain) -> None:
+    who, token = stranger(), chain.contract("PEN")
+    transfer = "0x" + Web3.keccak(text="Transfer(address,address,uint256)").hex().removeprefix("0x")
+    word = "0x" + "00" * 12 + who[2:].lower()
+    async with hooked(service, box, "log", addresses=[token], topics=[[transfer], None, word]) as hook:
+        await chain.send(token, call("mint(address,uint256)", stranger(), 1))
+        receipt = await chain.send(token, call("mint(address,uint256)", who, 9))
+        (told,) = await hook.told(1)
+    assert told["tx_hash"] == receipt["transactionHash"]
+    assert told["contract"] == token
+    assert told["topics"] == receipt["logs"][0]["topics"]
+    assert told["data"] == receipt["logs"][0]["data"]
+
+
+async def test_coins_that_move_inside_a_transaction_are_told(service: Service, box: Inbox, chain: Chain) -> None:
+    owner, weth = chain.account(9), chain.contract("WETH")
+    await chain.send(weth, value=2 * ETHER, sender=owner)
+    async with hooked(
+        service, box, "INTERNAL_TRANSFER", addresses=[owner], direction="incoming", min_value=str(ETHER)
+    ) as hook:
+        await chain.send(weth, call("withdraw(uint256)", 5), sender=owner)
+        receipt = await chain.send(weth, call("withdraw(uint256)", ETHER), sender=owner)
+        (told,) = await hook.told(1)
+    assert told["transactionHash"] == receipt["transactionHash"]
+    assert (told["from"], told["to"], told["value"]) == (weth, owner, str(ETHER))
+    assert (told["traceAddress"], told["valueFormatted"], told["callType"]) == ([0], "1", "call")
+
+
+async def test_new_block_is_told_as_the_chain_has_it(service: Service, box: Inbox, chain: Chain) -> None:
+    async with hooked(service, box, "NEW_BLOCK") as hook:
+        receipt = await chain.send(stranger(), value=1)
+        number = int(receipt["blockNumber"], 16)
+        told = await until(
+            lambda: [each["data"] for each in hook.bodies() if each["data"]["blockNumber"] == number], within_s=30.0
+        )
+    block = await chain.ask("eth_getBlockByNumber", receipt["blockNumber"], False)
+    (data,) = told
+    assert data["blockHash"] == block["hash"]
+    assert data["parentHash"] == block["parentHash"]
+    assert data["gasUsed"] == int(block["gasUsed"], 16)
+    assert data["transactionCount"] == len(block["transactions"])
+
+
+async def test_pending_transaction_of_an_address_is_told(service: Service, box: Inbox, chain: Chain) -> None:
+    who = stranger()
+    async with hooked(service, box, "PENDING_TRANSACTION", addresses=[who]) as hook:
+
+        async def seen() -> bool:
+            """The mempool is watched from some moment on: only what comes after that is seen."""
+            await chain.send(who, value=7)
+            return bool(hook.bodies())
+
+        await until(seen, within_s=30.0, every_s=0.5)
+        data = hook.bodies()[0]["data"]
+    assert (data["to"], data["value"], data["direction"]) == (who, "7", "incoming")
+
+
+async def test_back_test_counts_what_was_told(service: Service, box: Inbox, chain: Chain) -> None:
+    who, token = stranger(), chain.contract("DUSD")
+    config = {"addresses": [who]}
+    async with hooked(service, box, "address_activity", **config) as hook:
+        first = await chain.send(who, value=1)
+        await chain.fail(token, call("transferFrom(address,address,uint256)", who, who, 2**100))
+        await chain.send(token, call("mint(address,uint256)", who, 5))
+        last = await chain.send(token, call("mint(address,uint256)", who, 6))
+        told = await hook.told(3)
+    asked = {
+        "chain": "dev",
+        "event_type": "address_activity",
+        "config": config,
+        "from_block": int(first["blockNumber"], 16),
+        "to_block": int(last["blockNumber"], 16),
+    }
+    status, said = await ask(service, "POST", "/webhooks/backtest", asked)
+    assert status == 200, said
+    conforms(said, "BacktestResult")
+    assert said["events"] == len(told)
+    assert said["blocks_with_events"] == len({each["block_number"] for each in told})

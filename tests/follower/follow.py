@@ -1,0 +1,60 @@
+"""A follower as a process of its own, for tests that kill it: it takes its settings as an argument and follows until it ends.
+
+With a number as second argument it stops for good, by SIGKILL to itself, inside its n-th transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import orjson
+
+from proxy.background import Background
+from proxy.chains.evm.facts import Facts
+from proxy.settings import load, load_tables
+from proxy.store.blocks import BlockStore, Followed, Mark
+from proxy.store.pool import Connection
+
+
+class Trap:
+    """The last sink: when its turn comes all others have written, and nothing is committed."""
+
+    topics: frozenset[str] | None = frozenset()
+    blocks = False
+    transactions = False
+
+    def __init__(self, left: int) -> None:
+        self._left = left
+
+    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+        self._spring()
+
+    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+        self._spring()
+
+    async def settle(self, connection: Connection, network: Followed, below: int) -> None: ...
+    async def forget(self, connection: Connection, network: Followed) -> None: ...
+
+    def _spring(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(tree: dict[str, object], trap: int) -> None:
+    running = Background(load(environ={}, overrides=tree), load_tables())
+    running.blocks = BlockStore(running.pool, silent_s=3.0)
+    if trap:
+        running.sinks.append(Trap(trap))
+    await running.open()
+    running.follow()
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(orjson.loads(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,112 @@
+"""A little chain, a database, and what follows the one into the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from proxy.background import Background
+from proxy.services.follower.following import Following
+from proxy.services.follower.sinks import Sink
+from proxy.services.rpc.networks import Route
+from proxy.settings import load, load_tables
+from proxy.store.blocks import BlockStore, Term
+from proxy.store.holdings import HoldingStore
+from tests.chain_upstream import ChainUpstream, LittleChain
+from tests.database import connected
+from tests.rpc_upstreams import scripted
+
+TABLES = load_tables()
+NETWORK = "dev/testnet"
+PEPPER = "a pepper that no attacker can guess"
+
+
+def settings_of(database: str, urls: Sequence[str], **follower: Any) -> dict[str, Any]:
+    return {
+        "database": {"url": database},
+        "keys": {"pepper": PEPPER},
+        "log": {"access": False},
+        "rpc": {"call_timeout_s": 5.0},
+        "upstreams": [{"network": NETWORK, "url": url} for url in urls],
+        "follower": {"start": {NETWORK: 0}, "networks": [NETWORK], **follower},
+    }
+
+
+class Scene:
+    def __init__(self, database: str, chain: LittleChain, upstreams: list[ChainUpstream], running: Background) -> None:
+        self.database = database
+        self.chain = chain
+        self.upstreams = upstreams
+        self.running = running
+        self.route: Route = running.networks.routes[NETWORK]
+        self.holdings = HoldingStore(running.pool)
+
+    @property
+    def upstream(self) -> ChainUpstream:
+        return self.upstreams[0]
+
+    def following(self, *more: Sink, keep: int = 16, start: int | None = 0, renews: bool = False) -> Following:
+        self.running.sinks = [*self.running.sinks, *more]
+        reader = self.running.reader(self.route)
+        following = Following(reader, self.running.blocks, self.running.sinks, start=start, keep=keep, renews=renews)
+        following.keep = keep  # exactly, whatever the network's finality is
+        return following
+
+    @asynccontextmanager
+    async def leading(self, *more: Sink, **options: Any) -> AsyncIterator[tuple[Following, Term]]:
+        """A follower that takes its steps when it is told to."""
+        following = self.following(*more, **options)
+        async with self.running.blocks.lead(NETWORK) as term:
+            yield following, term
+
+    async def record(self) -> dict[tuple[bytes, ...], int]:
+        """What is written, without what is zero."""
+        return await record(self.database)
+
+    async def cursor(self) -> tuple[int, str] | None:
+        found = await self.holdings.as_of(NETWORK)
+        return None if found is None else (found.block, "0x" + found.hash.hex())
+
+    async def is_whole(self, first: int = 0) -> bool:
+        """Whether the record is the chain's, to the last block."""
+        tip = self.chain.blocks[-1]
+        return await self.cursor() == (tip.number, tip.hash) and await self.record() == self.chain.holdings(first)
+
+
+async def record(database: str, network: str = NETWORK) -> dict[tuple[bytes, ...], int]:
+    async with connected(database) as connection:
+        number = await connection.fetchval("select number from followed_networks where network = $1", network)
+        tokens = await connection.fetch(
+            "select holder, contract, amount from token_holdings where network = $1 and amount <> 0", number
+        )
+        nfts = await connection.fetch(
+            "select holder, contract, token_id, amount from nft_holdings where network = $1", number
+        )
+    found: dict[tuple[bytes, ...], int] = {(row["holder"], row["contract"]): int(row["amount"]) for row in tokens}
+    for row in nfts:
+        assert row["amount"] != 0, "what is at zero is removed"
+        found[row["holder"], row["contract"], int(row["token_id"]).to_bytes(32, "big")] = int(row["amount"])
+    return found
+
+
+@asynccontextmanager
+async def scene(
+    database: str,
+    *,
+    upstreams: int = 1,
+    chain: LittleChain | None = None,
+    silent_s: float = 15.0,
+    **follower: Any,
+) -> AsyncIterator[Scene]:
+    chain = chain or LittleChain()
+    async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(scripted(upstreams, chain, ChainUpstream))  # type: ignore[arg-type]
+        over: Mapping[str, Any] = settings_of(database, [server.url for server in servers], **follower)
+        running = Background(load(environ={}, overrides=over), TABLES)
+        running.blocks = BlockStore(running.pool, silent_s=silent_s)
+        await running.open()
+        stack.push_async_callback(running.close)
+        await asyncio.sleep(0)
+        yield Scene(database, chain, servers, running)  # type: ignore[arg-type]

@@ -1,0 +1,226 @@
+"""Blocks from before the follower's first, indexed later: each once, whoever asked for it and however it was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.commands.index import line
+from proxy.errors import InvalidRequest
+from proxy.process import Tasks
+from proxy.services.follower.backfill import Backfill, Progress
+from proxy.services.follower.reader import Unread
+from tests.chain_upstream import LittleChain, address
+from tests.follower.scene import NETWORK, PEPPER, Scene, scene
+from tests.follower.test_following import everything
+from tests.service import command, until
+
+COIN, ART = address(100), address(101)
+START = 90
+
+
+def old_chain() -> LittleChain:
+    chain = LittleChain()
+    chain.mine(*(everything() * 20))
+    return chain
+
+
+@asynccontextmanager
+async def followed(database: str, start: int = START) -> AsyncIterator[Scene]:
+    """A network that is followed from block 90 of 100 on."""
+    async with scene(database, chain=old_chain(), start={NETWORK: start}) as stage:
+        async with stage.leading(start=start) as (following, term):
+            await following.step(term)
+        yield stage
+
+
+def backfill(stage: Scene, contract: bytes = b"") -> Backfill:
+    from proxy.chains.evm.facts import TOPICS
+    from proxy.services.follower.reader import Reader
+
+    reader = Reader(stage.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
+    return Backfill(reader, stage.running.blocks, START, contract)
+
+
+async def fill(stage: Scene, first: int, last: int | None = None, contract: bytes = b"") -> Progress:
+    return await backfill(stage, contract).run(first, last, lambda progress: None)
+
+
+async def test_backfill_adds_what_lies_before_the_followers_first_block(database: str) -> None:
+    async with followed(database) as stage:
+        assert await stage.is_whole(START)
+        done = await fill(stage, 0)
+        assert (done.total, done.done, done.last) == (START, START, START - 1)
+        assert await stage.is_whole(0)
+
+
+async def test_second_backfill_has_nothing_to_do(database: str) -> None:
+    async with followed(database) as stage:
+        await fill(stage, 0)
+        again = await fill(stage, 0)
+        one = await fill(stage, 0, None, COIN)
+        beyond = await fill(stage, START, 1000)
+        assert [done.total for done in (again, one, beyond)] == [0, 0, 0]
+        assert await stage.is_whole(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_overlapping_backfills_count_each_block_once(database: str, seed: int) -> None:
+    """Any order of ranges, of all contracts and of single ones."""
+    chance = random.Random(seed)
+    async with followed(database) as stage:
+        for _ in range(8):
+            first = chance.randrange(0, START)
+            last = chance.choice((None, first, first + chance.randrange(40)))
+            await fill(stage, first, last, chance.choice((b"", COIN, ART)))
+        await fill(stage, 0)
+        assert await stage.is_whole(0)
+
+
+async def test_backfill_of_one_contract_adds_only_its_events(database: str) -> None:
+    async with followed(database) as stage:
+        await fill(stage, 0, None, COIN)
+        whole, late = stage.chain.holdings(0), stage.chain.holdings(START)
+        assert await stage.record() == {
+            **{key: amount for key, amount in whole.items() if key[1] == COIN},
+            **{key: amount for key, amount in late.items() if key[1] != COIN},
+        }
+
+
+async def test_backfill_that_is_stopped_goes_on_where_it_was(database: str) -> None:
+    async with followed(database) as stage:
+        stage.upstream.max_range = 3
+        for stop_after in (5, 11, 40):
+            seen: list[int] = []
+
+            def tell(progress: Progress, stop_after: int = stop_after, seen: list[int] = seen) -> None:
+                seen.append(progress.block)
+                if progress.done >= stop_after:
+                    raise Unread("stopped here")
+
+            with pytest.raises(Unread):
+                await backfill(stage).run(0, None, tell)
+            assert seen == sorted(set(seen))
+        done = await fill(stage, 0)
+        assert 0 < done.total < START - 50
+        assert await stage.is_whole(0)
+
+
+async def test_backfill_beside_a_running_follower(database: str) -> None:
+    """Both write the same rows: neither waits for the other for ever, and nothing is lost."""
+    async with followed(database) as stage:
+        stage.upstream.max_range = 2
+        tasks = Tasks()
+        tasks.start("following", stage.following(start=START).run)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fill(stage, 0))
+            for _ in range(10):
+                stage.chain.mine(*everything())
+                await asyncio.sleep(0.03)
+        await until(lambda: stage.is_whole(0), within_s=40.0)
+        await tasks.close()
+
+
+async def test_one_backfill_of_a_network_at_a_time(database: str) -> None:
+    async with followed(database) as stage, stage.running.blocks.backfill(NETWORK):
+        with pytest.raises(InvalidRequest, match="another back-fill"):
+            await fill(stage, 0)
+
+
+async def test_backfill_of_a_network_that_was_never_followed_decides_where_its_follower_begins(database: str) -> None:
+    async with scene(database, chain=old_chain()) as stage:
+        await fill(stage, 0)
+        assert await stage.cursor() == (START - 1, stage.chain.blocks[START - 1].hash)
+        async with stage.leading(start=0) as (following, term):
+            await following.step(term)
+        assert await stage.is_whole(0)
+
+
+# The command
+
+
+def settings_file(stage: Scene, path: Path) -> str:
+    path.write_text(f"""
+[database]
+url = "{stage.database}"
+[keys]
+pepper = "{PEPPER}"
+[follower.start]
+"{NETWORK}" = {START}
+[[upstreams]]
+network = "{NETWORK}"
+url = "{stage.upstream.url}"
+""")
+    return str(path)
+
+
+async def index(*words: str) -> tuple[int, str]:
+    done = await asyncio.to_thread(command, "index", *words)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def test_command_fills_says_so_and_has_nothing_to_do_then(database: str, tmp_path: Path) -> None:
+    async with followed(database) as stage:
+        words = ("--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--from", "0")
+        code, said = await index(*words, "--to", "49")
+        assert (code, re.findall(r"50 blocks of dev/testnet indexed", said)) == (
+            0,
+            ["50 blocks of dev/testnet indexed"],
+        )
+        code, said = await index(*words)
+        assert (code, "40 blocks" in said) == (0, True), said
+        assert await stage.is_whole(0)
+        code, said = await index(*words, "--contract", "0x" + COIN.hex())
+        assert (code, said.startswith("nothing to do")) == (0, True), said
+        assert await stage.is_whole(0)
+
+
+async def test_command_forgets_all(database: str, tmp_path: Path) -> None:
+    async with followed(database) as stage:
+        code, said = await index(
+            "--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--forget"
+        )
+        assert code == 0, said
+        assert await stage.record() == {}
+        assert await stage.cursor() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--chain", NETWORK), "--from"),
+        (("--chain", "nowhere", "--from", "0"), "--chain nowhere"),
+        (("--chain", NETWORK, "--from", "5", "--to", "4"), "--to 4"),
+        (("--chain", NETWORK, "--from", "x"), "'x' is no block's number"),
+        (("--chain", NETWORK, "--from", "0", "--contract", "0x12"), "'0x12' is no address"),
+        (("--chain", "base", "--from", "0"), "no upstream"),
+        (("--chain", "solana", "--from", "0"), "family"),
+    ],
+)
+async def test_command_names_what_is_wrong(
+    database: str, tmp_path: Path, words: tuple[str, ...], named: str, capsys: Any
+) -> None:
+    from proxy.__main__ import main
+
+    async with scene(database) as stage:
+        config = settings_file(stage, tmp_path / "penstock.toml")
+        try:
+            code = await asyncio.to_thread(main, ["index", "--config", config, *words])
+        except SystemExit as exc:
+            code = int(str(exc.code))
+        assert code == 2
+        assert named in capsys.readouterr().err
+
+
+def test_line_of_the_bar_tells_share_rate_and_time_left() -> None:
+    progress = Progress(last=999, total=1000, done=250, block=249, transfers=5_000)
+    assert line(progress, 10.0) == f"[{'=' * 6}{' ' * 18}] 25%  block 249  500 transfers/s  30 s left"
+    assert line(progress, 10_000.0, width=0) == "25%  block 249  0 transfers/s  8.3 h left"
+    assert "0%" in line(Progress(total=10), 0.0)

@@ -1,0 +1,428 @@
+"""One network's record against the chain: growing, forking, cut short, refused, lying, and full of odd contracts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import asyncpg
+import pytest
+
+from proxy import telemetry
+from proxy.chains.evm.facts import Facts
+from proxy.process import Tasks
+from proxy.services.follower.following import Lost
+from proxy.services.follower.reader import Unread
+from proxy.store.blocks import Followed, Mark, NotLeading
+from proxy.store.pool import Connection
+from tests.chain_upstream import (
+    BATCH,
+    DEPOSIT,
+    SINGLE,
+    TRANSFER,
+    ZERO,
+    Event,
+    LittleChain,
+    address,
+    deposit,
+    erc20,
+    erc721,
+    erc1155,
+    erc1155_batch,
+    withdrawal,
+    word,
+)
+from tests.database import connected
+from tests.follower.scene import NETWORK, Scene, scene
+from tests.rpc_upstreams import REFUSALS
+from tests.service import until
+
+A, B, C = address(1), address(2), address(3)
+COIN, ART, GAME, WETH = address(100), address(101), address(102), address(103)
+HUGE = 2**256 - 1
+
+
+class Diary:
+    """A sink that wants every block alone, and writes down what it is told, in its own table of the same transaction."""
+
+    topics: frozenset[str] | None = None
+    blocks = True
+    transactions = True
+
+    async def create(self, database: str) -> None:
+        async with connected(database) as connection:
+            await connection.execute("create table diary (block bigint primary key, hash bytea not null)")
+
+    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+        rows = [(piece.last, piece.hash) for piece in found]
+        assert all(piece.header is not None and piece.blocks == 1 for piece in found)
+        await connection.executemany("insert into diary values ($1, $2)", rows)
+
+    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+        gone = await connection.fetch("delete from diary where block > $1 returning block, hash", stays.number)
+        assert sorted(map(tuple, gone), reverse=True) == [(mark.number, mark.hash) for mark in removed]
+
+    async def settle(self, connection: Connection, network: Followed, below: int) -> None: ...
+
+    async def forget(self, connection: Connection, network: Followed) -> None:
+        await connection.execute("delete from diary")
+
+
+def everything() -> list[list[Event]]:
+    """A block for each kind of event."""
+    return [
+        [erc20(COIN, ZERO, A, 1000), erc20(COIN, A, B, 300), erc20(COIN, B, B, 7)],
+        [erc721(ART, ZERO, A, 1), erc721(ART, ZERO, A, HUGE), erc721(ART, A, B, 1)],
+        [erc1155(GAME, ZERO, A, 5, 10), erc1155_batch(GAME, A, B, [(5, 3), (6, 0)]), erc1155_batch(GAME, ZERO, C, [])],
+        [deposit(WETH, A, 50), withdrawal(WETH, A, 20), erc20(WETH, A, C, 5)],
+        [erc20(COIN, B, ZERO, 100), erc721(ART, B, ZERO, 1), erc1155(GAME, B, ZERO, 5, 3)],
+    ]
+
+
+async def test_record_is_the_chains_for_every_kind_of_token(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything())
+        await following.step(term)
+        assert await stage.is_whole()
+        assert await stage.record() == {
+            (A, COIN): 700,
+            (B, COIN): 200,
+            (A, ART, HUGE.to_bytes(32, "big")): 1,
+            (A, GAME, word_of(5)): 7,
+            (A, WETH): 25,
+            (C, WETH): 5,
+        }
+
+
+def word_of(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+async def test_network_that_was_never_followed_begins_at_its_newest_final_block(database: str) -> None:
+    chain = LittleChain()
+    chain.mine(*([erc20(COIN, ZERO, A, 1)] for _ in range(200)))
+    async with scene(database, chain=chain) as stage, stage.leading(start=None) as (following, term):
+        await following.step(term)
+        finality = stage.route.network.facts.finality_blocks
+        found = await stage.holdings.as_of(NETWORK)
+        assert found is not None
+        assert (found.first_block, found.block) == (200 - finality + 1, 200)
+        assert await stage.record() == {(A, COIN): finality}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 16])
+async def test_blocks_that_the_chain_drops_are_undone(database: str, depth: int) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything(), *everything(), *everything(), *everything())
+        await following.step(term)
+        stage.chain.drop(depth)
+        stage.chain.mine(*([erc20(COIN, ZERO, C, n + 1), erc721(ART, ZERO, C, 77 + n)] for n in range(depth + 1)))
+        await following.step(term)
+        assert following.cursor.number == 20 - depth
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_shorter_chain_is_followed_back(database: str) -> None:
+    """Another block of a lower height, seen twice; and a chain that only lost its end, once nobody is thought to be behind."""
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything(), *everything())
+        await following.step(term)
+        stage.chain.drop(4)
+        stage.chain.mine([erc20(COIN, ZERO, C, 1)])
+        await following.step(term)
+        assert following.cursor.number == 10, "once may be an upstream on a fork that nobody follows"
+        await following.step(term)
+        await following.step(term)
+        assert await stage.is_whole()
+        stage.chain.drop(3)
+        for _ in range(30):
+            await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_upstream_that_is_behind_undoes_nothing(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything(), *everything())
+        await following.step(term)
+        stage.upstream.behind = 3
+        for _ in range(5):
+            await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_chain_can_be_replaced_down_to_its_first_block(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything())
+        await following.step(term)
+        fresh = LittleChain()
+        stage.chain.blocks[:] = fresh.blocks
+        stage.chain.mine(*(everything() * 2))
+        await following.step(term)
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_reorganisation_deeper_than_is_kept_stops_the_network_and_says_so(database: str) -> None:
+    async with scene(database) as stage, stage.leading(keep=4) as (following, term):
+        stage.chain.mine(*(everything() * 12))
+        await following.step(term)
+        before = await stage.record()
+        stage.chain.drop(40)
+        stage.chain.mine(*(everything() * 10))
+        with pytest.raises(Lost, match="--forget"):
+            await following.step(term)
+        assert await stage.record() == before, "what cannot be undone is not touched"
+
+
+async def test_stopped_network_says_why_where_operators_look(database: str) -> None:
+    async with scene(database) as stage:
+        following = stage.following(keep=4)
+        stage.chain.mine(*(everything() * 12))
+        tasks = Tasks()
+        tasks.start("following", following.run)
+        await until(stage.is_whole, within_s=40.0)
+        stage.chain.drop(40)
+        stage.chain.mine(*(everything() * 10))
+
+        async def stopped() -> bool:
+            found = await stage.holdings.as_of(NETWORK)
+            return found is not None and found.fault is not None and "--forget" in found.fault
+
+        await until(stopped, within_s=40.0)
+        await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1)
+        await tasks.close()
+
+
+async def test_development_service_begins_anew_instead(database: str) -> None:
+    async with scene(database) as stage, stage.leading(keep=4, renews=True) as (following, term):
+        stage.chain.mine(*(everything() * 12))
+        await following.step(term)
+        stage.chain.blocks[:] = LittleChain().blocks
+        stage.chain.mine(*everything())
+        for _ in range(2):
+            try:
+                await following.step(term)
+            except Lost as exc:
+                await following._stop(term, str(exc))
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_far_head_is_reached_in_ranges_whatever_upstreams_refuse(database: str, refusal: str) -> None:
+    chain = LittleChain()
+    chain.mine(*(everything() * 24))
+    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (following, term):
+        stage.upstream.max_range, stage.upstream.refusal = 5, refusal
+        await following.step(term)
+        assert await stage.is_whole()
+        asked = [call.params[0] for call in stage.upstream.calls if call.method == "eth_getLogs"]
+        ranges = [params for params in asked if "fromBlock" in params]
+        assert 110 // 5 <= len(ranges) <= 110 // 2 + 8
+        assert len(asked) - len(ranges) == 10 or all("blockHash" in params for params in asked[-10:])
+        stage.chain.drop(10)
+        stage.chain.mine(*(everything() * 3))
+        await following.step(term)
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_ranges_grow_while_logs_are_few_and_shrink_where_there_are_too_many(database: str) -> None:
+    chain = LittleChain()
+    chain.mine(
+        *([] for _ in range(2000)), *([erc20(COIN, ZERO, A, 1)] * 9 for _ in range(40)), *([] for _ in range(10))
+    )
+    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (following, term):
+        stage.upstream.max_logs = 50
+        await following.step(term)
+        assert await stage.is_whole()
+        ranges = [
+            call for call in stage.upstream.calls if call.method == "eth_getLogs" and "fromBlock" in call.params[0]
+        ]
+        assert len(ranges) < 80
+
+
+async def test_sink_that_wants_blocks_gets_each_once_in_order_and_told_of_each_that_goes(database: str) -> None:
+    diary = Diary()
+    await diary.create(database)
+    async with scene(database) as stage, stage.leading(diary, keep=8) as (following, term):
+        stage.chain.mine(*(everything() * 8))
+        await following.step(term)
+        for depth in (1, 5, 8):
+            stage.chain.drop(depth)
+            stage.chain.mine(*(everything() * 2))
+            await following.step(term)
+            await following.step(term)
+            assert await stage.is_whole()
+            async with connected(database) as connection:
+                rows = await connection.fetch("select block, hash from diary order by block")
+            assert [("0x" + row["hash"].hex()) for row in rows] == [block.hash for block in stage.chain.blocks]
+
+
+class Failing(Diary):
+    """Fails after it has written."""
+
+    fails = True
+
+    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+        await super().write(connection, network, found)
+        if self.fails:
+            raise asyncpg.DataError("no")
+
+
+async def test_sink_that_fails_takes_the_whole_block_with_it(database: str) -> None:
+    sink = Failing()
+    await sink.create(database)
+    async with scene(database) as stage, stage.leading(sink) as (following, term):
+        stage.chain.mine(*everything())
+        with pytest.raises(asyncpg.DataError):
+            await following.step(term)
+        assert await stage.record() == {}
+        assert (await stage.cursor() or (0,))[0] == -1
+        sink.fails = False
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_logs_of_another_block_are_not_believed(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything())
+        other = stage.chain.blocks[1].logs()
+        stage.upstream.answers["eth_getLogs"] = lambda _: other
+        with pytest.raises(Unread):
+            await following.step(term)
+        assert await stage.record() == {}
+        del stage.upstream.answers["eth_getLogs"]
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+@pytest.mark.parametrize("answer", [None, "0x1", [], {"number": "zz"}, {"hash": 1}, [{"address": 1}]])
+async def test_nonsense_from_an_upstream_is_no_answer(database: str, answer: object) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(*everything())
+        for method in ("eth_getBlockByNumber", "eth_getLogs"):
+            if method == "eth_getLogs" and answer == []:
+                continue  # a good answer; the next test is about it
+            stage.upstream.answers[method] = lambda _: answer
+            with pytest.raises(Unread):
+                await following.step(term)
+            del stage.upstream.answers[method]
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+async def test_empty_logs_of_a_block_whose_bloom_has_some_are_asked_for_again(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine([erc20(COIN, ZERO, A, 5)])
+        whole = stage.chain.blocks[1].logs()
+        said = iter([[], whole])
+        stage.upstream.answers["eth_getLogs"] = lambda params: next(said)
+        await following.step(term)
+        assert await stage.is_whole()
+
+
+def odd_ones() -> list[Event]:
+    who = "0x" + word(A)
+    dirty = "0x" + "f" * 64
+    return [
+        Event(COIN, ()),
+        Event(COIN, (TRANSFER,), word(1) * 3),
+        Event(COIN, (TRANSFER, who), word(1)),
+        Event(COIN, (TRANSFER, who, who), ""),
+        Event(COIN, (TRANSFER, who, who), "ff"),
+        Event(COIN, (TRANSFER, dirty, who), word(1)),
+        Event(ART, (TRANSFER, who, dirty, dirty)),
+        Event(GAME, (SINGLE, who, who), word(1) * 2),
+        Event(GAME, (SINGLE, who, who, who), word(1)),
+        Event(GAME, (BATCH, who, who, who), ""),
+        Event(GAME, (BATCH, who, who, who), word(HUGE) + word(HUGE)),
+        Event(GAME, (BATCH, who, who, who), word(64) + word(64) + word(HUGE)),
+        Event(GAME, (BATCH, who, who, who), word(64) + word(96) + word(0) + word(1) + word(9)),
+        Event(GAME, (BATCH, who, who, who), word(65) + word(64) + word(0)),
+        Event(WETH, (DEPOSIT, who, who), word(1)),
+        Event(WETH, (DEPOSIT, who), ""),
+        Event(COIN, ("0x" + "ab" * 32, who, who), word(1)),
+    ]
+
+
+async def test_odd_contracts_are_counted_and_stop_nothing(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine(odd_ones(), [*odd_ones(), erc20(COIN, ZERO, A, 3)])
+        await following.step(term)
+        assert await stage.record() == {(A, COIN): 3}
+
+
+async def test_amounts_beyond_256_bits_and_below_zero_are_kept_exactly(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term):
+        stage.chain.mine([erc20(COIN, ZERO, A, HUGE)], [erc20(COIN, ZERO, A, HUGE), erc20(COIN, B, C, 10**77)])
+        stage.chain.mine([erc1155(GAME, ZERO, A, HUGE, HUGE), erc1155(GAME, ZERO, A, HUGE, HUGE)])
+        await following.step(term)
+        assert await stage.is_whole()
+        stage.chain.drop(2)
+        stage.chain.mine([], [], [])
+        await following.step(term)
+        await following.step(term)
+        assert await stage.record() == {(A, COIN): HUGE}
+
+
+async def test_wrapped_coin_that_emits_a_transfer_as_well_is_counted_once(database: str) -> None:
+    """Same transaction: the events of one transaction share its hash."""
+    async with scene(database) as stage, stage.leading() as (following, term):
+        both = [erc20(WETH, ZERO, A, 9), deposit(WETH, A, 9)]
+        stage.chain.mine(both, [deposit(WETH, A, 4)])
+        logs = stage.chain.blocks[1].logs()
+        for log in logs:
+            log["transactionHash"] = "0x" + "77" * 32
+        others = stage.chain.blocks[2].logs()
+        found = {stage.chain.blocks[1].hash: logs, stage.chain.blocks[2].hash: others}
+        stage.upstream.answers["eth_getLogs"] = lambda params: found.get(params[0]["blockHash"], [])
+        await following.step(term)
+        assert await stage.record() == {(A, WETH): 13}
+
+
+async def test_two_writers_cannot_both_write_a_block(database: str) -> None:
+    """Even with the lock out of the way: the cursor is where the transaction believes it to be, or nothing happens."""
+    async with scene(database) as stage, stage.leading() as (one, term):
+        stage.chain.mine(*everything())
+        other = stage.following()
+        await one.step(term)
+        await other.step(term)
+        stage.chain.mine(*everything())
+        await one.step(term)
+        with pytest.raises(NotLeading):
+            await other.step(term)
+        assert await stage.is_whole()
+
+
+async def test_each_commit_is_told_to_those_who_listen(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (following, term), connected(database) as connection:
+        heard: list[object] = []
+        await connection.add_listener("penstock_blocks", lambda *given: heard.append(given[3]))
+        stage.chain.mine(*everything())
+        await following.step(term)
+        await connection.execute("select 1")
+        assert heard[-1] == f"{NETWORK} 5"
+
+
+async def test_several_upstreams_of_which_one_is_dead_and_one_behind(database: str) -> None:
+    async with scene(database, upstreams=3) as stage, stage.leading() as (following, term):
+        stage.upstreams[2].behind = 2
+        await stage.upstreams[1].close()
+        stage.chain.mine(*(everything() * 4))
+        await _until_whole(stage, following, term)
+        stage.chain.drop(3)
+        stage.chain.mine(*(everything() * 2))
+        await _until_whole(stage, following, term)
+
+
+async def _until_whole(stage: Scene, following: object, term: object, steps: int = 60) -> None:
+    for _ in range(steps):
+        try:
+            await following.step(term)  # type: ignore[attr-defined]
+        except Unread:
+            await asyncio.sleep(0.1)
+        if await stage.is_whole():
+            return
+    raise AssertionError("the record never became the chain's")

@@ -1,0 +1,156 @@
+"""Gas prices from memory: made once for each head, the same in every worker, and honest while a chain is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.core import fees
+from proxy.errors import NotFound, Unavailable
+from proxy.services.gas import RENEW_S, STALE_S, GasPrices
+from proxy.services.rpc.questions import Questions
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.service import until
+from tests.web.worker import TABLES
+
+GWEI = 10**9
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def found() -> AsyncIterator[Scene]:
+    async with scene(1, cache={"enabled": False, "coalesce": False}) as one:
+        one.upstreams[0].answers["eth_feeHistory"] = history
+        yield one
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def history(params: list[Any]) -> dict[str, Any]:
+    """Blocks whose base fee is their number in gwei."""
+    count, newest = int(params[0], 16), int(params[1], 16)
+    blocks = range(newest - count + 1, newest + 2)
+    return {
+        "oldestBlock": hex(blocks[0]),
+        "baseFeePerGas": [hex(number * GWEI) for number in blocks],
+        "gasUsedRatio": [0.5] * count,
+        "reward": [[hex(GWEI), hex(2 * GWEI), hex(3 * GWEI)]] * count,
+    }
+
+
+def prices(one: Scene, clock: Clock) -> GasPrices:
+    app = one.worker.app
+    return GasPrices(Questions(app.rpc, app.networks), clock=clock, wall=clock)
+
+
+async def test_estimate_is_of_the_head_and_made_once_for_it(found: Scene, clock: Clock) -> None:
+    gas, network = prices(found, clock), found.route.network
+    read = await gas.read(network)
+    assert (read.fees.block, fees.gwei(read.fees.base_fee_wei), read.at) == (1000, "1001", clock.now)
+    clock.now += RENEW_S / 2
+    assert await gas.read(network) is read
+    assert found.count("eth_feeHistory") == 1
+    found.chain.head += 1
+    await found.look()
+    assert (await gas.read(network)).fees.block == 1001
+    assert found.count("eth_feeHistory") == 2
+
+
+async def test_head_that_does_not_move_is_looked_at_again_after_a_while(found: Scene, clock: Clock) -> None:
+    gas, network = prices(found, clock), found.route.network
+    await gas.read(network)
+    clock.now += RENEW_S
+    assert (await gas.read(network)).at == clock.now
+    assert found.count("eth_feeHistory") == 2
+
+
+async def test_all_who_ask_at_once_wait_for_one_answer(found: Scene, clock: Clock) -> None:
+    gas, network = prices(found, clock), found.route.network
+    read = await asyncio.gather(*(gas.read(network) for _ in range(50)))
+    assert all(each is read[0] for each in read)
+    assert found.count("eth_feeHistory") == 1
+
+
+async def test_one_who_leaves_does_not_take_the_answer_from_the_others(found: Scene, clock: Clock) -> None:
+    gas, network = prices(found, clock), found.route.network
+    upstream = found.upstreams[0]
+    upstream.held.add("eth_feeHistory")
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(gas.read(network))
+        others = [group.create_task(gas.read(network)) for _ in range(5)]
+        await until(lambda: upstream.count("eth_feeHistory") > 0)
+        first.cancel()
+        upstream.gate.set()
+    assert {task.result().fees.block for task in others} == {1000}
+
+
+async def test_two_workers_agree(found: Scene, clock: Clock) -> None:
+    one, other = prices(found, clock), prices(found, clock)
+    first = await one.read(found.route.network)
+    clock.now += 3
+    assert (await other.read(found.route.network)).fees == first.fees
+
+
+async def test_last_good_estimate_stands_for_a_minute_with_its_true_time(found: Scene, clock: Clock) -> None:
+    gas, network = prices(found, clock), found.route.network
+
+    def fail(params: list[Any]) -> Any:
+        raise Refused(-32000, "not now")
+
+    read = await gas.read(network)
+    found.upstreams[0].answers["eth_feeHistory"] = fail
+    found.chain.head += 1
+    await found.look()
+    for _ in range(6):
+        clock.now += STALE_S / 6
+        assert await gas.read(network) is read
+    clock.now += 0.1
+    with pytest.raises(Unavailable):
+        await gas.read(network)
+    found.upstreams[0].answers["eth_feeHistory"] = history
+    clock.now += 2
+    assert (await gas.read(network)).fees.block == 1001
+
+
+async def test_after_a_failure_nobody_asks_again_for_a_moment(found: Scene, clock: Clock) -> None:
+    gas, network = prices(found, clock), found.route.network
+    await gas.read(network)
+    found.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
+    found.chain.head += 1
+    await found.look()
+    for _ in range(20):
+        await gas.read(network)
+    assert found.count("eth_feeHistory") == 2
+
+
+async def test_chain_without_base_fee_tells_its_one_price(found: Scene, clock: Clock) -> None:
+    known = found.route.network
+    network = replace(known, facts=msgspec.structs.replace(known.facts, legacy_fees=True))
+    found.upstreams[0].answers["eth_gasPrice"] = lambda params: hex(5 * GWEI)
+    read = await prices(found, clock).read(network)
+    assert (read.fees.block, read.fees.base_fee_wei) == (1000, 0)
+    assert read.fees.estimates["standard"].max_fee_wei == 5 * GWEI
+    assert found.count("eth_feeHistory") == 0
+
+
+async def test_family_without_gas_has_no_prices(found: Scene, clock: Clock) -> None:
+    network = TABLES.chains.find("solana", "mainnet")
+    assert network is not None
+    with pytest.raises(NotFound, match="gas"):
+        await prices(found, clock).read(network)

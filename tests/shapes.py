@@ -1,0 +1,31 @@
+"""Answers against the shapes that the published document gives them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jsonschema_rs
+
+from proxy.settings import SCHEMAS
+from proxy.web import contract
+
+
+@cache
+def _schemas() -> dict[str, Any]:
+    found: dict[str, Any] = contract.load(SCHEMAS).document["components"]["schemas"]
+    return found
+
+
+@cache
+def _validator(name: str) -> jsonschema_rs.Draft202012Validator:
+    whole = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": _schemas()}}
+    return jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
+
+
+def conforms(data: Any, name: str) -> Any:
+    """The data, which has the shape of this name and no member that the shape does not have."""
+    _validator(name).validate(data)
+    known = _schemas()[name]["properties"]
+    assert set(data) <= set(known), f"{name} does not have {sorted(set(data) - set(known))}"
+    return data

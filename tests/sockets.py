@@ -1,0 +1,249 @@
+"""A client of the WebSocket that hides nothing, and a feed that tells what a test says.
+
+The client is aiohttp's, which is strict by itself; `Bare` writes any bytes and reads frames one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.services.feed.topics import Event, Listener, Topic
+from proxy.web import frames
+from tests.flows.talk import Reply, Talk
+from tests.web.worker import LIVE, Worker
+
+REPLY_S = 20.0
+
+
+class Client:
+    """One open socket; notifications and replies are told apart, each in the order in which they came."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        self.ws = ws
+        self.events: list[dict[str, Any]] = []
+        self._ids = itertools.count(1)
+
+    async def message(self) -> Any:
+        """Whatever comes next."""
+        async with asyncio.timeout(REPLY_S):
+            found = await self.ws.receive()
+        assert found.type is aiohttp.WSMsgType.TEXT, (found.type, found.data, self.ws.close_code)
+        return orjson.loads(found.data)
+
+    async def say(self, data: Any) -> None:
+        await self.ws.send_str(data if isinstance(data, str) else orjson.dumps(data).decode())
+
+    async def reply(self, id_: Any) -> dict[str, Any]:
+        """The reply with this id; events that come before it are kept."""
+        while True:
+            found = await self.message()
+            if isinstance(found, dict) and "method" in found:
+                self.events.append(found["params"])
+            else:
+                assert not isinstance(found, list), found
+                assert found["id"] == id_, found
+                return dict(found)
+
+    async def ask(self, method: str, *params: Any) -> dict[str, Any]:
+        id_ = next(self._ids)
+        await self.say({"jsonrpc": "2.0", "id": id_, "method": method, "params": list(params)})
+        return await self.reply(id_)
+
+    async def result(self, method: str, *params: Any) -> Any:
+        reply = await self.ask(method, *params)
+        assert "result" in reply, reply
+        return reply["result"]
+
+    async def error(self, method: str, *params: Any) -> dict[str, Any]:
+        reply = await self.ask(method, *params)
+        assert "error" in reply, reply
+        return dict(reply["error"])
+
+    async def event(self) -> dict[str, Any]:
+        """The params of the next notification."""
+        if self.events:
+            return self.events.pop(0)
+        found = await self.message()
+        assert "method" in found, found
+        return dict(found["params"])
+
+    async def closed(self) -> tuple[int | None, str]:
+        """The code and the reason of the server's close frame, past whatever comes before it."""
+        async with asyncio.timeout(REPLY_S):
+            while (found := await self.ws.receive()).type is aiohttp.WSMsgType.TEXT:
+                pass
+        assert found.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING), found
+        return self.ws.close_code, str(found.extra or "")
+
+
+def address(worker: Worker, *, key: str | None = "main", network: str = LIVE) -> str:
+    query = f"?apiKey={worker.keys.get(key, key)}" if key else ""
+    return f"http://127.0.0.1:{worker.port}/v1/ws/{network}{query}"
+
+
+@asynccontextmanager
+async def connected(worker: Worker, **options: Any) -> AsyncIterator[Client]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(address(worker, **options), autoping=True, max_msg_size=0) as ws,
+    ):
+        yield Client(ws)
+
+
+class Bare:
+    """A connection after its handshake: any bytes out, frames in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def write(self, payload: bytes, opcode: int = frames.TEXT, *, final: bool = True) -> None:
+        head = frames.frame_head(len(payload), opcode)
+        first = head[0] if final else head[0] & 0x7F
+        mask = os.urandom(4)
+        self.writer.write(bytes((first, head[1] | 0x80)) + head[2:] + mask + frames.unmask(payload, mask))
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame: its opcode and its payload."""
+        async with asyncio.timeout(REPLY_S):
+            first, second = await self.reader.readexactly(2)
+            assert first & 0xF0 == 0x80, "a server's frames are whole, without extensions"
+            assert second < 0x80, "and not masked"
+            size = second
+            if second >= 126:
+                size = int.from_bytes(await self.reader.readexactly(2 if second == 126 else 8), "big")
+            return first & 0x0F, await self.reader.readexactly(size)
+
+    async def json(self) -> Any:
+        """The next message, past pings."""
+        while (found := await self.frame())[0] == frames.PING:
+            pass
+        assert found[0] == frames.TEXT, found
+        return orjson.loads(found[1])
+
+    async def close_code(self) -> int:
+        """Of the server's close frame; messages and pings before it are passed over."""
+        while (found := await self.frame())[0] != frames.CLOSE:
+            pass
+        return int.from_bytes(found[1][:2], "big")
+
+    async def ended(self) -> bool:
+        """Whether the server ends the connection, past whatever it still says."""
+        async with asyncio.timeout(REPLY_S):
+            try:
+                while await self.reader.read(1 << 16):
+                    pass
+            except ConnectionError:
+                pass
+        return True
+
+
+def handshake(worker: Worker, *, key: str | None = "main", network: str = LIVE, **headers: str) -> bytes:
+    """A whole request; a header that is empty is left out."""
+    path = address(worker, key=key, network=network).partition(str(worker.port))[2]
+    lines = {
+        "Host": "127.0.0.1",
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    sent = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value)
+    return f"GET {path} HTTP/1.1\r\n{sent}\r\n".encode()
+
+
+async def refused(worker: Worker, **options: Any) -> Reply:
+    """The HTTP reply to a handshake."""
+    async with await worker.talk() as talk:
+        return await talk.ask(handshake(worker, **options))
+
+
+@asynccontextmanager
+async def bare(worker: Worker, *, small_buffer: bool = False, **options: Any) -> AsyncIterator[Bare]:
+    """An open socket. With a small buffer the kernel takes little for a client that does not read."""
+    made = socket.socket()
+    if small_buffer:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", worker.port))
+    reader, writer = await asyncio.open_connection(sock=made, limit=1 << 16)
+    talk = Talk(reader, writer)
+    try:
+        await talk.send(handshake(worker, **options))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101 "), head
+        yield Bare(reader, writer)
+    finally:
+        await talk.close()
+
+
+class Announcer:
+    """A network's feed at the test's command."""
+
+    def __init__(self) -> None:
+        self.listeners: dict[Topic, list[Listener]] = {}
+        self.replays: list[tuple[Topic, int]] = []
+        # What a replay tells, in batches.
+        self.past: list[list[Event]] = []
+        self.refusal: Exception | None = None
+
+    async def subscribe(self, topic: Topic, listener: Listener) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.listeners.setdefault(topic, []).append(listener)
+
+    async def subscribe_from(self, topic: Topic, listener: Listener, from_block: int) -> None:
+        self.replays.append((topic, from_block))
+        for batch in self.past:
+            await listener.room()
+            listener.on_events(batch)
+        await self.subscribe(topic, listener)
+
+    def check_from(self, topic: Topic, from_block: int) -> None: ...
+
+    def unsubscribe(self, topic: Topic, listener: Listener) -> None:
+        found = self.listeners.get(topic, [])
+        if listener in found:
+            found.remove(listener)
+        if not found:
+            self.listeners.pop(topic, None)
+
+    async def run(self) -> None: ...
+
+    def tell(self, topic: Topic, *events: Event) -> None:
+        for listener in [*self.listeners.get(topic, ())]:
+            listener.on_events(events)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.listeners.values()))
+
+
+def announce(worker: Worker, network: str = LIVE) -> Announcer:
+    """Take the place of a network's feed."""
+    found = Announcer()
+    worker.app.feeds.by_network[network] = found
+    return found
+
+
+def head(number: int, *, size: int = 0) -> Event:
+    """A new head; with a size, of about so many bytes."""
+    filling = {"extraData": "0x" + "00" * (size // 2)} if size else {}
+    return Event(orjson.dumps({"number": hex(number), **filling}), number)
+
+
+def heads(numbers: Sequence[int], **options: int) -> list[Event]:
+    return [head(number, **options) for number in numbers]
+
+
+HEADS = Topic("newHeads")

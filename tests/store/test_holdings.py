@@ -1,0 +1,130 @@
+"""Questions about holdings: right answers, in pages, by an index however many rows there are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from proxy.core.holdings import Changes, Transfer
+from proxy.errors import Unavailable
+from proxy.store import blocks, holdings, sql
+from proxy.store.blocks import BlockStore, Mark
+from proxy.store.holdings import Collection, HoldingStore, Nft, Token
+from proxy.store.pool import Connection, Pool
+from tests.database import connected
+
+NETWORK, OTHER = "dev/mainnet", "dev/testnet"
+ZERO = bytes(20)
+A, B, C = (bytes([n]) * 20 for n in (1, 2, 3))
+COIN, ART, GAME = (bytes([n]) * 20 for n in (101, 102, 103))
+HUGE = 2**256 - 1
+
+
+def moved(standard: int, contract: bytes, sender: bytes, recipient: bytes, amount: int, token: int = 0) -> Transfer:
+    return Transfer(standard, contract, sender, recipient, amount, token, "0x", 0)
+
+
+SOME = (
+    moved(20, COIN, ZERO, A, 100),
+    moved(20, COIN, A, B, 40),
+    moved(20, GAME, B, C, HUGE),
+    moved(721, ART, ZERO, A, 1, 1),
+    moved(721, ART, ZERO, A, 1, HUGE),
+    moved(721, ART, ZERO, B, 1, 2),
+    moved(721, ART, A, ZERO, 1, 1),
+    moved(1155, GAME, ZERO, A, 10, 5),
+    moved(1155, GAME, ZERO, C, 3, 5),
+)
+
+
+@pytest.fixture
+async def store(pool: Pool) -> HoldingStore:
+    """Two networks with the same transfers, one of them twice."""
+    for network, times in ((NETWORK, 1), (OTHER, 2)):
+        async with BlockStore(pool).lead(network) as term:
+            await term.begin(7, b"\x07" * 32)
+            async with term.transaction() as connection:
+                at = Mark(6, b"\x07" * 32)
+                await blocks.move(connection, term.number, cursor=at, to=Mark(8, b"\x08" * 32), time=1_700_000_000)
+                for _ in range(times):
+                    changes = Changes()
+                    changes.add(SOME)
+                    await holdings.add(connection, term.number, changes)
+    return HoldingStore(pool)
+
+
+async def test_tokens_of_a_holder_by_contract_with_what_is_zero_or_less(store: HoldingStore) -> None:
+    assert await store.tokens_of(NETWORK, A, limit=10) == [Token(COIN, 60)]
+    assert await store.tokens_of(NETWORK, B, limit=10) == [Token(COIN, 40), Token(GAME, -HUGE)]
+    assert await store.tokens_of(OTHER, C, limit=10) == [Token(GAME, 2 * HUGE)]
+    assert await store.tokens_of(NETWORK, B, limit=1) == [Token(COIN, 40)]
+    assert await store.tokens_of("nowhere/none", A, limit=10) == []
+
+
+async def test_nfts_of_a_holder_in_pages(store: HoldingStore) -> None:
+    found = [Nft(ART, HUGE, 1, 721), Nft(GAME, 5, 10, 1155)]
+    assert await store.nfts_of(NETWORK, A, limit=10) == found
+    assert [await store.nfts_of(NETWORK, A, limit=1, offset=n) for n in range(3)] == [[found[0]], [found[1]], []]
+    assert [await store.count_nfts(NETWORK, who) for who in (A, B, C, ZERO)] == [2, 1, 1, 0]
+
+
+async def test_collection_has_its_owners_and_its_supply(store: HoldingStore) -> None:
+    assert await store.collection(NETWORK, ART) == Collection(owners=2, pieces=2, supply=2, standard=721)
+    assert await store.collection(NETWORK, GAME) == Collection(owners=2, pieces=2, supply=13, standard=1155)
+    assert await store.collection(NETWORK, COIN) == Collection(owners=0, pieces=0, supply=0, standard=None)
+
+
+async def test_answers_say_at_which_block_they_are_true(store: HoldingStore) -> None:
+    found = await store.as_of(NETWORK)
+    assert found is not None
+    assert (found.block, found.hash, found.first_block, found.fault) == (8, b"\x08" * 32, 7, None)
+    assert found.time is not None
+    assert found.time.timestamp() == 1_700_000_000
+    assert await store.as_of("nowhere/none") is None
+
+
+async def test_without_a_database_questions_are_unavailable() -> None:
+    pool = Pool("postgresql://nobody@127.0.0.1:1/none", size=1, acquire_timeout_s=0.1)
+    with pytest.raises(Unavailable):
+        await HoldingStore(pool).tokens_of(NETWORK, A, limit=1)
+
+
+MANY = """
+insert into token_holdings
+select 1, decode(lpad(to_hex(n % 500), 40, '0'), 'hex'), decode(lpad(to_hex(n), 40, '0'), 'hex'), n
+from generate_series(1, 60000) as n;
+insert into nft_holdings
+select 1, 721, decode(lpad(to_hex(n % 500), 40, '0'), 'hex'), decode(lpad(to_hex(n % 100), 40, '0'), 'hex'), n, 1
+from generate_series(1, 60000) as n;
+analyze token_holdings;
+analyze nft_holdings;
+"""
+
+
+# Each query, the index that it must use, and whether its order must come from there.
+PLANS = (
+    (sql.holdings.tokens_of, (NETWORK, bytes(19) + b"\x05", 100), "token_holdings_pkey", True),
+    (sql.holdings.nfts_of, (NETWORK, bytes(19) + b"\x05", 50, 0), "nft_holdings_pkey", True),
+    (sql.holdings.count_nfts, (NETWORK, bytes(19) + b"\x05"), "nft_holdings_pkey", False),
+    (sql.holdings.read_collection, (NETWORK, bytes(19) + b"\x05"), "nft_holders", False),
+    (sql.holdings.remove_nfts_at_zero, (1,), "nft_holdings_at_zero", False),
+)
+
+
+async def test_pages_are_read_by_an_index(database: str) -> None:
+    """On many rows, and as prepared statements are planned in the long run: without a look at their values."""
+    async with connected(database) as connection:
+        await connection.execute(sql.blocks.add_network, NETWORK)
+        await connection.execute(MANY)
+        await connection.execute("set plan_cache_mode = force_generic_plan")
+        for query, arguments, index, ordered in PLANS:
+            plan = await _plan(connection, query, arguments)
+            assert re.search(rf"(?:Index (?:Only )?Scan using|Bitmap Index Scan on) {index}", plan), plan
+            assert not re.search(r"Seq Scan on \w+_holdings", plan), plan
+            assert not ordered or "Sort" not in plan, plan
+
+
+async def _plan(connection: Connection, query: str, arguments: tuple[object, ...]) -> str:
+    rows = await connection.fetch(f"explain {query}", *arguments)
+    return "\n".join(row[0] for row in rows)

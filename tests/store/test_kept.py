@@ -1,0 +1,259 @@
+"""What is kept, in memory and on a real Redis: once for all who ask, never across networks, within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import Unavailable
+from proxy.store.cache import ENTRY, LARGEST, Kept
+from tests.redis_server import redis_server, require_redis
+from tests.service import until
+
+PLENTY = 1 << 24
+
+
+class Maker:
+    """Counts how often it was asked to make a value; it waits until it may."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = list(values)
+        self.made = 0
+        self.may = asyncio.Event()
+
+    async def __call__(self) -> Any:
+        self.made += 1
+        value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+        await self.may.wait()
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+def ready(*values: Any) -> Maker:
+    maker = Maker(*values)
+    maker.may.set()
+    return maker
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kept]:
+    if request.param == "memory":
+        yield Kept(bytes=PLENTY)
+        return
+    require_redis()
+    async with redis_server(tmp_path) as redis:
+        found = Kept(bytes=PLENTY, redis_url=redis.url)
+        yield found
+        await found.close()
+
+
+async def test_value_is_made_once_and_kept(kept: Kept) -> None:
+    make = ready({"name": "Coin", "supply": 2**200, "logo": None})
+    for _ in range(3):
+        found = await kept.once("one/mainnet", "token", "a", make=make, ttl_s=60)
+        assert found == {"name": "Coin", "supply": 2**200, "logo": None}
+    assert make.made == 1
+
+
+async def test_nothing_is_a_value_too(kept: Kept) -> None:
+    make = ready(None)
+    for _ in range(2):
+        assert await kept.once("one/mainnet", "token", "a", make=make, ttl_s=60) is None
+    assert make.made == 1
+
+
+async def test_networks_kinds_and_names_are_told_apart(kept: Kept) -> None:
+    places = [
+        ("one/mainnet", "token", "a"),
+        ("one/testnet", "token", "a"),
+        ("one/mainnet", "nft", "a"),
+        ("one/mainnet", "token", "b"),
+    ]
+    for n, place in enumerate(places):
+        assert await kept.once(*place, make=ready(n), ttl_s=60) == n
+    for n, place in enumerate(places):
+        assert await kept.once(*place, make=ready(-1), ttl_s=60) == n
+
+
+async def test_a_hundred_who_ask_at_once_cause_one_look(kept: Kept) -> None:
+    make = Maker([1, 2])
+    asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(100)]  # noqa: TID251
+    await until(lambda: make.made)
+    make.may.set()
+    found = await asyncio.gather(*asking)
+    assert found == [[1, 2]] * 100
+    assert make.made == 1
+    found[0].append(3)  # each has a copy
+    assert found[1] == [1, 2]
+
+
+async def test_failure_is_told_to_all_who_wait_and_not_kept(kept: Kept) -> None:
+    make = Maker(Unavailable("away"), "here")
+    asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(10)]  # noqa: TID251
+    await until(lambda: make.made)
+    make.may.set()
+    assert [str(each) for each in await asyncio.gather(*asking, return_exceptions=True)] == ["away"] * 10
+    assert await kept.once("n", "k", "x", make=make, ttl_s=60) == "here"
+    assert make.made == 2
+
+
+async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: Kept) -> None:
+    make = Maker("found")
+    first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
+    await until(lambda: make.made)
+    others = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(5)]  # noqa: TID251
+    await until(lambda: repr(kept).endswith("1 under way>"))
+    await asyncio.sleep(0.01)  # so that they wait already
+    first.cancel()
+    make.may.set()
+    assert await asyncio.gather(*others) == ["found"] * 5
+    assert make.made == 2
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_one_who_waits_and_leaves_does_not_stop_the_look(kept: Kept) -> None:
+    make = Maker("found")
+    first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
+    await until(lambda: make.made)
+    other = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
+    await asyncio.sleep(0.01)
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+    make.may.set()
+    assert await first == "found"
+    assert make.made == 1
+
+
+async def test_fresh_looks_again_and_replaces(kept: Kept) -> None:
+    make = ready(1, 2)
+    assert await kept.once("n", "k", "x", make=make, ttl_s=60) == 1
+    assert await kept.once("n", "k", "x", make=make, ttl_s=60, fresh=True) == 2
+    assert await kept.once("n", "k", "x", make=ready(3), ttl_s=60) == 2
+
+
+async def test_who_wants_it_fresh_does_not_wait_for_one_who_does_not(kept: Kept) -> None:
+    slow = Maker("old")
+    first = asyncio.ensure_future(kept.once("n", "k", "x", make=slow, ttl_s=60))  # noqa: TID251
+    await until(lambda: slow.made)
+    assert await kept.once("n", "k", "x", make=ready("new"), ttl_s=60, fresh=True) == "new"
+    slow.may.set()
+    assert await first == "old"
+
+
+async def test_value_is_gone_after_its_time_which_it_may_decide_itself(kept: Kept) -> None:
+    def ttl_s(value: Any) -> float:
+        return 60.0 if value == "good" else 0.02
+
+    assert await kept.once("n", "k", "bad", make=ready("bad"), ttl_s=ttl_s) == "bad"
+    assert await kept.once("n", "k", "good", make=ready("good"), ttl_s=ttl_s) == "good"
+
+    async def is_gone() -> bool:
+        return await kept.get("n", "k", ["bad", "good"]) == [None, "good"]
+
+    await until(is_gone)
+
+
+async def test_many_are_put_and_found_together(kept: Kept) -> None:
+    await kept.put("n", "k", {str(n): {"n": n} for n in range(500)}, ttl_s=60)
+    found = await kept.get("n", "k", [str(n) for n in range(-1, 500)])
+    assert found == [None, *({"n": n} for n in range(500))]
+    assert await kept.get("n", "k", []) == []
+    assert await kept.get("other", "k", ["1"]) == [None]
+
+
+async def test_value_too_large_is_found_and_not_kept(kept: Kept) -> None:
+    make = ready("x" * (LARGEST + 1))
+    for _ in range(2):
+        assert len(await kept.once("n", "k", "x", make=make, ttl_s=60)) == LARGEST + 1
+    assert make.made == 2
+
+
+# Memory alone
+
+
+async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
+    kept = Kept(bytes=100 * (ENTRY + 20))
+    for n in range(1000):
+        await kept.put("n", "k", {str(n): n}, ttl_s=3600)
+    found = await kept.get("n", "k", [str(n) for n in range(1000)])
+    there = [n for n, value in enumerate(found) if value is not None]
+    assert there == list(range(1000 - len(there), 1000))
+    assert 90 <= len(there) <= 105
+
+
+async def test_memory_counts_what_is_replaced_once() -> None:
+    kept = Kept(bytes=PLENTY)
+    for _ in range(3):
+        await kept.put("n", "k", {"a": "x" * 1000, "b": "y"}, ttl_s=60)
+    memory = kept._cache
+    assert 1000 < memory.used < 1100 + 2 * ENTRY
+    assert len(memory._entries) == 2
+
+
+async def test_what_is_too_large_for_all_memory_is_not_kept() -> None:
+    kept = Kept(bytes=1000)
+    await kept.put("n", "k", {"a": "x" * 2000, "b": "y" * 2000}, ttl_s=60)
+    assert await kept.get("n", "k", ["a", "b"]) == [None, None]
+    assert kept._cache.used == 0
+
+
+async def test_disabled_keeps_nothing_and_still_looks_once_for_all() -> None:
+    kept = Kept(bytes=PLENTY, enabled=False)
+    make = Maker("x")
+    asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(10)]  # noqa: TID251
+    await until(lambda: make.made)
+    make.may.set()
+    assert await asyncio.gather(*asking) == ["x"] * 10
+    assert make.made == 1
+    assert await kept.get("n", "k", ["x"]) == [None]
+
+
+# Redis
+
+
+async def test_redis_is_asked_by_more_at_once_than_there_are_connections(tmp_path: Path) -> None:
+    require_redis()
+    async with redis_server(tmp_path) as redis, two(redis.url) as (kept, _):
+        for _ in range(2):
+            asked = (kept.once("n", "k", str(n), make=ready(n), ttl_s=60) for n in range(100))
+            assert await asyncio.gather(*asked) == list(range(100))
+        assert redis.size() > 0
+
+
+@asynccontextmanager
+async def two(url: str) -> AsyncIterator[tuple[Kept, Kept]]:
+    one, other = Kept(bytes=PLENTY, redis_url=url), Kept(bytes=PLENTY, redis_url=url)
+    yield one, other
+    await one.close()
+    await other.close()
+
+
+async def test_redis_shares_between_workers(tmp_path: Path) -> None:
+    require_redis()
+    async with redis_server(tmp_path) as redis, two(redis.url) as (one, other):
+        await one.once("n", "k", "x", make=ready("found"), ttl_s=60)
+        assert await other.once("n", "k", "x", make=ready("made again"), ttl_s=60) == "found"
+
+
+@pytest.mark.parametrize("act", ["stop", "freeze"])
+async def test_redis_that_is_away_costs_a_look_and_no_answer(tmp_path: Path, act: str) -> None:
+    require_redis()
+    async with redis_server(tmp_path) as redis, two(redis.url) as (kept, _):
+        await kept.once("n", "k", "x", make=ready(1), ttl_s=60)
+        await _away(redis, act)
+        assert await kept.once("n", "k", "x", make=ready(2), ttl_s=60) == 2
+        assert await kept.once("n", "k", "x", make=ready(3), ttl_s=60) == 3
+
+
+async def _away(redis: Any, act: str) -> None:
+    done: Callable[[], Awaitable[None] | None] = getattr(redis, act)
+    waits = done()
+    if waits is not None:
+        await waits

@@ -1,0 +1,454 @@
+"""The ledger against a model: reserve, settle, release, expire, reorganise and crash, in any order, on a real Postgres.
+
+The model keeps reservations only and adds them up whenever it is asked; the ledger keeps sums. Beside being equal, two things
+must hold at every step, whatever the chain does next: nothing above a cap, and nothing that can still land is unpaid for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import asyncpg
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from proxy.chains.evm import operations
+from proxy.chains.evm.facts import Facts, Header, Log
+from proxy.chains.registry import Network
+from proxy.services.sponsor.policies import read_rules
+from proxy.services.sponsor.settling import Settlements, Settling
+from proxy.settings import load_tables
+from proxy.store import sql
+from proxy.store.blocks import Followed, Mark
+from proxy.store.keys import KeyStore
+from proxy.store.ledger import LedgerStore, Wanted
+from proxy.store.policies import Policy, PolicyStore
+from proxy.store.pool import Connection, Pool
+from tests.database import MIGRATED, Server
+
+T = TypeVar("T")
+
+FOUND = load_tables().chains.find("dev", "mainnet")
+assert FOUND is not None
+NETWORK: Network = FOUND
+ENTRY_POINT = bytes.fromhex(NETWORK.chain.entry_points["0.7"][2:])
+PAYER = b"\x99" * 20
+# At this price for a whole coin one wei is one pico-dollar.
+PRICE = 10**NETWORK.chain.native.decimals
+DOLLAR = 10**12
+BEGAN = int(datetime.datetime(2026, 1, 31, 23, 30, tzinfo=datetime.UTC).timestamp())
+FINALITY = 2
+RULES: tuple[dict[str, Any], ...] = (
+    {"max_total_usd": "100", "max_per_user_usd": "60", "max_per_user_per_day": 3},
+    {"max_total_usd": "80", "reset": "daily"},
+)
+SENDERS = tuple(bytes([n]) * 20 for n in (1, 2))
+EVER = datetime.date.min
+
+
+@dataclass
+class Signed:
+    op_hash: bytes
+    digest: bytes
+    worst: int
+    until: int
+
+
+@dataclass
+class Reservation:
+    policy: int
+    sender: bytes
+    nonce: int
+    day: datetime.date
+    held: int
+    since: int
+    until: int
+    state: str = "open"
+    cost: int = 0
+    landed: bytes = b""
+    block: int = 0
+    signed: list[Signed] = field(default_factory=list)
+
+
+@dataclass
+class Block:
+    name: bytes
+    time: int
+    events: list[tuple[bytes, int]]
+
+
+class Model:
+    def __init__(self) -> None:
+        self.all: dict[tuple[int, bytes, int], Reservation] = {}
+
+    def meter(self, policy: int, sender: bytes, day: datetime.date) -> tuple[int, int, int]:
+        """Reserved, spent and operations, added up."""
+        found = [
+            each
+            for each in self.all.values()
+            if each.policy == policy and sender in (b"", each.sender) and day in (EVER, each.day)
+        ]
+        return sum(e.held for e in found), sum(e.cost for e in found), len(found)
+
+    def reserve(self, asked: Reservation, signed: Signed, fresh: int) -> str:
+        if any(r.state != "open" for r in self.all.values() if (r.sender, r.nonce) == (asked.sender, asked.nonce)):
+            return "used"
+        there = self.all.get((asked.policy, asked.sender, asked.nonce))
+        if there and any(s.digest == signed.digest and s.until >= fresh for s in there.signed):
+            return "same"
+        day, more = (there.day, max(0, signed.worst - there.held)) if there else (asked.day, signed.worst)
+        refusal = self._refusal(asked, day, more, is_new=there is None)
+        if refusal:
+            return refusal
+        kept = self.all.setdefault((asked.policy, asked.sender, asked.nonce), asked)
+        kept.held = kept.held + more if there else more
+        kept.until = max(kept.until, signed.until)
+        kept.signed.append(signed)
+        return "granted"
+
+    def _refusal(self, asked: Reservation, day: datetime.date, more: int, *, is_new: bool) -> str:
+        rules = RULES[asked.policy]
+        span = day if rules.get("reset") == "daily" else EVER
+        limits = (("max_total_usd", b""), ("max_per_user_usd", asked.sender))
+        for name, who in limits:
+            reserved, spent, _ = self.meter(asked.policy, who, span)
+            if name in rules and reserved + spent + more > int(rules[name]) * DOLLAR:
+                return name
+        most = rules.get("max_per_user_per_day")
+        if is_new and most is not None and self.meter(asked.policy, asked.sender, day)[2] >= most:
+            return "max_per_user_per_day"
+        return ""
+
+    def by_hash(self, op_hash: bytes) -> Reservation | None:
+        return next((r for r in self.all.values() for s in r.signed if s.op_hash == op_hash), None)
+
+    def settle(self, op_hash: bytes, cost: int, block: int) -> None:
+        found = self.by_hash(op_hash)
+        if found is None or found.state == "final" or (found.landed, found.block) == (op_hash, block):
+            return
+        self.reopen(found)
+        found.state, found.cost, found.landed, found.block = "spent", cost, op_hash, block
+        found.held -= cost
+
+    def reopen(self, found: Reservation) -> None:
+        if found.state != "open":
+            found.held, found.cost, found.state, found.landed, found.block = found.held + found.cost, 0, "open", b"", 0
+
+    def close(self, final: int, time: int, landed: dict[bytes, tuple[int, int]]) -> None:
+        """What Settling does, all at once."""
+        for name, each in list(self.all.items()):
+            is_due = (each.state == "open" and each.until < time) or (each.state == "spent" and each.block <= final)
+            if not is_due:
+                continue
+            on_chain = next((s.op_hash for s in each.signed if s.op_hash in landed), None)
+            if on_chain is not None:
+                self.settle(on_chain, *landed[on_chain])
+                each.state, each.held = "final", 0
+                each.signed = [s for s in each.signed if s.op_hash == on_chain]
+            elif each.state == "spent":
+                self.reopen(each)
+            else:
+                del self.all[name]
+
+
+class ModelChain:
+    """Answers Settling as a node would."""
+
+    network = NETWORK
+
+    def __init__(self) -> None:
+        self.blocks_: list[Block] = [Block(b"genesis", BEGAN, [])]
+        self.most_final = 0
+
+    @property
+    def final(self) -> int:
+        self.most_final = max(self.most_final, len(self.blocks_) - 1 - FINALITY)
+        return self.most_final
+
+    async def header(self, number: int) -> Header | None:
+        block = self.blocks_[number]
+        return Header(hex(number), _hex(block.name), "0x", hex(block.time))
+
+    async def blocks(self, first: int, last: int) -> Facts:
+        logs = [
+            log_of(op_hash, cost, number, self.blocks_[number].name)
+            for number in range(first, last + 1)
+            for op_hash, cost in self.blocks_[number].events
+        ]
+        return facts_of(first, last, self.blocks_[last], logs)
+
+
+def facts_of(first: int, last: int, block: Block, logs: list[Log]) -> Facts:
+    return Facts(first, last, b"", block.name, block.time, None, logs, [], 0)
+
+
+def log_of(op_hash: bytes, cost: int, number: int, name: bytes) -> Log:
+    words = [0, 1, cost, 1]
+    return Log(
+        address=NETWORK.chain.entry_points["0.7"],
+        topics=[operations.INCLUDED, _hex(op_hash), _hex(SENDERS[0].rjust(32, b"\0")), _hex(PAYER.rjust(32, b"\0"))],
+        block_number=hex(number),
+        block_hash=_hex(name),
+        transaction_hash=_hex(op_hash),
+        log_index="0x0",
+        data="0x" + "".join(f"{word:064x}" for word in words),
+    )
+
+
+def _hex(data: bytes) -> str:
+    return "0x" + data.hex()
+
+
+ASKED = {
+    "policy": st.sampled_from(range(len(RULES))),
+    "sender": st.sampled_from(SENDERS),
+    "nonce": st.integers(0, 1),
+    "worst": st.integers(1, 45),
+    "kind": st.integers(0, 1),
+}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.model = Model()
+        self.chain = ModelChain()
+        self.now = BEGAN
+        self.serial = 0
+        # What the follower believes the chain to be.
+        self.followed = list(self.chain.blocks_)
+        self.sink = Settlements([NETWORK], {NETWORK.id: frozenset((PAYER,))})
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    @initialize()
+    def begin(self) -> None:
+        self.pool = Pool(self.url, size=2, acquire_timeout_s=10.0)
+        self.run(self.pool.open())
+        self.ledger = LedgerStore(self.pool)
+        self.policies = self.run(self._begin())
+        self.settling = Settling(self.ledger, [self.chain], now=lambda: _moment(self.now))
+
+    async def _begin(self) -> list[Policy]:
+        async with self.pool.connection() as connection:
+            await connection.execute("truncate gas_policies cascade")
+        keys = KeyStore(self.pool, pepper="p" * 32, plans=("free",))
+        account = (await keys.create_account(name="m", email="a@b", plan="free"))["id"]
+        store = PolicyStore(self.pool)
+        return [
+            await store.create(
+                account=account, network=NETWORK.id, live=True, name="m", given=r, rules=read_rules(r), most=9
+            )
+            for r in RULES
+        ]
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            self.run(self.pool.close())
+        self.runner.close()
+
+    # What callers do
+
+    def wanted(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> Wanted:
+        self.serial += 1
+        return Wanted(
+            policy=self.policies[policy].id,
+            revision=self.policies[policy].revision,
+            network=NETWORK.id,
+            entry_point=ENTRY_POINT,
+            sender=sender,
+            nonce=nonce,
+            digest=bytes([policy, nonce, kind, worst]) * 8,
+            op_hash=self.serial.to_bytes(32, "big"),
+            data=b"%d" % self.serial,
+            worst=worst * DOLLAR,
+            price=PRICE,
+            valid_until=self.now + 270,
+            fresh_until=self.now + 50,
+            block=self.chain.final,
+            at=_moment(self.now),
+        )
+
+    @rule(**ASKED, lost=st.booleans())
+    def reserve(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int, lost: bool) -> None:
+        """With `lost` the worker dies before it can answer: what is reserved stays so, and is there when it is asked again."""
+        wanted = self.wanted(policy, sender, nonce, worst, kind)
+        outcome = self.run(self.ledger.reserve(wanted))
+        asked = Reservation(policy, sender, nonce, _moment(self.now).date(), 0, wanted.block, wanted.valid_until)
+        signed = Signed(wanted.op_hash, wanted.digest, wanted.worst, wanted.valid_until)
+        expected = self.model.reserve(asked, signed, wanted.fresh_until)
+        assert outcome.kind == expected
+        if lost and outcome.kind == "granted":
+            again = self.run(self.ledger.reserve(self.wanted(policy, sender, nonce, worst, kind)))
+            assert (again.kind, again.data) == ("same", outcome.data)
+
+    @rule(**ASKED)
+    def reserve_and_crash(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> None:
+        """The connection is gone before the statement is committed."""
+        wanted = self.wanted(policy, sender, nonce, worst, kind)
+        fields = [getattr(wanted, name) for name in Wanted.__slots__]
+
+        async def crash() -> None:
+            connection = await asyncpg.connect(self.url)
+            await connection.execute("begin")
+            await connection.fetchrow(sql.ledger.reserve, *fields)
+            connection.terminate()
+
+        self.run(crash())
+
+    # What the chain does
+
+    @rule(
+        seconds=st.sampled_from((1, 12, 60, 130)),
+        chosen=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3),
+    )
+    def mine(self, seconds: int, chosen: list[tuple[int, int]]) -> None:
+        """A block with some of what can land: signed, not expired, its nonce not used."""
+        self.now += seconds
+        events: list[tuple[bytes, int]] = []
+        for pick, share in chosen:
+            used = {self.nonce_of(h) for block in self.chain.blocks_ for h, _ in block.events} | {
+                self.nonce_of(h) for h, _ in events
+            }
+            can = [
+                s
+                for r in self.model.all.values()
+                for s in r.signed
+                if s.until >= self.now and (r.sender, r.nonce) not in used
+            ]
+            if can:
+                signed = can[pick % len(can)]
+                events.append((signed.op_hash, signed.worst * (share + 1) // 100))
+        self.serial += 1
+        self.chain.blocks_.append(Block(b"block %d" % self.serial, self.now, events))
+
+    def nonce_of(self, op_hash: bytes) -> tuple[bytes, int] | None:
+        found = self.model.by_hash(op_hash)
+        return None if found is None else (found.sender, found.nonce)
+
+    @rule(depth=st.integers(1, FINALITY))
+    def reorganise(self, depth: int) -> None:
+        """Blocks are dropped, none that was ever final."""
+        keep = max(self.chain.final + 1, len(self.chain.blocks_) - depth)
+        del self.chain.blocks_[keep:]
+
+    # What is written of it
+
+    @rule(crash=st.booleans())
+    def follow(self, crash: bool) -> None:
+        """The follower's way: undo what is gone, write what is new, in one transaction each."""
+        blocks = self.chain.blocks_
+        stays = max(n for n in range(min(len(blocks), len(self.followed))) if blocks[n] is self.followed[n])
+        self.run(self._follow(stays, crash=crash))
+        if crash:
+            return
+        for each in self.model.all.values():
+            if each.state != "open" and each.block > stays:
+                self.model.reopen(each)
+        for number in range(stays + 1, len(blocks)):
+            for op_hash, cost in blocks[number].events:
+                self.model.settle(op_hash, cost, number)
+        self.followed = list(blocks)
+
+    async def _follow(self, stays: int, *, crash: bool) -> None:
+        network = Followed(NETWORK.id, 1, 0, None)
+        connection: Connection = await asyncpg.connect(self.url)
+        await connection.execute("begin")
+        await self.sink.undo(connection, network, Mark(stays, b""), [])
+        new = [await self.chain.blocks(n, n) for n in range(stays + 1, len(self.chain.blocks_))]
+        await self.sink.write(connection, network, new)
+        if not crash:
+            await connection.execute("commit")
+        connection.terminate()
+
+    @rule(seconds=st.integers(11, 60))
+    def settle(self, seconds: int) -> None:
+        """The last word: expired or final, as the chain's own logs have it."""
+        self.now += seconds
+        self.run(self.settling.look())
+        final = self.chain.final
+        landed = {
+            op_hash: (cost, number)
+            for number, block in enumerate(self.chain.blocks_[: final + 1])
+            for op_hash, cost in block.events
+        }
+        self.model.close(final, self.chain.blocks_[final].time, landed)
+
+    # What must hold
+
+    @invariant()
+    def sums_are_the_models(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        days = {EVER, *(each.day for each in self.model.all.values())}
+        for place, policy in enumerate(self.policies):
+            rows = self.run(self._meters(policy.id))
+            for who in (b"", *SENDERS):
+                for day in days:
+                    found = rows.get((who, day), (0, 0, 0))
+                    assert found == self.model.meter(place, who, day), (place, who, day)
+                    assert min(found) >= 0
+
+    @invariant()
+    def nothing_is_above_its_cap(self) -> None:
+        for place, rules in enumerate(RULES):
+            spans = {each.day for each in self.model.all.values()} if rules.get("reset") == "daily" else {EVER}
+            for day in spans:
+                reserved, spent, _ = self.model.meter(place, b"", day)
+                assert reserved + spent <= int(rules["max_total_usd"]) * DOLLAR
+
+    @invariant()
+    def whatever_lands_next_is_paid_for(self) -> None:
+        """Of each policy: what is on the chain, and the most of all that can still come, is reserved or spent."""
+        if not hasattr(self, "pool"):
+            return
+        on_chain = {op_hash: cost for block in self.chain.blocks_ for op_hash, cost in block.events}
+        for place in range(len(RULES)):
+            owed = 0
+            for each in (r for r in self.model.all.values() if r.policy == place):
+                costs = [on_chain[s.op_hash] for s in each.signed if s.op_hash in on_chain]
+                can = [s.worst for s in each.signed if s.until >= self.chain.blocks_[-1].time]
+                owed += costs[0] if costs else max(can, default=0)
+            reserved, spent, _ = self.model.meter(place, b"", EVER)
+            assert owed <= reserved + spent
+
+    async def _meters(self, policy: str) -> dict[tuple[bytes, datetime.date], tuple[int, int, int]]:
+        async with self.pool.connection() as connection:
+            rows = await connection.fetch("select * from gas_meters where policy_id = $1", policy)
+        return {(r["sender"], r["day"]): (int(r["reserved"]), int(r["spent"]), r["operations"]) for r in rows}
+
+
+def _moment(seconds: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+async def test_ledger_holds_in_any_order(server: Server) -> None:
+    name = await server.create(MIGRATED)
+
+    def drive() -> None:
+        LedgerMachine.url = server.url(name)
+        run_state_machine_as_test(
+            LedgerMachine,
+            settings=settings(
+                max_examples=40,
+                stateful_step_count=40,
+                derandomize=True,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+
+    try:
+        await asyncio.to_thread(drive)
+    finally:
+        await server.drop(name)

@@ -1,0 +1,77 @@
+"""What a policy refused last: the newest first, no more of it than is kept, whoever floods it."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from proxy.core import policy
+from proxy.services.sponsor.policies import FORMS
+from proxy.services.sponsor.refusals import MOST_POLICIES, Refusals
+from proxy.store.keys import KeyStore
+from proxy.store.policies import PolicyStore
+from proxy.store.pool import Pool
+from proxy.store.refusals import KEPT, RefusalStore
+
+SENDER = bytes(20)
+BEGAN = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = BEGAN
+
+    def __call__(self) -> datetime.datetime:
+        self.now += datetime.timedelta(seconds=1)
+        return self.now
+
+
+@pytest.fixture
+async def policy_id(pool: Pool) -> str:
+    account = await KeyStore(pool, pepper="p" * 32, plans=("free",)).create_account(name="a", email="a@b", plan="free")
+    made = await PolicyStore(pool).create(
+        account=account["id"],
+        network="dev/mainnet",
+        live=True,
+        name="p",
+        given={},
+        rules=policy.parse({}, FORMS),
+        most=5,
+    )
+    return made.id
+
+
+@pytest.fixture
+def refusals(pool: Pool) -> Refusals:
+    return Refusals(RefusalStore(pool), now=Clock())
+
+
+async def test_newest_comes_first_with_its_rule(refusals: Refusals, policy_id: str) -> None:
+    refusals.note(policy_id, SENDER, "max_gas_usd", "too dear")
+    refusals.note(policy_id, SENDER, "status", "the policy is paused")
+    assert await refusals.latest(policy_id, 10) == []
+    await refusals.flush()
+    found = await refusals.latest(policy_id, 10)
+    assert [(each.rule, each.message) for each in found] == [
+        ("status", "the policy is paused"),
+        ("max_gas_usd", "too dear"),
+    ]
+    assert [each.sender for each in found] == [SENDER, SENDER]
+    assert await refusals.latest("gp_another", 10) == []
+
+
+async def test_flood_leaves_no_more_than_is_kept(refusals: Refusals, pool: Pool, policy_id: str) -> None:
+    for flood in range(3):
+        for number in range(KEPT + 30):
+            refusals.note(policy_id, SENDER, "status", f"{flood}.{number}")
+        await refusals.flush()
+    async with pool.connection() as connection:
+        assert await connection.fetchval("select count(*) from gas_refusals") == KEPT
+    assert (await refusals.latest(policy_id, 1))[0].message == f"2.{KEPT + 29}"
+
+
+async def test_many_policies_at_once_take_no_more_room(refusals: Refusals) -> None:
+    for number in range(MOST_POLICIES + 10):
+        refusals.note(f"gp_{number}", SENDER, "status", "no")
+    assert repr(refusals) == f"<Refusals of {MOST_POLICIES} policies waiting>"

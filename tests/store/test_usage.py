@@ -1,0 +1,153 @@
+"""Usage in Postgres: batches that are counted once, sums that agree, and what is old that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+
+import pytest
+
+from proxy.core.usage import BUCKETS, Step, Used
+from proxy.store.pool import Pool
+from proxy.store.usage import LOCK, Series, UsageStore, Wanted, series_of
+from tests.database import connected
+
+NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
+MINUTE = int(NOW.timestamp()) // 60
+
+
+def used(requests: int = 1) -> Used:
+    return Used(requests, 0, 2 * requests, 0, [requests] + [0] * (BUCKETS - 1))
+
+
+def batch(
+    requests: int, *, account: str = "acct_1", key: str = "key_1", method: str = "m"
+) -> dict[tuple[Series, int], Used]:
+    return {(series, MINUTE): used(requests) for series in series_of(account, key, "net/one", method)}
+
+
+def wanted(by: str = "total", step: Step = "hour", account: str | None = "acct_1", **filters: str) -> Wanted:
+    hour = datetime.timedelta(hours=1)
+    return Wanted(step=step, first=NOW - 48 * hour, last=NOW + hour, account=account, by=by, **filters)
+
+
+async def total(store: UsageStore, asked: Wanted) -> dict[str, int]:
+    return {line.name: line.total.requests for line in await store.chart(asked)}
+
+
+async def test_batch_is_in_minutes_hours_and_days(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(7))
+    steps: tuple[Step, ...] = ("minute", "hour", "day")
+    for step in steps:
+        (line,) = await store.chart(wanted(step=step))
+        assert (line.total.requests, line.total.units, line.total.took[0]) == (7, 14, 7)
+        size = {"minute": 60, "hour": 3600, "day": 86_400}[step]
+        assert list(line.points) == [MINUTE * 60 // size * size]
+
+
+async def test_batch_that_is_sent_again_is_not_counted_again(pool: Pool) -> None:
+    store = UsageStore(pool)
+    for _ in range(3):
+        await store.write("w", 1, batch(7))
+    await store.write("w", 2, batch(1))
+    await store.write("w", 1, batch(7))
+    assert await total(store, wanted()) == {"": 8}
+    await store.write("another", 1, batch(2))
+    assert await total(store, wanted()) == {"": 10}
+
+
+async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool) -> None:
+    stores = [UsageStore(pool) for _ in range(6)]
+    rows: dict[tuple[Series, int], Used] = {}
+    for n in range(40):
+        for place in batch(1, key=f"key_{n}", method=f"m{n % 3}"):
+            rows.setdefault(place, used(0)).merge(used(1))
+
+    async def write(store: UsageStore, worker: int) -> None:
+        for number in range(5):
+            await store.write(f"w{worker}", number + 1, rows)
+
+    async with asyncio.TaskGroup() as group:
+        for worker, store in enumerate(stores):
+            group.create_task(write(store, worker))
+    assert await total(stores[0], wanted()) == {"": 6 * 5 * 40}
+    assert sum((await total(stores[0], wanted("key"))).values()) == 6 * 5 * 40
+
+
+@pytest.mark.parametrize("by", ["total", "key", "network", "method"])
+async def test_sums_say_the_same_as_the_rows_that_they_are_of(pool: Pool, by: str) -> None:
+    store = UsageStore(pool)
+    rows: dict[tuple[Series, int], Used] = {}
+    for n in range(12):
+        for place in batch(n + 1, key=f"key_{n % 2}", method=f"m{n % 3}"):
+            rows.setdefault(place, used(0)).merge(used(n + 1))
+    await store.write("w", 1, rows)
+    plain = wanted(by)
+    detailed = wanted(by, network="net/one", method="m1")
+    assert plain.face != (True, True, True)
+    assert detailed.face == (True, True, True)
+    assert sum((await total(store, plain)).values()) == 78
+    assert sum((await total(store, detailed)).values()) == 2 + 5 + 8 + 11
+    assert sum((await total(store, wanted(by, key="key_0"))).values()) == 1 + 3 + 5 + 7 + 9 + 11
+
+
+async def test_account_sees_only_what_is_its_own(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(3) | batch(5, account="acct_2", key="key_2"))
+    assert await total(store, wanted()) == {"": 3}
+    assert await total(store, wanted("key")) == {"key_1": 3}
+    assert await total(store, wanted(key="key_2")) == {}
+    assert await total(store, wanted("account", account=None)) == {"acct_1": 3, "acct_2": 5}
+    assert [row["key_id"] for row, _ in await store.rows(wanted(), 10)] == ["key_1"]
+
+
+async def test_last_use_is_known_as_long_as_anything_is_kept(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(1))
+    assert await store.last_used("acct_1") == {"key_1": NOW}
+    after = NOW + datetime.timedelta(minutes=1)
+    await store.keep({"minute": after})
+    assert await store.last_used("acct_1") == {"key_1": NOW.replace(minute=0)}
+    await store.keep({"hour": after})
+    assert await store.last_used("acct_1") == {"key_1": NOW.replace(hour=0, minute=0)}
+    assert await store.last_used("acct_2") == {}
+
+
+async def test_what_is_old_goes_by_its_step_and_what_is_not_stays(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(4))
+    await store.keep({"minute": NOW, "hour": NOW.replace(minute=0), "day": NOW.replace(hour=0, minute=0)})
+    assert await total(store, wanted(step="minute")) == {"": 4}
+    await store.keep({"minute": NOW + datetime.timedelta(seconds=1)})
+    assert await total(store, wanted(step="minute")) == {}
+    assert await total(store, wanted(step="hour")) == {"": 4}
+
+
+async def test_whoever_finds_somebody_else_at_it_leaves_it_to_them(pool: Pool, database: str) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(4))
+    async with connected(database) as other, other.transaction():
+        await other.execute("select pg_advisory_xact_lock($1::integer, $2::integer)", *LOCK)
+        await store.keep({"minute": NOW + datetime.timedelta(days=1)})
+        assert await total(store, wanted(step="minute")) == {"": 4}
+    await store.keep({"minute": NOW + datetime.timedelta(days=1)})
+    assert await total(store, wanted(step="minute")) == {}
+
+
+async def test_day_is_counted_over_all_keys(pool: Pool) -> None:
+    store = UsageStore(pool)
+    assert await store.requests_of_day("acct_1", NOW.date()) == 0
+    await store.write("w", 1, batch(4))
+    second = batch(2, key="key_2")
+    await store.write("w", 2, second)
+    assert await store.requests_of_day("acct_1", NOW.date()) == 6
+    assert await store.requests_of_day("acct_1", NOW.date() + datetime.timedelta(days=1)) == 0
+
+
+async def test_thousands_of_rows_are_one_batch(pool: Pool) -> None:
+    store = UsageStore(pool)
+    rows = {(("acct_1", f"key_{n}", "net/one", "m"), MINUTE): used() for n in range(2500)}
+    await store.write("w", 1, rows)
+    await store.write("w", 2, rows)
+    assert sum((await total(store, wanted(network="net/one", method="m"))).values()) == 5000

@@ -1,0 +1,222 @@
+"""Wallets and operations in Postgres: one row each however many ask, limits that hold, and blocks that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+from typing import Any
+
+import pytest
+
+from proxy.chains.evm import operations
+from proxy.chains.evm.facts import Facts, Header, Log
+from proxy.core import userop
+from proxy.core.paging import Page
+from proxy.services.bundler.inclusions import Inclusions
+from proxy.services.wallets import Births
+from proxy.settings import load_tables
+from proxy.store.blocks import Followed, Mark
+from proxy.store.operations import OperationStore, Sent
+from proxy.store.pool import Pool
+from proxy.store.wallets import Wallet, WalletStore
+from tests.bundler_scene import EP07, OPERATION
+
+NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
+ACCOUNT, LINEAGE = "acct_1", "key_1"
+NETWORK = "dev/mainnet"
+FOLLOWED = Followed(NETWORK, 1, 0, None)
+TABLES = load_tables()
+
+
+@pytest.fixture
+async def store(pool: Pool) -> WalletStore:
+    async with pool.connection() as connection:
+        for account in (ACCOUNT, "acct_2"):
+            await connection.execute(
+                "insert into accounts (id, name, email, plan) values ($1, 'A', 'a@b', 'free')", account
+            )
+    return WalletStore(pool)
+
+
+def wallet(number: int, network: str = NETWORK) -> Wallet:
+    return Wallet(
+        network=network,
+        address=number.to_bytes(20, "big"),
+        owner=b"\x01" * 20,
+        version="0.7",
+        factory=b"\x02" * 20,
+        created_at=NOW,
+    )
+
+
+async def create(store: WalletStore, number: int, **more: Any) -> str:
+    options = {"account": ACCOUNT, "lineage": LINEAGE, "most": 1000, "network": NETWORK, **more}
+    made = wallet(number, options.pop("network"))
+    outcome, found = await store.create(wallet=made, salt=number, **options)
+    assert outcome == "full" or found is not None
+    return outcome
+
+
+async def test_wallet_is_new_once_however_many_create_it_at_once(store: WalletStore) -> None:
+    outcomes = await asyncio.gather(*(create(store, 1) for _ in range(20)))
+    assert sorted(outcomes) == ["known"] * 19 + ["new"]
+    _, total = await store.page(LINEAGE, Page(1, 25))
+    assert total == 1
+
+
+async def test_account_never_has_more_wallets_than_its_plan_allows(store: WalletStore) -> None:
+    tries = (create(store, number, most=5, lineage=f"key_{number % 3}") for number in range(30))
+    outcomes = await asyncio.gather(*tries)
+    assert sorted(outcomes) == ["full"] * 25 + ["new"] * 5
+    assert await create(store, 99, most=5, account="acct_2", lineage="key_9") == "new"
+
+
+async def test_full_account_still_finds_the_wallets_it_has(store: WalletStore) -> None:
+    assert await create(store, 1, most=1) == "new"
+    assert await create(store, 1, most=1) == "known"
+    assert await create(store, 2, most=1) == "full"
+    assert await create(store, 1, most=1, network="dev/testnet") == "full"
+
+
+async def test_wallet_belongs_to_its_lineage(store: WalletStore) -> None:
+    await create(store, 1)
+    assert await create(store, 1, lineage="key_2") == "new"
+    assert await store.find("key_3", wallet(1).address) == []
+    assert [found.address for found in await store.find("key_2", wallet(1).address)] == [wallet(1).address]
+    assert (await store.page("key_3", Page(1, 25)))[1] == 0
+
+
+async def test_pages_are_in_order_and_count_all(store: WalletStore) -> None:
+    for number in range(7):
+        await create(store, number, network=NETWORK if number % 2 else "dev/testnet")
+    whole = [w.address[-1] for page in (1, 2, 3) for w in (await store.page(LINEAGE, Page(page, 3)))[0]]
+    assert whole == [6, 5, 4, 3, 2, 1, 0]
+    some, total = await store.page(LINEAGE, Page(1, 2), network=NETWORK)
+    assert ([w.address[-1] for w in some], total) == ([5, 3], 3)
+    assert await store.page(LINEAGE, Page(9, 25)) == ([], 7)
+
+
+# Blocks
+
+
+def block(number: int, *logs: Log) -> Facts:
+    header = Header(hex(number), "0x" + f"{number:064x}", "0x" + f"{number - 1:064x}", hex(1_800_000_000 + number))
+    hashed = number.to_bytes(32, "big")
+    return Facts(number, number, bytes(32), hashed, 1_800_000_000 + number, header, list(logs), [], 0)
+
+
+def log(number: int, address: bytes, *topics: str, data: str = "0x") -> Log:
+    return Log(
+        address="0x" + address.hex(),
+        topics=list(topics),
+        block_number=hex(number),
+        block_hash="0x" + f"{number:064x}",
+        transaction_hash="0x" + "dd" * 32,
+        log_index="0x0",
+        data=data,
+    )
+
+
+def birth(number: int, of: int) -> Log:
+    return log(number, wallet(of).address, operations.INITIALIZED, "0x" + "00" * 32, "0x" + "00" * 32)
+
+
+async def deployed(store: WalletStore, number: int) -> tuple[int | None, datetime.datetime | None]:
+    (found,) = await store.find(LINEAGE, wallet(number).address)
+    assert (found.deploy_tx is None) == (found.deploy_block is None)
+    return found.deploy_block, found.deployed_at
+
+
+async def test_block_that_deploys_a_wallet_marks_it_and_one_that_is_gone_takes_that_back(
+    store: WalletStore, pool: Pool
+) -> None:
+    births = Births()
+    for number in (1, 2):
+        await create(store, number)
+    async with pool.connection() as connection:
+        await births.write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11, birth(11, 2), birth(11, 3))])
+        assert await deployed(store, 1) == (10, datetime.datetime.fromtimestamp(1_800_000_010, datetime.UTC))
+        assert (await deployed(store, 2))[0] == 11
+        await births.undo(connection, FOLLOWED, Mark(10, bytes(32)), [Mark(11, bytes(32))])
+        assert (await deployed(store, 1))[0] == 10
+        assert await deployed(store, 2) == (None, None)
+        await births.write(connection, FOLLOWED, [block(11), block(12, birth(12, 2))])
+        assert (await deployed(store, 2))[0] == 12
+        await births.settle(connection, FOLLOWED, 12)
+        await births.forget(connection, FOLLOWED)
+        assert await deployed(store, 1) == (None, None)
+
+
+async def test_range_of_blocks_marks_wallets_without_their_time(store: WalletStore, pool: Pool) -> None:
+    await create(store, 1)
+    await create(store, 1, network="dev/testnet", lineage="key_2")
+    piece = dataclasses.replace(block(20, birth(15, 1)), first=10, header=None)
+    async with pool.connection() as connection:
+        await Births().write(connection, FOLLOWED, [piece])
+    assert await deployed(store, 1) == (15, None)
+    (other,) = await store.find("key_2", wallet(1).address)
+    assert other.deploy_tx is None  # on another network
+
+
+# Operations
+
+
+def event(number: int, name: bytes, *, success: bool = True, by: str = EP07) -> Log:
+    topics = (operations.INCLUDED, "0x" + name.hex(), "0x" + "00" * 32, "0x" + "00" * 32)
+    data = "0x" + f"{3:064x}{int(success):064x}{2**200:064x}{5:064x}"
+    return log(number, bytes.fromhex(by[2:]), *topics, data=data)
+
+
+def sent(name: bytes, lineage: str = LINEAGE) -> Sent:
+    operation = userop.parse(OPERATION, "0.7")
+    return Sent(NETWORK, name, lineage, "key_7", bytes.fromhex(EP07[2:]), operation, b'{"nonce":"0x3"}')
+
+
+async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
+    store, inclusions = OperationStore(pool), Inclusions(TABLES.chains)
+    one, two = b"\x01" * 32, b"\x02" * 32
+    for name, lineage in ((one, LINEAGE), (two, LINEAGE), (one, "key_2")):
+        await store.record(sent(name, lineage))
+
+    async def statuses(lineage: str) -> dict[bytes, tuple[str, int | None]]:
+        return {row["hash"]: (row["status"], row["block"]) for row in await store.list_of(lineage, limit=10)}
+
+    assert await statuses(LINEAGE) == {one: ("seen", None), two: ("seen", None)}
+    await store.taken(sent(one))
+    await store.refused(sent(two), b'{"code":-32500,"message":"\\u0000"}')
+    assert await statuses(LINEAGE) == {one: ("sent", None), two: ("failed", None)}
+    assert await statuses("key_2") == {one: ("seen", None)}
+    async with pool.connection() as connection:
+        forged = event(30, one, by="0x" + "99" * 20)
+        await inclusions.write(connection, FOLLOWED, [block(30, forged, event(30, b"\x03" * 32))])
+        assert await statuses(LINEAGE) == {one: ("sent", None), two: ("failed", None)}
+        await inclusions.write(connection, FOLLOWED, [block(31, event(31, one), event(31, two, success=False))])
+        assert await statuses(LINEAGE) == {one: ("included", 31), two: ("failed", 31)}
+        assert await statuses("key_2") == {one: ("included", 31)}
+        row = await store.read(NETWORK, one)
+        assert row is not None
+        assert (row["cost_wei"], row["transaction"].hex(), row["nonce"]) == (2**200, "dd" * 32, 3)
+        await inclusions.undo(connection, FOLLOWED, Mark(30, bytes(32)), [Mark(31, bytes(32))])
+        assert await statuses(LINEAGE) == {one: ("sent", None), two: ("sent", None)}
+        await inclusions.write(connection, FOLLOWED, [block(31, event(31, one))])
+        await inclusions.settle(connection, FOLLOWED, 40)
+        await inclusions.forget(connection, FOLLOWED)
+    assert await statuses(LINEAGE) == {one: ("sent", None), two: ("sent", None)}
+    assert await store.read("dev/testnet", one) is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        log(1, b"\x01" * 20, operations.INCLUDED),
+        log(1, b"\x01" * 20, operations.INCLUDED, "0x", "0x", "0x", data="0x" + "00" * 128),
+        log(1, b"\x01" * 20, operations.INCLUDED, *["0x" + "ff" * 32] * 3, data="0x" + "00" * 128),
+        log(1, b"\x01" * 20, operations.INCLUDED, *["0x" + "00" * 32] * 3, data="0x" + "00" * 127),
+        log(1, b"\x01" * 20, operations.INCLUDED, *["0x" + "00" * 32] * 3, data="zz"),
+        log(1, b"\x01" * 20),
+    ],
+)
+def test_log_that_is_not_what_its_topic_promises_is_no_event(odd: Log) -> None:
+    assert operations.included(odd) is None
+    assert operations.born(odd) is None

@@ -1,0 +1,223 @@
+"""Webhooks in Postgres: whose they are, how they change, and what two at once may not do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from proxy.core.paging import Page
+from proxy.errors import Forbidden, InvalidRequest, NotFound
+from proxy.store import sql, webhooks
+from proxy.store.pool import Pool
+from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from tests.service import until
+
+A, B, C = (bytes([n]) * 20 for n in (1, 2, 3))
+
+
+class Desk:
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.store = WebhookStore(pool)
+
+    async def make(self, *, account: str = "acct_1", most: int = 100, addresses: Any = (A,), **changes: Any) -> Webhook:
+        new = {
+            "account": account,
+            "network": "dev/mainnet",
+            "live": True,
+            "url": "https://hooks.example.com/",
+            "event_type": "address_activity",
+            "config": {},
+            **changes,
+        }
+        return await self.store.create(
+            WebhookStore.new_id(), NewWebhook(**new), addresses=addresses, secret=b"sealed", most=most
+        )
+
+    async def value(self, query: str, *values: Any) -> Any:
+        async with self.pool.connection() as connection:
+            return await connection.fetchval(query, *values)
+
+    async def version(self, network: str = "dev/mainnet") -> int:
+        return int(await self.value("select version from webhook_versions where network = $1", network))
+
+
+@pytest.fixture
+async def desk(pool: Pool) -> Desk:
+    async with pool.connection() as connection:
+        for name in ("acct_1", "acct_2"):
+            await connection.execute(
+                "insert into accounts (id, name, email, plan) values ($1, 'N', 'n@example.com', 'growth')", name
+            )
+    return Desk(pool)
+
+
+async def test_every_change_counts_the_version_up_and_marks_the_webhook(desk: Desk) -> None:
+    made = await desk.make()
+    assert made.version == await desk.version() == 1
+    paused = await desk.store.move(made, "pause")
+    assert paused.version == await desk.version() == 2
+    watched = await desk.store.watch(made, add=[B], remove=[], most=10)
+    assert watched.version == 3
+    changed = await desk.store.update(made, url="https://other.example.com/")
+    assert (changed.version, changed.url, changed.status) == (4, "https://other.example.com/", "paused")
+    await desk.make(network="dev/testnet", live=False)
+    assert await desk.version() == 4
+    assert await desk.version("dev/testnet") == 1
+
+
+async def test_change_is_told_to_who_keeps_webhooks_in_memory(desk: Desk) -> None:
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    listening = await desk.pool.dedicated()
+    await listening.add_listener("penstock_webhooks", lambda *said: heard.put_nowait(said[-1]))
+    await desk.make()
+    async with asyncio.timeout(10):
+        assert await heard.get() == "dev/mainnet"
+    await listening.close()
+
+
+async def test_two_at_once_do_not_both_take_the_last_place(desk: Desk) -> None:
+    found = await asyncio.gather(*(desk.make(most=3) for _ in range(8)), return_exceptions=True)
+    assert sum(isinstance(each, Webhook) for each in found) == 3
+    assert sum(isinstance(each, Forbidden) for each in found) == 5
+
+
+async def test_deleted_webhook_makes_room(desk: Desk) -> None:
+    made = await desk.make(most=1)
+    await desk.store.move(made, "delete")
+    await desk.make(most=1)
+    with pytest.raises(NotFound):
+        await desk.store.read(made.id, account="acct_1")
+    with pytest.raises(NotFound):
+        await desk.store.move(made, "pause")
+    with pytest.raises(NotFound):
+        await desk.store.watch(made, add=[B], remove=[], most=10)
+    assert await desk.value("select count(*) from watched_addresses where address = $1", B) == 0
+
+
+async def test_somebody_elses_is_not_there(desk: Desk) -> None:
+    made = await desk.make()
+    with pytest.raises(NotFound):
+        await desk.store.read(made.id, account="acct_2")
+    with pytest.raises(NotFound):
+        await desk.store.rotate(made.id, account="acct_2", secret=b"x", old_for_s=1.0)
+    assert await desk.store.list_of("acct_2", live=True, status=None, page=Page(1, 25)) == ([], 0)
+
+
+async def test_webhooks_of_live_networks_are_listed_for_those_who_may_use_them(desk: Desk) -> None:
+    live = await desk.make()
+    test = await desk.make(network="dev/testnet", live=False)
+    found, total = await desk.store.list_of("acct_1", live=True, status=None, page=Page(1, 25))
+    assert ({each.id for each in found}, total) == ({live.id, test.id}, 2)
+    found, total = await desk.store.list_of("acct_1", live=False, status=None, page=Page(1, 25))
+    assert ([each.id for each in found], total) == ([test.id], 1)
+
+
+async def test_deltas_at_once_leave_the_number_of_addresses_true(desk: Desk) -> None:
+    made = await desk.make(addresses=[A])
+    many = [n.to_bytes(20, "big") for n in range(1, 41)]
+    changes = [desk.store.watch(made, add=many[n : n + 20], remove=many[:5], most=100) for n in range(0, 20, 2)]
+    await asyncio.gather(*changes)
+    after = await desk.store.read(made.id, account="acct_1")
+    stored = await desk.store.addresses(after)
+    assert after.addresses == len(stored) == len({*stored})
+
+
+async def test_too_many_addresses_change_nothing(desk: Desk) -> None:
+    made = await desk.make(addresses=[A])
+    with pytest.raises(InvalidRequest, match="at most 2"):
+        await desk.store.watch(made, add=[B, C], remove=[], most=2)
+    assert await desk.store.addresses(made) == [A]
+    assert await desk.version() == 1
+
+
+async def test_new_config_replaces_all_addresses(desk: Desk) -> None:
+    made = await desk.make(addresses=[A, B])
+    changed = await desk.store.update(made, config={"direction": "incoming"}, addresses=[C])
+    assert (changed.addresses, changed.config) == (1, {"direction": "incoming"})
+    assert await desk.store.addresses(changed) == [C]
+    without = await desk.store.update(made, config={}, addresses=None)
+    assert without.addresses is None
+
+
+async def test_rotation_keeps_the_old_secret_for_a_while(desk: Desk) -> None:
+    made = await desk.make()
+    after = await desk.store.rotate(made.id, account="acct_1", secret=b"new", old_for_s=86_400.0)
+    assert after.secret == b"new"
+    row = await desk.value(
+        "select old_secret = 'sealed' and old_secret_until - now() between '23 hours' and '24 hours' from webhooks"
+    )
+    assert row
+
+
+@pytest.mark.parametrize(
+    ("cause", "status", "reason"), [("exhaust", "paused", "failures"), ("gone", "disabled", "gone")]
+)
+async def test_deliverer_moves_a_webhook_once(desk: Desk, cause: Any, status: str, reason: str) -> None:
+    made = await desk.make()
+
+    async def move() -> bool:
+        async with desk.pool.connection() as connection, connection.transaction():
+            await webhooks.lock(connection, made.network)
+            return await webhooks.set_status(connection, made.id, cause)
+
+    assert sorted(await asyncio.gather(*(move() for _ in range(5)))) == [False] * 4 + [True]
+    after = await desk.store.read(made.id, account="acct_1")
+    assert (after.status, after.reason) == (status, reason)
+    assert after.version > made.version
+
+
+async def test_disabled_webhook_is_left_by_the_dashboard_and_not_by_a_change(desk: Desk) -> None:
+    made = await desk.store.move(await desk.make(), "gone")
+    for cause in ("activate", "pause"):
+        with pytest.raises(InvalidRequest, match="status"):
+            await desk.store.move(made, cause)
+    assert (await desk.store.move(made, "resume")).status == "active"
+
+
+async def test_webhook_that_the_operator_disabled_is_not_resumed_by_its_owner(desk: Desk) -> None:
+    made = await desk.store.move(await desk.make(), "disable")
+    with pytest.raises(InvalidRequest):
+        await desk.store.move(made, "resume")
+    assert (await desk.store.move(made, "enable")).status == "active"
+
+
+async def test_change_waits_for_who_writes_events_and_they_for_it(desk: Desk) -> None:
+    """Whoever holds the version sees no webhook change: what was decided by one is true until the end."""
+    made = await desk.make()
+    async with desk.pool.connection() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.fetchval(sql.webhooks.version_of, "dev/mainnet")
+        async with asyncio.TaskGroup() as group:
+            pausing = group.create_task(desk.store.move(made, "pause"))
+            blocked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+            await until(lambda: desk.value(blocked))
+            assert not pausing.done()
+            await transaction.commit()
+    assert (await desk.store.read(made.id, account="acct_1")).status == "paused"
+
+
+async def test_what_was_parked_is_due_again_however_much_it_is(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "AT_ONCE", 10)
+    made = await desk.store.move(await desk.make(), "pause")
+    await desk.value(
+        "with made as (insert into deliveries (event_id, webhook_id, state) "
+        "select 'evt_' || n, $1, 'parked' from generate_series(1, 35) n returning 1) select count(*) from made",
+        made.id,
+    )
+    await desk.store.unpark_left()
+    assert await desk.value("select count(*) from deliveries where state = 'parked'") == 35
+    await desk.store.move(made, "resume")
+    assert await desk.value("select count(*) from deliveries where state = 'due'") == 35
+
+
+async def test_resume_that_was_stopped_in_the_middle_is_ended_by_others(desk: Desk) -> None:
+    made = await desk.make()
+    await desk.value(
+        "insert into deliveries (event_id, webhook_id, state) values ('evt_1', $1, 'parked') returning 1", made.id
+    )
+    await desk.store.unpark_left()
+    assert await desk.value("select state from deliveries") == "due"

@@ -1,0 +1,130 @@
+"""How the dashboard's files are served: kept for good, compressed once, and under a policy that lets nothing else in."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from proxy.web.files import ROOT, TYPES, Files, takes_gzip
+
+Client = TestClient[web.Request, web.Application]
+PLAIN = {"Accept-Encoding": "identity"}
+
+
+@pytest.fixture
+async def files() -> Files:
+    return Files()
+
+
+@pytest.fixture
+async def client(files: Files) -> object:
+    application = web.Application()
+    application.add_routes(files.routes())
+    async with TestClient(TestServer(application), auto_decompress=False) as opened:
+        yield opened
+
+
+async def test_page_names_only_files_that_are_there(client: Client, files: Files) -> None:
+    page = await (await client.get("/dashboard", headers=PLAIN)).text()
+    named = re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', page)
+    assert len(named) > 5
+    assert "assets/" not in page
+    for url in named:
+        reply = await client.get(url)
+        assert reply.status == 200, url
+        assert "immutable" in reply.headers["Cache-Control"]
+        assert url.startswith(f"/dashboard/{files.digest}/")
+
+
+async def test_modules_name_only_files_that_are_there() -> None:
+    for path in ROOT.rglob("*.js"):
+        for name in re.findall(r'(?:from|import\()\s*"(\.[^"]+)"', path.read_text()):
+            assert (path.parent / name).is_file(), f"{path.name}: {name}"
+
+
+@pytest.mark.parametrize("path", ["/dashboard", "/dashboard/", "/dashboard/anything/page.js"])
+async def test_every_reply_carries_the_policy(client: Client, path: str) -> None:
+    reply = await client.get(path)
+    policy = reply.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+    assert reply.headers["Referrer-Policy"] == "no-referrer"
+    assert reply.headers["Vary"] == "Accept-Encoding"
+
+
+async def test_page_is_asked_for_each_time_and_not_sent_twice(client: Client) -> None:
+    first = await client.get("/dashboard")
+    assert first.headers["Cache-Control"] == "no-cache"
+    again = await client.get("/dashboard", headers={"If-None-Match": first.headers["ETag"]})
+    assert again.status == 304
+    assert await again.read() == b""
+    assert "Content-Security-Policy" in again.headers
+
+
+async def test_files_of_another_version_are_served_and_not_kept(client: Client) -> None:
+    reply = await client.get("/dashboard/0123456789abcdef/page.js")
+    assert reply.status == 200
+    assert reply.headers["Cache-Control"] == "no-store"
+
+
+async def test_compressed_is_the_same_as_plain(client: Client, files: Files) -> None:
+    url = f"/dashboard/{files.digest}/page.js"
+    packed = await client.get(url, headers={"Accept-Encoding": "gzip, br"})
+    plain = await client.get(url, headers=PLAIN)
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert "Content-Encoding" not in plain.headers
+    assert gzip.decompress(await packed.read()) == await plain.read() == (ROOT / "page.js").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "../files.py", "..%2ffiles.py", "%2e%2e/files.py", "index.html", "views"]
+)
+async def test_what_is_no_file_of_the_page_is_not_there(client: Client, files: Files, name: str) -> None:
+    assert (await client.get(f"/dashboard/{files.digest}/{name}")).status == 404
+
+
+async def test_root_leads_to_the_dashboard(client: Client) -> None:
+    reply = await client.get("/", allow_redirects=False)
+    assert (reply.status, reply.headers["Location"]) == (302, "dashboard")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "takes"),
+    [
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("*", True),
+        ("", False),
+        ("br", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, *", False),
+        ("identity", False),
+    ],
+)
+def test_gzip_is_sent_to_those_who_take_it(accepted: str, takes: bool) -> None:
+    assert takes_gzip(accepted) is takes
+
+
+def test_no_file_of_ours_takes_markup_or_names_another_host() -> None:
+    """What the policy would stop is not even tried."""
+    ours = [path for path in ROOT.rglob("*") if path.suffix in TYPES and "vendor" not in path.parts]
+    for path in ours:
+        text = path.read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), (
+            path
+        )
+        assert not re.search(r"\son\w+=\"|<style|style=\"", text) or path.suffix == ".js", path
+        others = re.findall(r"https?://(?!www\.w3\.org/|hooks\.example|app\.example)[\w.-]+", text)
+        assert not others, path
+
+
+def test_files_stay_small_enough_to_read() -> None:
+    ours = [path for path in ROOT.rglob("*.*s") if "vendor" not in path.parts]
+    assert not [path.name for path in ours if len(path.read_text().splitlines()) > 400]
