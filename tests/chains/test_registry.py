@@ -8,6 +8,7 @@ import pytest
 
 from proxy import settings
 from proxy.chains.registry import Chain, Native, NetworkFacts, Registry
+from proxy.errors import StartError
 
 TABLES = settings.load_tables()
 CHAINS = TABLES.chains
@@ -205,7 +206,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def load_faults(config: Path) -> tuple[str, ...]:
-    with pytest.raises(settings.StartError) as caught:
+    with pytest.raises(StartError) as caught:
         settings.load_tables(config)
     return caught.value.faults
 
