@@ -362,8 +362,10 @@ CASES = (
         expect="",
         candidates=("penstock",),
         aims=(
-            Aim(1.0, at_most=True, over="", figure="count"),
+            Aim(0.5, at_most=True, over="", figure="count"),
+            Aim(0.5, at_most=True, over="", figure="flush"),
             Aim(100.0, at_most=True, over="", figure="first"),
+            Aim(100.0, at_most=True, over="", figure="all"),
             Aim(100.0, at_most=True, over="", figure="methods"),
             Aim(100.0, at_most=True, over="", figure="minutes"),
             Aim(100.0, at_most=True, over="", figure="filtered"),

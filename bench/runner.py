@@ -281,7 +281,7 @@ class Runner:
         rows = {"count": [usage.microseconds() for _ in range(self.rounds)]}
         rows |= {name: [taken] for name, taken in usage.chart_times(self.workdir).items()}
         for aim in case.aims:
-            unit = "µs a call" if aim.figure == "count" else case.unit
+            unit = "µs a call" if aim.figure in ("count", "flush") else case.unit
             print(f"  {aim.figure:<10} {median(rows[aim.figure]):.2f} {unit}", flush=True)
             figures = {"penstock": Row(rows[aim.figure])}
             self.figures.append(

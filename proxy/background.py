@@ -37,6 +37,7 @@ from proxy.services.rpc.questions import Questions
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.wallets import Births
 from proxy.settings import Settings, Tables
+from proxy.smart import forgetting
 from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
 from proxy.store.pool import Pool
@@ -121,7 +122,9 @@ class Background:
             if route.network.family in FOLLOWED and self.settings.follower.follows(name):
                 self._follow(name, route)
         self.tasks.start("notices", self.bell.run)
-        self.tasks.start("settling", gas.settling(self.pool, self.networks.routes.values()).run)
+        self.tasks.start("forgetting", forgetting(self.settings, self.pool).run)
+        settling = gas.settling(self.settings, self.tables, self.pool, self.networks.routes.values())
+        self.tasks.start("settling", settling.run)
 
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)

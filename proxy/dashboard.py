@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +28,8 @@ from proxy.web.sessions import Handler, Signed
 from proxy.web.signin import SignInAnswers
 from proxy.web.where import Where
 from proxy.wire.mailer import Mailer
+
+log = logging.getLogger("penstock.dashboard")
 
 
 class Dashboard:
@@ -86,10 +90,23 @@ class Dashboard:
         self._tasks.start("fleet", self.fleet.run)
 
     def listens_on(self, host: str, port: int) -> None:
-        """Where people reach it, if the settings do not say."""
-        if not self.sign_in.url:
-            self.sign_in.url = f"http://{host}:{port}"
+        """Where people reach it, if the settings do not say.
+
+        Not under the name that a request gives: then links would lead where a stranger says.
+        """
+        if self.sign_in.url:
+            return
+        self.sign_in.url = url_of(host, port)
+        if ipaddress.ip_address(host).is_unspecified:
+            log.warning("sign-in links work on this machine only: set dashboard.url to where people reach it")
 
     async def close(self) -> None:
         await self._usage.close()
         await self.fleet.close()
+
+
+def url_of(host: str, port: int) -> str:
+    """Of an address that is listened on; all addresses of the machine have only one name that is surely its own."""
+    address = ipaddress.ip_address(host)
+    name = "localhost" if address.is_unspecified else f"[{host}]" if address.version == 6 else host
+    return f"http://{name}:{port}"

@@ -35,13 +35,12 @@ POOL = 6
 class Delivery:
     def __init__(self, settings: Settings, tables: Tables) -> None:
         given = settings.webhooks
-        # Its own: nothing of it leaves anything in a session, and there is a statement for every few deliveries.
+        # Its own: there is a statement for every few deliveries, and none waits for whatever else runs here.
         self.pool = pool = Pool(
             settings.database.url,
             size=POOL,
             acquire_timeout_s=settings.database.acquire_timeout_s,
             application="penstock-deliverer",
-            tidies=False,
         )
         self._keep_days = given.keep_days
         self.store = DeliveryStore(pool)

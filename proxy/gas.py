@@ -7,15 +7,17 @@ from collections.abc import Iterable, Mapping
 
 from proxy.chains.evm.facts import Facts, Header
 from proxy.chains.registry import Network
+from proxy.core import fees, policy
 from proxy.services.follower.reader import Reader
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.questions import Questions
+from proxy.services.sponsor.market import Market, Prices
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import Policies
 from proxy.services.sponsor.refusals import Refusals
 from proxy.services.sponsor.settling import TOPICS, Settlements, Settling
-from proxy.services.sponsor.sponsoring import Prices, Sponsoring
+from proxy.services.sponsor.sponsoring import Sponsoring
 from proxy.settings import Settings, Tables, environment, signer_key
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
@@ -30,12 +32,20 @@ class Gas:
         self._tables = tables
         self.ledger = LedgerStore(pool)
         self.prices = GasPrices(questions)
-        most = {name: plan.policies for name, plan in tables.plans.items()}
+        plans = tables.plans.items()
+        most = {name: plan.policies for name, plan in plans}
+        most_usd = {name: policy.pico(str(plan.sponsored_usd_per_day)) for name, plan in plans}
         self.policies = Policies(PolicyStore(pool), self.ledger, most=most)
         self.paymasters = paymasters(settings, tables, environment())
         self.refusals = Refusals(RefusalStore(pool))
         self.sponsoring = Sponsoring(
-            self.policies, self.ledger, self.paymasters, prices, questions, refused=self.refusals.note
+            self.policies,
+            self.ledger,
+            self.paymasters,
+            Market(prices, self.prices),
+            questions,
+            most_of_day={name: most or None for name, most in most_usd.items()},
+            refused=self.refusals.note,
         )
 
     def __repr__(self) -> str:
@@ -64,6 +74,7 @@ def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -
                 chain_id=network.facts.chain_id,
                 signer=Signer(signer_key(each, environ)),
                 gas=(each.verification_gas, each.post_op_gas),
+                any_fee_wei=fees.wei_of(each.any_fee_gwei),
             )
         )
     return Paymasters(found)
@@ -74,16 +85,21 @@ def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -
 
 def settlements(settings: Settings, tables: Tables) -> Settlements:
     """The follower's part."""
+    return Settlements(tables.chains.networks(), _payers(settings, tables))
+
+
+def settling(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> Settling:
+    chains = [_Watched(Reader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
+    return Settling(LedgerStore(pool), chains, _payers(settings, tables))
+
+
+def _payers(settings: Settings, tables: Tables) -> Mapping[str, set[bytes]]:
+    """The addresses of our paymasters, by network."""
     payers: defaultdict[str, set[bytes]] = defaultdict(set)
     for each in settings.paymasters:
         if (network := tables.chains.find(*each.network.split("/"))) is not None:
             payers[network.id].add(bytes.fromhex(each.address[2:]))
-    return Settlements(tables.chains.networks(), payers)
-
-
-def settling(pool: Pool, routes: Iterable[Route]) -> Settling:
-    chains = [_Watched(Reader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
-    return Settling(LedgerStore(pool), chains)
+    return payers
 
 
 class _Watched:

@@ -10,6 +10,7 @@ from proxy.services.deliveries import Deliveries
 from proxy.services.events.bell import Bell
 from proxy.services.events.composing import Composing, Nfts, Tokens
 from proxy.services.events.composition import Composition
+from proxy.services.events.finality import Finality
 from proxy.services.events.mempool import Mempool
 from proxy.services.events.pinned import Pinned
 from proxy.services.events.sink import EventSink
@@ -17,6 +18,7 @@ from proxy.services.events.tracing import Tracing
 from proxy.services.events.watch import Watch
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.traces import Traces
 from proxy.services.webhooks import Webhooks
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
@@ -65,7 +67,8 @@ class Events:
         self.sink = EventSink(self.watch, self.composition)
         self.composing = Composing(self.composition, pool, questions, tokens)
         self.describing = Composing(self.composition, pool, questions, tokens, nfts)
-        self.tracing = Tracing(self.watch, self.composition, pool, questions)
+        self.finality = Finality(network, pool, questions)
+        self.tracing = Tracing(self.watch, self.composition, pool, Traces(network, questions))
         self.mempool = Mempool(self.watch, self.composition, pool, questions, Pinned(route))
 
     def __repr__(self) -> str:
@@ -77,6 +80,7 @@ class Events:
         tasks.start(f"webhooks {name}", lambda: self.watch.follow(self._pool, self._bell))
         tasks.start(f"events {name}", lambda: self.composing.run(self._bell, leads))
         tasks.start(f"metadata {name}", lambda: self.describing.run(self._bell, leads))
+        tasks.start(f"finality {name}", lambda: self.finality.run(self._bell, leads))
         tasks.start(f"traces {name}", lambda: self.tracing.run(self._bell, leads))
         tasks.start(f"mempool {name}", lambda: self.mempool.run(leads))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from proxy.build import Builder
 from proxy.process import Tasks
 from proxy.services.bundler.desk import Desk
+from proxy.services.bundler.forgetting import Forgetting
 from proxy.services.bundler.recall import Recall
 from proxy.services.rpc.networks import Networks
 from proxy.services.rpc.questions import Questions
@@ -15,6 +16,12 @@ from proxy.store.pool import Pool
 from proxy.store.wallets import WalletStore
 from proxy.web.rest import Answers
 from proxy.web.wallets import WalletAnswers
+
+
+def forgetting(settings: Settings, pool: Pool) -> Forgetting:
+    """For the process that follows the chains."""
+    kept = settings.bundler
+    return Forgetting(OperationStore(pool), keep_days=kept.keep_days, keep_unsent_days=kept.keep_unsent_days)
 
 
 class Smart:

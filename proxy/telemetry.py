@@ -37,6 +37,9 @@ sockets_open = Gauge("penstock_sockets_open", "Open WebSockets", multiprocess_mo
 sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by their close code", ["code"])
 subscriptions_open = Gauge("penstock_subscriptions_open", "Open subscriptions", ["kind"], multiprocess_mode="livesum")
 socket_events_total = Counter("penstock_socket_events_total", "Events of subscriptions", ["kind", "outcome"])
+feed_blocks_stuck_total = Counter(
+    "penstock_feed_blocks_stuck_total", "Blocks whose logs no upstream gave in many attempts", ["network"]
+)
 keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")
 database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
 follower_leads = Gauge(

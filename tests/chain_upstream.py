@@ -189,6 +189,11 @@ class ChainUpstream(ScriptedUpstream):
             raise Refused(-32005, f"query returned more than {self.max_logs} results")
         return logs
 
+    def _eth_getBlockReceipts(self, params: list[Any]) -> list[dict[str, Any]]:
+        """A transaction for each log."""
+        block = self.chain.blocks[self._number(params[0])]
+        return [{"blockHash": block.hash, "logs": [log]} for log in block.logs()]
+
 
 def _matches(log: dict[str, Any], asked: dict[str, Any]) -> bool:
     """The first topic and the address: all that the service asks for."""

@@ -16,6 +16,7 @@ import orjson
 from aiohttp import WSMsgType, web
 
 from proxy.core import logfilter
+from proxy.errors import Fault
 from proxy.services.feed.evm import EvmFeed
 from proxy.services.feed.topics import Event, Feed, Topic
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
@@ -276,9 +277,14 @@ class Ear:
     events: list[Event] = field(default_factory=list)
     # Where a listener has to wait for room; it counts how often it was asked.
     asked_for_room: int = 0
+    # Why nothing more is told.
+    ended: list[Fault] = field(default_factory=list)
 
     def on_events(self, events: Sequence[Event]) -> None:
         self.events += events
+
+    def on_end(self, why: Fault) -> None:
+        self.ended.append(why)
 
     async def room(self) -> None:
         self.asked_for_room += 1

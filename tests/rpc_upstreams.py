@@ -96,9 +96,10 @@ class ScriptedUpstream:
         self.refusal = "alchemy"
         # Calls in one request; 0: a batch is refused.
         self.batch = 1000
-        # Requests to answer 429, and what Retry-After says.
+        # Requests to answer 429 or 503, and what Retry-After says.
         self.limited = 0
         self.retry_after: str | None = "2"
+        self.limited_by = 429
         # Answers of its own, by method: a result, or an exception.
         self.answers: dict[str, Callable[[list[Any]], Any]] = {}
         # While it is not set, calls of these methods wait for it.
@@ -147,7 +148,7 @@ class ScriptedUpstream:
         if self.limited:
             self.limited -= 1
             headers = {} if self.retry_after is None else {"Retry-After": self.retry_after}
-            return web.Response(status=429, text="slow down", headers=headers)
+            return web.Response(status=self.limited_by, text="slow down", headers=headers)
         if isinstance(body, dict):
             return _json(await self._reply(body))
         if len(body) > self.batch:

@@ -63,13 +63,13 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     connection = await asyncpg.connect(database)
     await connection.execute("drop schema public cascade; create schema public")
     await migrate.migrate(connection)
-    pool = Pool(database, size=10, acquire_timeout_s=5.0, tidies=False)
+    pool = Pool(database, size=10, acquire_timeout_s=5.0)
     await pool.open()
     hooks = await _webhooks(pool, connection, f"http://127.0.0.1:{port}/")
     receiver = Watched(Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
     receiver.at = {}
     deliverer = Deliverer(
-        DeliveryStore(pool), receiver, VAULT, lanes=Lanes(total=256, each=16), plans=load_tables().plans
+        DeliveryStore(pool), receiver, VAULT, lanes=Lanes(total=256, each=64), plans=load_tables().plans
     )
     tasks = Tasks()
     found = {"bare": count / await _bare(port, count)}

@@ -18,6 +18,7 @@ import uvloop
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
 from proxy.core.access import Account, Key, Limits
+from proxy.services.sponsor.market import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import Policies
 from proxy.services.sponsor.sponsoring import Sponsoring
@@ -61,11 +62,16 @@ class Prices:
         return SimpleNamespace(usd=Decimal("3000.12"))
 
 
+class GasPrices:
+    async def read(self, network: Network) -> Any:
+        return SimpleNamespace(fees=SimpleNamespace(estimates={"fast": SimpleNamespace(max_fee_wei=10**9)}))
+
+
 class Quiet:
     """A network that nobody asks."""
 
     def route(self, network: Network) -> Any:
-        return SimpleNamespace(heads=SimpleNamespace(final=1_000_000))
+        return SimpleNamespace(heads=SimpleNamespace(agreed=1_000_064, final=1_000_000))
 
 
 async def main(url: str, seconds: float) -> None:
@@ -86,7 +92,17 @@ async def main(url: str, seconds: float) -> None:
     ledger = LedgerStore(pool)
     policies = Policies(PolicyStore(pool), ledger, most={"free": POLICIES})
     made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
-    sponsoring: Any = Sponsoring(policies, ledger, Paymasters([payer]), Prices(), Quiet())  # type: ignore[arg-type]
+    market = Market(Prices(), GasPrices())
+    # An account that has a limit itself has its operations reserved one by one.
+    most = {"free": None}
+    sponsoring: Any = Sponsoring(
+        policies,
+        ledger,
+        Paymasters([payer]),
+        market,
+        Quiet(),
+        most_of_day=most,  # type: ignore[arg-type]
+    )
     numbers = iter(range(1 << 40))
     ends = 0.0
     took: list[float] = []

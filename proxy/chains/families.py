@@ -22,6 +22,8 @@ HEAD_NUMBERS = frozenset({"eth_blockNumber"})
 HEAD_BLOCKS = frozenset({"eth_getBlockByNumber"})
 # Methods whose result names the block that something is in, perhaps before its head was seen.
 TELL_BLOCKS = frozenset({"eth_getTransactionReceipt", "eth_getTransactionByHash"})
+# Methods whose first item is an object, and whose block the second.
+TAKE_OBJECTS = frozenset({"eth_call", "eth_estimateGas", "eth_createAccessList", "debug_traceCall"})
 # Methods over a range of blocks, which upstreams limit.
 BY_RANGE = frozenset({"eth_getLogs"})
 # Sends that can be told apart by what they send: the same again is not an error.

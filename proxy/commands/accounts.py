@@ -29,9 +29,10 @@ COLUMNS = (
 
 
 def add_limits(parser: argparse.ArgumentParser, *, day: bool) -> None:
-    """Own limits; -1 goes back to what is inherited."""
-    parser.add_argument("--requests-per-second", type=int, metavar="N", help="own limit; -1: inherit")
-    parser.add_argument("--units-per-second", type=int, metavar="N", help="own limit; -1: inherit")
+    """Own limits; -1 goes back to what is inherited. A key, which has no day of its own, gets no more than its account."""
+    said = "own limit; -1: inherit" if day else "own limit, up to the account's; -1: inherit"
+    parser.add_argument("--requests-per-second", type=int, metavar="N", help=said)
+    parser.add_argument("--units-per-second", type=int, metavar="N", help=said)
     if day:
         parser.add_argument("--requests-per-day", type=int, metavar="N", help="own limit; 0: none, -1: the plan's")
 

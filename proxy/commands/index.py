@@ -82,7 +82,7 @@ async def run(args: argparse.Namespace) -> int:
         raise StartError([f"--chain {args.chain}: no upstream of {network.id} is configured"])
     await running.open()
     try:
-        await (_forget(running, network) if args.forget else _backfill(running, route, args))
+        await (_forget(running, route) if args.forget else _backfill(running, route, args))
     finally:
         await running.close()
     return 0
@@ -96,12 +96,13 @@ def _network(tables: settings_room.Tables, text: str) -> Network:
     return found
 
 
-async def _forget(running: Background, network: Network) -> None:
+async def _forget(running: Background, route: Route) -> None:
     from proxy.services.follower.following import forget
 
-    async with running.blocks.backfill(network.id) as term:
-        await forget(term, running.sinks)
-    print(f"the index of {network.id} is empty; its follower begins anew")
+    network = route.network.id
+    async with running.blocks.backfill(network, hurries=False) as term:
+        await forget(term, [*running.sinks, running.events(route).sink])
+    print(f"the index of {network} is empty; its follower begins anew")
 
 
 async def _backfill(running: Background, route: Route, args: argparse.Namespace) -> None:

@@ -48,10 +48,10 @@ def judge(
     if is_delivered(status):
         return Verdict("delivered", tries)
     failures = tries + 1
-    if status == 410:
-        return Verdict("failed", failures, cause="gone")
     if test:
         return Verdict("failed", failures)
+    if status == 410:
+        return Verdict("failed", failures, cause="gone")
     again_s = retries.next_due(form, failures, 0.0, after_s=wait_s, schedule=schedule)
     if again_s is not None:
         return Verdict("due", failures, again_s)

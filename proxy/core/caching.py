@@ -3,7 +3,8 @@
 Two stores, as there are two lifetimes (`proxy/chains/family.py`):
 
 *Recent* replies are good until the head moves: a plain dict. When the head moves the whole dict is put aside in O(1) and
-freed a few entries at a time by later puts, since dropping half a million entries at once would stop the loop for 25 ms.
+freed a few entries at a time by what comes to be recent later, since dropping half a million at once would stop the loop for
+25 ms.
 
 *Kept* replies are good for ever, so there may be millions of them and what an entry costs beside its bytes is what counts.
 A dict entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links another 100. So the kept store is built
@@ -166,6 +167,7 @@ class Replies:
             self._sets[at] = _set_of(replies.keys.replace(key, b"", 1) + key, *results)
         self._fronts += 1
         self._put_recent(key, found)
+        self._make_room(at)
         return found
 
     def _put_recent(self, key: bytes, result: bytes) -> None:

@@ -169,8 +169,21 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 # Of a longer text the rest adds nothing but time.
 _READ_CHARACTERS = 1000
-# An upstream's words about its own key are not for the caller.
-REFUSED = b'{"code":-32603,"message":"the upstream refused the call"}'
+# What an upstream says of its deal with us, or of its plans and prices, is not for the caller.
+_OUR_WORDS: dict[Kind, str] = {
+    "unauthorized": "the upstream refused the call",
+    "rate_limited": "the upstream takes no more calls at the moment",
+}
+# Nor is where it stands, or what stands behind it: such an error is told without its own words.
+_PLACELESS: dict[Kind, str] = {
+    "server": "the upstream failed",
+    "timeout": "the upstream timed out",
+    "unknown": "the upstream failed",
+}
+_PLACE = re.compile(
+    r"://|localhost|\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-f]*:[0-9a-f:.]+\]|[\w-]\.[a-z]{2,}:\d", re.IGNORECASE
+)
+_INTERNAL_ERROR = -32603
 
 
 def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> Verdict:
@@ -203,15 +216,13 @@ def _code(code: int | float | str | None) -> int:
         return 0
 
 
-def normalise(error: bytes) -> bytes:
-    """The error under our code for its class, with its message and data; unchanged where the code is right already.
-
-    For EVM. Other families' native errors are passed on as they are: nobody calls this for them.
-    """
-    verdict = classify(error)
-    if verdict.kind == "unauthorized":
-        return REFUSED
-    ours = KINDS[verdict.kind].code
+def told(error: bytes, verdict: Verdict, *, in_our_codes: bool) -> bytes:
+    """The error as a caller sees it: under our code for its class, with its message and data; unchanged where the code is right
+    already, or where codes are a language of their own and ours would be none."""
+    ours = KINDS[verdict.kind].code if in_our_codes else None
+    if words := _words_instead(error, verdict):
+        code = _INTERNAL_ERROR if verdict.kind == "unauthorized" else ours or verdict.code or _INTERNAL_ERROR
+        return b'{"code":%d,"message":"%b"}' % (code, words.encode())
     if ours is None or ours == verdict.code:
         return error
     members = _members(error)
@@ -219,3 +230,11 @@ def normalise(error: bytes) -> bytes:
     if "data" in members:
         parts.append(b'"data":%b' % bytes(members["data"]))
     return b"{%b}" % b",".join(parts)
+
+
+def _words_instead(error: bytes, verdict: Verdict) -> str:
+    """What is said in place of words that are not for callers; empty where they are."""
+    if words := _OUR_WORDS.get(verdict.kind):
+        return words
+    placeless = _PLACELESS.get(verdict.kind, "")
+    return placeless if placeless and _PLACE.search(error.decode(errors="replace")) else ""

@@ -1,15 +1,20 @@
 """How many deliveries may be under way, to each receiver and in all, so that a slow one delays nobody else.
 
-A receiver begins with one at a time. Each that succeeds doubles what it may have, up to a limit; each that fails halves it.
-And however many they are, those of one kind leave room for the better ones: all that fail or are slow may have half of the
-places, these and those of which nothing is known yet three quarters, the rest is for those that answer. What is free is
-shared evenly.
+A receiver is a server: all webhooks that lead to one share what it may have. It begins with one at a time. Each that succeeds
+doubles what it may have, up to a limit; each that fails halves it. And however many they are, those of one kind leave room for
+the better ones: all that fail or are slow may have half of the places, these and those of which nothing is known yet three
+quarters, the rest is for those that answer. What is free is shared evenly, and where it does not suffice those come first that
+have least and have waited longest: receivers among each other, and the webhooks of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["slow", "new", "good"]
@@ -17,15 +22,30 @@ Kind = Literal["slow", "new", "good"]
 SLOW_S = 1.0
 # Receivers remembered that have nothing under way.
 REMEMBERED = 10_000
+_ORIGIN = re.compile(r"(https?)://(?:[^/?#]*@)?(\[[^]/?#]*\]|[^:/?#]*?)\.?(?::(\d*))?(?=[/?#]|$)", re.ASCII)
+_PORTS = {"http": "80", "https": "443"}
+
+
+@lru_cache(10_000)
+def receiver_of(url: str) -> str:
+    """The server that a URL leads to: its scheme, host and port."""
+    found = _ORIGIN.match(url.lower())
+    if found is None:
+        return url
+    scheme, host, port = found.groups()
+    return f"{scheme}://{host}:{port or _PORTS[scheme]}"
 
 
 @dataclass(slots=True)
 class Lane:
-    """One receiver: what it may have under way, and what it has."""
+    """One receiver: what it may have under way, and what it has. `turn`: when it last got room. `last`: the webhook that was
+    the last to get some."""
 
     window: int = 1
     busy: int = 0
     kind: Kind = "new"
+    turn: int = 0
+    last: str = ""
 
 
 class Lanes:
@@ -34,6 +54,7 @@ class Lanes:
         self.each = each
         self._busy: dict[Kind, int] = {"slow": 0, "new": 0, "good": 0}
         self._lanes: dict[str, Lane] = {}
+        self._turn = 0
 
     def __repr__(self) -> str:
         return f"<Lanes {self._busy} of {self.total}; {len(self._lanes)} receivers>"
@@ -50,19 +71,25 @@ class Lanes:
             found = self._lanes[receiver] = Lane()
         return found
 
-    def rooms(self, waiting: Iterable[str]) -> dict[str, int]:
-        """For each of those who have something to deliver how much of it may begin now; those who may not are not in it."""
-        lanes = [(name, self.lane(name)) for name in waiting]
-        open_lanes = [(name, lane) for name, lane in lanes if lane.window > lane.busy]
-        if not open_lanes:
+    def rooms(self, waiting: Mapping[str, str]) -> dict[str, int]:
+        """For each webhook that has something to deliver how much of it may begin now; those that may not are not in it.
+        `waiting`: webhooks, and the receiver of each."""
+        webhooks: defaultdict[str, list[str]] = defaultdict(list)
+        for webhook, receiver in waiting.items():
+            webhooks[receiver].append(webhook)
+        lanes = [(self.lane(receiver), own) for receiver, own in webhooks.items()]
+        lanes = [(lane, own) for lane, own in lanes if lane.window > lane.busy]
+        if not lanes:
             return {}
+        self._turn += 1
         left = self._left()
-        share = max(1, left["good"] // len(open_lanes))
+        share = max(1, left["good"] // len(lanes))
         found: dict[str, int] = {}
-        for name, lane in open_lanes:
+        for lane, own in sorted(lanes, key=lambda each: (each[0].busy, each[0].turn)):
             room = min(lane.window - lane.busy, share, left[lane.kind])
             if room > 0:
-                found[name] = room
+                lane.turn = self._turn
+                found |= _shared(lane, own, room)
                 left = _after(left, lane.kind, room)
         return found
 
@@ -70,8 +97,8 @@ class Lanes:
         """Places that each kind may still take: what better ones have counts against it only when all are taken."""
         slow, new, good = self._busy["slow"], self._busy["new"], self._busy["good"]
         total = self.total - slow - new - good
-        unknown = min(total, self.total * 3 // 4 - slow - new)
-        return {"slow": min(unknown, self.total // 2 - slow), "new": unknown, "good": total}
+        unknown = min(total, (self.total * 3 + 3) // 4 - slow - new)
+        return {"slow": min(unknown, (self.total + 1) // 2 - slow), "new": unknown, "good": total}
 
     def begin(self, receiver: str) -> None:
         lane = self.lane(receiver)
@@ -86,6 +113,22 @@ class Lanes:
         # All that a receiver has under way is of its kind.
         self._busy[lane.kind] += lane.busy
         lane.window = min(self.each, lane.window * 2) if ok else max(1, lane.window // 2)
+
+    def clear(self) -> None:
+        """Nothing is under way any more: whoever had begun it was stopped."""
+        self._busy = dict.fromkeys(self._busy, 0)
+        for lane in self._lanes.values():
+            lane.busy = 0
+
+
+def _shared(lane: Lane, webhooks: list[str], room: int) -> dict[str, int]:
+    """A receiver's room among its webhooks: evenly, and what is left over goes round from one time to the next."""
+    webhooks.sort()
+    first = bisect_right(webhooks, lane.last)
+    turned = webhooks[first:] + webhooks[:first]
+    each, over = divmod(room, len(turned))
+    lane.last = turned[over - 1] if over else lane.last
+    return {name: each + (place < over) for place, name in enumerate(turned) if each or place < over}
 
 
 def _after(left: dict[Kind, int], kind: Kind, room: int) -> dict[Kind, int]:

@@ -90,7 +90,7 @@ def _parsed(text: str | bytes) -> Any:
         if nesting.is_deeper(text.encode("utf-8", "surrogatepass"), DEEPEST):
             return None
         return json.loads(text, strict=False, parse_float=_decimal, parse_int=_integer, parse_constant=_nothing)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return None
 
 
@@ -100,7 +100,11 @@ def _integer(digits: str) -> int | str:
 
 
 def _decimal(digits: str) -> Decimal | str:
-    return Decimal(digits) if len(digits) <= 100 else digits
+    """As it is written where no decimal can be as large: `1e9999999999999999999999`."""
+    try:
+        return Decimal(digits) if len(digits) <= 100 else digits
+    except ArithmeticError:
+        return digits
 
 
 def _nothing(_: str) -> None:

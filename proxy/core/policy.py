@@ -25,6 +25,8 @@ DECIMALS = 12
 # More is no amount of money, and would not fit the ledger.
 MOST_DIGITS = 24
 MOST_EXPIRY_S = 300
+# Of what a hurried transaction offers: above it nobody has a reason to go, but for who wants what the paymaster pays too much.
+MOST_TIMES_FAST = 2
 
 
 class BadRule(ValueError):
@@ -195,6 +197,15 @@ def _of_price(rules: Rules, asked: Asked) -> Refusal | None:
             usd(rules.max_gas),
         )
     return None
+
+
+def overpriced(max_fee_wei: int, *, fast_wei: int) -> Refusal | None:
+    """Whatever the rules are. `fast_wei`: what a hurried transaction offers at most at the moment."""
+    most = MOST_TIMES_FAST * fast_wei
+    if max_fee_wei <= most:
+        return None
+    said = f"maxFeePerGas is above {gwei(most)} gwei, {MOST_TIMES_FAST} times the fast price of the moment"
+    return Refusal("max_gas_price_gwei", said, gwei(most))
 
 
 def too_wasteful(rules: Rules, *, expected_gas: int | None, call_gas: int) -> Refusal | None:

@@ -6,7 +6,8 @@
 
 A secret is text, `whsec_` and base64. Formats A and B are keyed by the text itself, as a receiver has it in its settings;
 Standard Webhooks is keyed by what the base64 stands for. After a rotation the old secret signs as well, for a day: in
-webhook-signature beside the new one, and in a second header of the same name with -Previous.
+webhook-signature beside the new one, and, because the headers of the formats hold one digest, in a second header of the same
+name with -Previous.
 """
 
 from __future__ import annotations
@@ -51,11 +52,8 @@ def standard(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
     return "v1," + b64encode(_hmac(key_of(secret), b"%b.%d.%b" % (event_id.encode(), timestamp, body))).decode()
 
 
-def headers(
-    *, event_type: str, event_id: str, secrets: Sequence[str], timestamp: int, body: bytes, named: str = ""
-) -> dict[str, str]:
-    """All that an attempt carries. `secrets`: the newest first. `event_type` is the webhook's; `named` what the body says
-    where that is another: of a correction."""
+def headers(*, event_type: str, event_id: str, secrets: Sequence[str], timestamp: int, body: bytes) -> dict[str, str]:
+    """All that an attempt carries. `secrets`: the newest first. `event_type`: what the body says, which picks the format."""
     found = {
         "Content-Type": "application/json",
         "webhook-id": event_id,
@@ -67,7 +65,7 @@ def headers(
         found["X-Service-Timestamp"] = str(timestamp)
     else:
         name, signed = "X-Platform-Signature", [format_b(secret, body) for secret in secrets]
-        found["X-Webhook-Event"] = named or event_type
+        found["X-Webhook-Event"] = event_type
         found["X-Webhook-Idempotency-Key"] = event_id
     found.update(zip((name, f"{name}-Previous"), signed, strict=False))
     return found

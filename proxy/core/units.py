@@ -11,6 +11,8 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 # Of 256-bit amounts times prices, each of at most as many digits again.
 EXACT = Context(prec=400, rounding=ROUND_HALF_EVEN)
 MOST_DECIMALS = 255
+# Beyond these a price is no price but a mistake, or made to be multiplied until it fills the memory.
+_LEAST, _MOST, _DIGITS = Decimal("1e-40"), Decimal("1e20"), 60
 # The last place of a value in dollars.
 FINEST = Decimal("0.00000001")
 
@@ -27,6 +29,11 @@ def formatted(raw: int, decimals: int) -> str:
 def worth(raw: int, decimals: int, price: Decimal) -> Decimal:
     """What an amount is worth at a price for one whole token: exact."""
     return EXACT.scaleb(EXACT.multiply(Decimal(raw), price), -decimals)
+
+
+def is_price(value: Decimal) -> bool:
+    """Whether what somebody says can be the price of anything."""
+    return value.is_finite() and _LEAST <= value <= _MOST and len(value.as_tuple().digits) <= _DIGITS
 
 
 def dollars(value: Decimal) -> str:

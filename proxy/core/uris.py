@@ -29,7 +29,8 @@ _CID = re.compile(
 # A name of ipns is a key, or a domain.
 _IPNS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-_PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
+# Not more at once: nothing else runs while one of these is looked for.
+_ENCODED = re.compile(rb"(?:%[0-9A-Fa-f]{2}){1,4096}")
 _NOT_A_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2})", re.ASCII)
 _SPACE = re.compile(r"\s+")
 
@@ -142,7 +143,7 @@ def _within(path: str) -> str | None:
 def _inline(head: str, body: str) -> Inline | None:
     """RFC 2397; with base64 that lost its padding, and plain text that was never encoded."""
     media_type, *parameters = (part.strip().lower() for part in head.split(";"))
-    raw = _PERCENT.sub(lambda found: bytes.fromhex(found[1].decode()), body.encode("utf-8", "replace"))
+    raw = _ENCODED.sub(_decoded, body.encode("utf-8", "replace"))
     if "base64" not in parameters:
         return Inline(media_type or "text/plain", raw)
     try:
@@ -150,6 +151,11 @@ def _inline(head: str, body: str) -> Inline | None:
         return Inline(media_type or "text/plain", b64decode(digits + b"=" * (-len(digits) % 4), validate=True))
     except ValueError:
         return None
+
+
+def _decoded(found: re.Match[bytes]) -> bytes:
+    """A run of encoded bytes at once."""
+    return bytes.fromhex(found[0].replace(b"%", b"").decode())
 
 
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Literal
 
 from proxy.core.routing import EDGES_S
@@ -70,7 +71,7 @@ class Tally:
         self.joins += other.joins
         self.units += other.units
         self.seconds += other.seconds
-        self.buckets = [have + more for have, more in zip(self.buckets, other.buckets, strict=True)]
+        self.buckets = [*map(add, self.buckets, other.buckets)]
 
 
 class Sheet(dict[Tally, Tally]):
@@ -123,14 +124,14 @@ class Used:
         self.errors += tally.errors + tally.faults
         self.units += tally.units
         self.hits += tally.hits
-        self.took = [have + more for have, more in zip(self.took, tally.buckets, strict=True)]
+        self.took = [*map(add, self.took, tally.buckets)]
 
     def merge(self, other: Used) -> None:
         self.requests += other.requests
         self.errors += other.errors
         self.units += other.units
         self.hits += other.hits
-        self.took = [have + more for have, more in zip(self.took, other.took, strict=True)]
+        self.took = [*map(add, self.took, other.took)]
 
     def quantile_ms(self, share: float) -> float | None:
         return quantile_ms(self.took, share)
@@ -178,17 +179,18 @@ class Line:
         self.total.merge(used)
 
 
+# The name of the line of all that have none of their own.
 OTHER = "other"
 
 
-def largest(lines: Iterable[Line], top: int) -> list[Line]:
-    """The lines with the most requests, and one for all others."""
-    found = sorted(lines, key=lambda line: (-line.total.requests, line.name))
-    shown, rest = found[:top], found[top:]
-    if rest:
-        other = Line(OTHER)
-        for line in rest:
-            for at, used in line.points.items():
-                other.add(at, used)
-        shown.append(other)
-    return shown
+def lines_of(points: Iterable[tuple[str | None, int, Used]]) -> list[Line]:
+    """Of points by name and time: the line with the most requests first; last the one that has no name, of all others."""
+    lines: dict[str | None, Line] = {}
+    for name, at, used in points:
+        line = lines.get(name)
+        if line is None:
+            line = lines[name] = Line(OTHER if name is None else name)
+        line.add(at, used)
+    rest = lines.pop(None, None)
+    found = sorted(lines.values(), key=lambda line: (-line.total.requests, line.name))
+    return found if rest is None else [*found, rest]

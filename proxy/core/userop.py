@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
 # EIP-7702: the account's code is a delegation, and this stands where a factory would.
 MARKER_7702 = "0x7702"
 _PADDED_MARKER = MARKER_7702.ljust(42, "0")
-_NOTHING = ("0x", "0x0", "0x00")
+_ZERO, _NO_BYTES = ("0x0", "0x00"), ("0x",)
 _ECHO = 40
 
 _GAS = ("callGasLimit", "verificationGasLimit", "preVerificationGas", "maxFeePerGas", "maxPriorityFeePerGas")
@@ -170,7 +170,7 @@ def _check_together(given: Mapping[str, Any], group: tuple[str, ...], needed: tu
     """All of a group or none. Without the contract that it begins with, zero and nothing are none: viem sends such limits."""
     there = [name for name in group if given.get(name) is not None]
     if group[0] not in there:
-        there = [name for name in there if given[name] not in _NOTHING]
+        there = [name for name in there if given[name] not in (_NO_BYTES if name.endswith("Data") else _ZERO)]
     lacking = [name for name in needed or group if name not in there]
     if there and lacking:
         raise BadOperation(f"{lacking[0]}: is missing; {_listed(group)} come together")

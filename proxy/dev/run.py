@@ -177,7 +177,14 @@ class Dev:
         seed.write_private(key, contracts.paymaster_signer["private_key"].encode())
         for version, address in contracts.paymasters.items():
             for name in DEV_NETWORKS:
-                yield {"network": name, "entry_point": version, "address": address, "signer_file": str(key)}
+                yield {
+                    "network": name,
+                    "entry_point": version,
+                    "address": address,
+                    "signer_file": str(key),
+                    # Gas costs next to nothing on a chain that nobody uses, and whoever tries things out offers anything.
+                    "any_fee_gwei": "100",
+                }
 
     async def _seeded(self, settings: Settings) -> Seeded:
         connection = await asyncpg.connect(settings.database.url, timeout=5)

@@ -62,13 +62,15 @@ class Accounts:
             plan.requests_per_day if day is None else day,
         )
 
-    async def today(self, row: Row) -> Today:
+    def _used(self, row: Row, asked: int, *, leased: int) -> int:
         """Counted by usage, which counts refusals too: where there is a limit, no more than was leased from it."""
+        return min(asked, leased) if self.limits_of(row).requests_per_day else asked
+
+    async def today(self, row: Row) -> Today:
         now = datetime.datetime.now(datetime.UTC)
         limit = self.limits_of(row).requests_per_day
-        used = await self._usage.requests_of_day(row["id"], now.date())
-        if limit:
-            used = min(used, await self._keys.usage_of_today(row["id"]))
+        asked = await self._usage.requests_of_day(row["id"], now.date())
+        used = self._used(row, asked, leased=await self._keys.usage_of_today(row["id"]))
         midnight = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC) + datetime.timedelta(days=1)
         return Today(used, max(0, limit - used) if limit else None, midnight)
 
@@ -131,7 +133,11 @@ class Accounts:
     # An operator's
 
     async def page(self, search: str, page: Page) -> tuple[list[Row], int]:
-        return await self._keys.page_accounts(search, page)
+        """Each with what it used today; and how many there are on all pages."""
+        rows, total = await self._keys.page_accounts(search, page)
+        return [
+            {**row, "used_today": self._used(row, row["asked_today"], leased=row["leased_today"])} for row in rows
+        ], total
 
     async def create(self, *, name: str, email: str, plan: str, own: OwnLimits) -> Row:
         return await self._keys.create_account(name=name, email=email, plan=plan, own=own)

@@ -1,7 +1,8 @@
 """How many events a config would have made in blocks of the past, before anybody subscribes with it.
 
 The blocks are read and matched as the follower does it, by an index that holds this one config. What it says is exact: of
-transactions that match, the receipts are asked for, because those that failed are no events.
+transactions that match, the receipts are asked for, because those that failed are no events; and where only traces tell, these
+are asked for.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from proxy.chains.evm import activity, facts
 from proxy.chains.evm.facts import Log
 from proxy.chains.registry import Network
 from proxy.core import matching
-from proxy.core.matching import Block, Tx
+from proxy.core.matching import Block, Match, Tx
 from proxy.core.watching import KINDS, Index, Watcher
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.traces import Malformed, Traces
 from proxy.services.webhooks import read_config, read_filter
 
-# Blocks of one back-test: of logs alone, and where whole blocks must be read.
-MOST_BLOCKS, MOST_WHOLE_BLOCKS = 2_000, 200
+# Blocks of one back-test: of logs alone, where whole blocks must be read, and where they must be traced.
+MOST_BLOCKS, MOST_WHOLE_BLOCKS, MOST_TRACED_BLOCKS = 2_000, 200, 50
 # Blocks that are read together.
 AT_ONCE = 20
-# Events of one back-test: the receipts of more are not asked for.
-MOST_EVENTS = 20_000
+# Receipts of one back-test: each of them is a question to the network.
+MOST_RECEIPTS = 20_000
 _WHOLE = frozenset({"activity", "mined"})
-_NOT_NOW = frozenset({"pending", "internal"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +52,37 @@ class Backtest:
     async def run(
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
     ) -> Found:
-        kind = KINDS[event_type]
-        if kind in _NOT_NOW:
+        if network.family != "evm":
+            raise InvalidRequest(f"chain: there are no webhooks on {network.id}")
+        if KINDS[event_type] == "pending":
             raise InvalidRequest(f"event_type: blocks do not tell of {event_type}: it cannot be tried on the past")
         index = Index()
         addresses = await read_config(event_type, config)
         index.put(Watcher("", event_type, read_filter(event_type, config), listed=addresses is not None))
         if addresses is not None:
             index.watch("", addresses)
-        await self._check(network, first, last, most=MOST_WHOLE_BLOCKS if self._is_whole(index) else MOST_BLOCKS)
-        events = blocks = 0
+        await self._check(network, first, last, most=self._most(index))
+        counts: list[int] = []
+        receipts = 0
         for start in range(first, last + 1, AT_ONCE):
-            for count in await self._counts(network, index, start, min(start + AT_ONCE - 1, last)):
-                events += count
-                blocks += count > 0
-        return Found(first, last, events, blocks)
+            end = min(start + AT_ONCE - 1, last)
+            if index.has("internal"):
+                counts += await self._traced(network, index, start, end)
+                continue
+            found = await self._matches(network, index, start, end)
+            wanted = [_uncertain(each) for each in found]
+            receipts += sum(map(len, wanted))
+            if receipts > MOST_RECEIPTS:
+                raise InvalidRequest(f"to_block: more than {MOST_RECEIPTS} transactions match, try fewer blocks")
+            counts += [
+                len(each) - await self._failed(network, names) for each, names in zip(found, wanted, strict=True)
+            ]
+        return Found(first, last, sum(counts), sum(count > 0 for count in counts))
+
+    def _most(self, index: Index) -> int:
+        if index.has("internal"):
+            return MOST_TRACED_BLOCKS
+        return MOST_WHOLE_BLOCKS if self._is_whole(index) else MOST_BLOCKS
 
     @staticmethod
     def _is_whole(index: Index) -> bool:
@@ -82,17 +99,31 @@ class Backtest:
         if last > head:
             raise InvalidRequest(f"to_block: the newest block is {head}")
 
-    async def _counts(self, network: Network, index: Index, first: int, last: int) -> list[int]:
+    async def _matches(self, network: Network, index: Index, first: int, last: int) -> list[list[Match]]:
         """Of each block."""
         logs = await self._logs(network, index, first, last)
         transactions = await self._transactions(network, index, first, last)
-        counts = []
+        found = []
         for number in range(first, last + 1):
             of_block = logs.get(number, [])
             transfers, _ = facts.transfers_of(of_block)
             block = Block(transactions.get(number, []), transfers, of_block)
-            found = matching.matched(index.tables, block)
-            counts.append(len(found) - await self._failed(network, found))
+            found.append(matching.matched(index.tables, block))
+        return found
+
+    async def _traced(self, network: Network, index: Index, first: int, last: int) -> list[int]:
+        """How many of each block."""
+        traces = Traces(network, self._questions)
+        counts = []
+        for number in range(first, last + 1):
+            block = await self._ask(network, "eth_getBlockByNumber", hex(number), False)
+            if not isinstance(block, Mapping):
+                raise Unavailable(f"the network {network.id} cannot be read there at the moment")
+            try:
+                calls = await traces.calls(number, bytes.fromhex(block["hash"][2:]))
+            except (RpcError, Malformed) as exc:
+                raise Unavailable(f"the network {network.id} has no traces there: {str(exc)[:200]}") from None
+            counts.append(len(matching.matched_calls(index.tables, calls)))
         return counts
 
     async def _logs(self, network: Network, index: Index, first: int, last: int) -> dict[int, list[Log]]:
@@ -115,9 +146,8 @@ class Backtest:
             raise Unavailable(f"the network {network.id} cannot be read there at the moment")
         return {int(b["number"], 16): activity.read_transactions(b["transactions"]) for b in blocks}
 
-    async def _failed(self, network: Network, found: list[matching.Match]) -> int:
-        """How many of them are of transactions that failed."""
-        wanted = [m.fact.hash for m in found if isinstance(m.fact, Tx) and m.watcher.kind == "activity"]
+    async def _failed(self, network: Network, wanted: list[str]) -> int:
+        """How many of these transactions failed."""
         if not wanted:
             return 0
         receipts = await self._questions.ask_many(network, [("eth_getTransactionReceipt", [each]) for each in wanted])
@@ -128,3 +158,8 @@ class Backtest:
             return await self._questions.ask(network, method, *params)
         except RpcError as exc:
             raise Unavailable(f"the network {network.id} cannot be read there: {exc.error.decode()[:200]}") from None
+
+
+def _uncertain(found: list[Match]) -> list[str]:
+    """The transactions of these that are events only if they did not fail, one for each match."""
+    return [match.fact.hash for match in found if isinstance(match.fact, Tx) and match.watcher.kind == "activity"]

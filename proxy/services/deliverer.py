@@ -21,7 +21,7 @@ import asyncpg
 
 from proxy import telemetry
 from proxy.core import attempts, retries, signatures
-from proxy.core.lanes import Lanes
+from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.retries import Format
 from proxy.errors import Unavailable
 from proxy.store.deliveries import LEASE_S, Claimed, DeliveryStore, Result
@@ -88,7 +88,9 @@ class Deliverer:
         return f"<Deliverer {self._lanes!r}{' stopping' if self._stopping else ''}>"
 
     async def run(self) -> None:
-        """A supervised loop."""
+        """A supervised loop. One that was stopped before has left nothing under way: its leases end, and all is sent again."""
+        self._lanes.clear()
+        self._done.clear()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write_for_ever())
             while not self._stopping:
@@ -146,7 +148,7 @@ class Deliverer:
         due = await self._store.list_due()
         if due.inactive:
             await self._store.park(due.inactive)
-        rooms = self._lanes.rooms(due.active)
+        rooms = self._lanes.rooms({webhook: receiver_of(url) for webhook, url in due.active.items()})
         if rooms:
             claimed, exhausted = await self._store.claim(rooms, day_limits=self._day_limits, lease_s=self._lease_s)
             for account in exhausted:
@@ -154,7 +156,7 @@ class Deliverer:
                     "the account's deliveries of the day are used up: the rest is held", extra={"account": account}
                 )
             for each in claimed:
-                self._lanes.begin(each.webhook_id)
+                self._lanes.begin(receiver_of(each.url))
                 group.create_task(self._attempt(each))
         if due.inactive or due.active:
             # More may be there than was taken; if it only waits for places, those who leave them tell.
@@ -178,12 +180,11 @@ class Deliverer:
         """Signed anew for each attempt, with the time of it."""
         sealed = (claimed.secret,) if claimed.old_secret is None else (claimed.secret, claimed.old_secret)
         headers = signatures.headers(
-            event_type=claimed.event_type,
+            event_type=claimed.type,
             event_id=claimed.event_id,
             secrets=[self._secret(claimed.webhook_id, each) for each in sealed],
             timestamp=int(self._now()),
             body=claimed.body,
-            named=claimed.type,
         )
         headers["X-Webhook-Attempt"] = str(claimed.claim)
         return headers
@@ -230,7 +231,7 @@ class Deliverer:
                 )
                 break
         for claimed, reply, _, took_s in batch:
-            self._lanes.end(claimed.webhook_id, took_s=took_s, ok=attempts.is_delivered(reply.status))
+            self._lanes.end(receiver_of(claimed.url), took_s=took_s, ok=attempts.is_delivered(reply.status))
         self._count(batch)
         self._wake.set()
         self._written.set()
@@ -274,7 +275,7 @@ class Deliverer:
             log.warning(f"webhook {said}", extra={"webhook": claimed.webhook_id, "event": claimed.event_id})
 
     def _result(self, claimed: Claimed, reply: Reply, took_s: float, ago_s: float) -> Result:
-        form = retries.format_of(claimed.event_type)
+        form = retries.format_of(claimed.type)
         verdict = attempts.judge(
             form,
             claimed.tries,

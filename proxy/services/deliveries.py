@@ -11,15 +11,21 @@ from proxy.chains.registry import Network
 from proxy.core import bodies
 from proxy.core.bodies import Chain
 from proxy.core.paging import Page
-from proxy.core.retries import format_of
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store.deliveries import Attempt, Delivery, DeliveryStore
 from proxy.store.webhooks import Webhook
 
 __all__ = ("STATES", "Attempt", "Deliveries", "Delivery", "Webhook")
 
-# The words that owners know the states by. What was dropped belongs to a webhook that is gone, and is not shown.
-STATES = {"pending": "due", "held": "over_quota", "parked": "parked", "delivered": "delivered", "failed": "failed"}
+# The words that owners know the states by. Of a webhook that is there, only what a reorg has taken back is dropped.
+STATES = {
+    "pending": "due",
+    "held": "over_quota",
+    "parked": "parked",
+    "delivered": "delivered",
+    "failed": "failed",
+    "taken_back": "dropped",
+}
 
 
 def _present() -> datetime.datetime:
@@ -42,7 +48,7 @@ class Deliveries:
 
     async def redeliver(self, webhook: Webhook, event_id: str) -> None:
         if not await self._store.redeliver(webhook.id, event_id):
-            raise NotFound("there is no delivery of this event to this webhook")
+            raise NotFound("there is no delivery of this event to this webhook, or a reorg has taken the event back")
 
     async def redeliver_since(self, webhook: Webhook, since: datetime.datetime, *, status: str | None) -> int:
         """How many are on their way again: those that were there when it was asked for."""
@@ -50,12 +56,8 @@ class Deliveries:
         return await self._store.redeliver_since(webhook.id, since, self._now(), state=state)
 
     async def test(self, webhook: Webhook, network: Network, *, event_type: str | None) -> str:
-        """An event of nothing that happened, which says that it is one; its id."""
+        """An event of nothing that happened, which says that it is one; its id. Its type picks its format, as always."""
         kind = event_type or webhook.event_type
-        if format_of(kind) != format_of(webhook.event_type):
-            raise InvalidRequest(
-                f"event_type: {kind} is delivered in another format than {webhook.event_type}, which this webhook is for"
-            )
         if webhook.status != "active":
             raise InvalidRequest(f"the webhook is {webhook.status}: resume it first")
         event_id = "evt_test_" + secrets.token_hex(14)

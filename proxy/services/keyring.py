@@ -195,8 +195,8 @@ class Keyring:
             scopes=scope_bits(row["scopes"]),
             account=self._account(row, plan),
             limits=Limits(
-                row["requests_per_second"] or plan.requests_per_second,
-                row["units_per_second"] or plan.units_per_second,
+                _within(row["requests_per_second"], row["account_requests_per_second"] or plan.requests_per_second),
+                _within(row["units_per_second"], row["account_units_per_second"] or plan.units_per_second),
                 plan.requests_per_day,
             ),
             disabled=row["status"] == "disabled",
@@ -224,6 +224,11 @@ class Keyring:
 
 _LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest", "fence")
+
+
+def _within(own: int | None, most: int) -> int:
+    """A key's own limit, inside the account's: that may have been lowered since."""
+    return most if own is None else min(own, most)
 
 
 def _same(old: Key, new: Key) -> bool:

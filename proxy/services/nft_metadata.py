@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from proxy.chains.evm import abi, address, nfts
 from proxy.chains.evm.nfts import Nft
@@ -25,14 +26,22 @@ from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
 from proxy.wire.fetcher import Fetched, Fetcher, Outcome
 
+log = logging.getLogger("penstock.nfts")
+
+T = TypeVar("T")
+
 Status = Outcome | Literal["none"]
 
 _KIND, _DOCUMENT = "nft", "document"
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}
 # A URI that is longer is the document itself: it is not repeated.
 _LONGEST_SHOWN = 2048
-# In a list of a hundred tokens an image may not have more.
+# A byte of a document takes as many characters of its URI, at most: what is too long by that is not decoded at all.
+_LONGEST_ENCODING = 3
+# In a list of a hundred tokens an image may not have more; and a document that is its own URI, which all wait for, no more than
+# this.
 _LONGEST_LISTED = 16_384
+_LONGEST_LISTED_URI = 65_536
 # How long a list waits for documents that nobody has read yet.
 LISTING_S = 2.0
 # The first blocks of a chain: an index that begins there has seen every token.
@@ -148,13 +157,22 @@ class NftMetadata:
         answers = [abi.text(answer) for answer in await self._contracts.read(network, calls)]
         found: dict[tuple[bytes, int], Mapping[str, Any] | None] = dict.fromkeys(tokens)
 
-        async def read(token: tuple[bytes, int], uri: str | None) -> None:
-            found[token] = await self._described(network, *token, uri=uri)
+        async def read(some: Sequence[tuple[tuple[bytes, int], str]]) -> None:
+            for token, uri in some:
+                found[token] = await self._described(network, *token, uri=uri)
+                await asyncio.sleep(0)
 
+        pairs = [
+            (token, one or other or "") for token, one, other in zip(tokens, answers[::2], answers[1::2], strict=True)
+        ]
+        # Documents to fetch all at once. Those that are here one by one, and others may have their turn in between.
+        here = [pair for pair in pairs if _LONGEST_SHOWN < len(pair[1]) <= _LONGEST_LISTED_URI]
         try:
             async with asyncio.timeout(LISTING_S), asyncio.TaskGroup() as group:
-                for token, one, other in zip(tokens, answers[::2], answers[1::2], strict=True):
-                    group.create_task(read(token, one or other))
+                group.create_task(read(here))
+                for pair in pairs:
+                    if len(pair[1]) <= _LONGEST_SHOWN:
+                        group.create_task(read([pair]))
         except TimeoutError:
             await self._give_up(network, [token for token, told in found.items() if told is None])
         return found
@@ -201,25 +219,41 @@ class NftMetadata:
         return self._settings.keep_s if told["fetch_status"] == "ok" else self._settings.retry_s
 
     async def _read(self, uri: str) -> Described:
+        """A second wall: a stranger's document that breaks our reading of it is only a bad document."""
+        try:
+            return await self._understood(uri)
+        except Exception:
+            log.exception("a document broke its reader", extra={"uri_length": len(uri)})
+            return Described("invalid")
+
+    async def _understood(self, uri: str) -> Described:
         fetched, body = await self._fetch(uri)
         if fetched.outcome != "ok":
             return Described(fetched.outcome)
         if fetched.media_type.startswith("image/"):
-            return Described("ok", Metadata(image=uris.shown(uri)))
-        found = metadata.read(body)
+            return Described("ok", Metadata(image=await _apart(len(uri), lambda: uris.shown(uri))))
+        found = await _apart(len(body), lambda: metadata.read(body))
         return Described("invalid") if found is None else Described("ok", found)
 
     async def _fetch(self, uri: str) -> tuple[Fetched, bytes]:
-        place = uris.locate(uri, self._gateways)
+        most = self._settings.max_metadata_bytes
+        if len(uri) > _LONGEST_ENCODING * most + _LONGEST_SHOWN:
+            return Fetched("too_large"), b""
+        place = await _apart(len(uri), lambda: uris.locate(uri, self._gateways))
         if place is None:
             return Fetched("invalid"), b""
         if isinstance(place, Inline):
-            is_large = len(place.body) > self._settings.max_metadata_bytes
+            is_large = len(place.body) > most
             return Fetched(
                 "too_large" if is_large else "ok", media_type=place.media_type
             ), b"" if is_large else place.body
         fetched = await self._fetcher.get(place.url, own=place.own)
         return fetched, fetched.body
+
+
+async def _apart(size: int, work: Callable[[], T]) -> T:
+    """In a thread where there is much to do: nobody else is to wait for a stranger's megabyte, which may take 0.4 s."""
+    return work() if size <= _LONGEST_LISTED_URI else await asyncio.to_thread(work)
 
 
 def _name(contract: bytes, token_id: int) -> str:

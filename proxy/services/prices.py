@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -54,6 +54,10 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
+    def among(self, network: Network, names: Set[str]) -> Set[str]:
+        """Those that it may know. Of the others nothing needs to be asked, or kept."""
+        ...
+
     async def find(self, network: Network, names: Sequence[str], now: float) -> dict[str, Price]:
         """The prices that it knows. Away where it cannot tell."""
         ...
@@ -88,8 +92,9 @@ class Prices:
     async def usd_many(self, network: Network, contracts: Sequence[str | None]) -> dict[str | None, Price | None]:
         """The prices by the contracts as they were given, each known or None."""
         names = {contract: _name(network, contract) for contract in contracts}
-        found = await self._find(network, sorted(set(names.values())))
-        return {contract: found[name] for contract, name in names.items()}
+        wanted = set(names.values())
+        found = await self._find(network, sorted(set().union(*(each.among(network, wanted) for each in self._sources))))
+        return {contract: found.get(name) for contract, name in names.items()}
 
     async def _find(self, network: Network, names: Sequence[str]) -> dict[str, Price | None]:
         while True:
@@ -191,13 +196,17 @@ class Feeds:
         self._contracts = contracts
         self._own = own
 
-    def _feed(self, network: Network, name: str) -> Feed | None:
-        if own := self._own.get((network.id, name)):
-            return own
-        return next((feed for key, feed in network.facts.feeds.items() if key.lower() == name), None)
+    def _of(self, network: Network) -> dict[str, Feed]:
+        """The network's feeds by name; the operator's own come before those that are known."""
+        own = {name: feed for (place, name), feed in self._own.items() if place == network.id}
+        return {name.lower(): feed for name, feed in network.facts.feeds.items()} | own
+
+    def among(self, network: Network, names: Set[str]) -> Set[str]:
+        return names & self._of(network).keys()
 
     async def find(self, network: Network, names: Sequence[str], now: float) -> dict[str, Price]:
-        told = {name: feed for name in names if (feed := self._feed(network, name))}
+        every = self._of(network)
+        told = {name: every[name] for name in names if name in every}
         if not told:
             return {}
         targets = [bytes.fromhex(feed.address[2:]) for feed in told.values()]
@@ -227,6 +236,9 @@ class Quotes:
     def __init__(self, api: QuoteApi) -> None:
         self._api = api
 
+    def among(self, network: Network, names: Set[str]) -> Set[str]:
+        return names if network.chain.listing is not None and network.is_live else set()
+
     async def find(self, network: Network, names: Sequence[str], now: float) -> dict[str, Price]:
         listing = network.chain.listing
         if listing is None or not network.is_live:
@@ -252,6 +264,9 @@ class Fixed:
 
     def __init__(self, usd: Mapping[tuple[str, str], Decimal]) -> None:
         self._usd = usd
+
+    def among(self, network: Network, names: Set[str]) -> Set[str]:
+        return {name for name in names if (network.id, name) in self._usd}
 
     async def find(self, network: Network, names: Sequence[str], now: float) -> dict[str, Price]:
         given = {name: self._usd.get((network.id, name)) for name in names}

@@ -122,9 +122,13 @@ class SignIn:
             if holder is None:
                 return
             url, _ = await self.link(holder.id)
-            await self._mailer.send(self._letter(email, url), at=time.time())
+            # To the address that the account has: what was typed may only look like it to the database.
+            await self._mailer.send(self._letter(holder.email, url), at=time.time())
         except (Unavailable, Undelivered) as exc:
             log.warning("sign-in link not sent", extra={"reason": str(exc)})
+        except Exception:
+            # Whatever it was, it is over: what is supervised and raises is begun again, and this was asked for once.
+            log.exception("sign-in link not sent")
 
     async def link(self, account_id: str) -> tuple[str, str]:
         """A link that signs in once, and until when."""

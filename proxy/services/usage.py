@@ -13,15 +13,20 @@ import datetime
 import logging
 import secrets
 import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import asyncpg
 
 from proxy.core.access import Key
 from proxy.core.usage import STEPS, Line, Step, Tally, Touched, Used, gather
-from proxy.errors import InvalidRequest, Unavailable
-from proxy.store.usage import Series, UsageStore, Wanted, series_of
+from proxy.errors import Fault, InvalidRequest, Unavailable
+from proxy.store.usage import NO_NETWORK, Series, UsageStore, Wanted, used_in
 
 __all__ = ("Usage", "Wanted")
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("penstock.usage")
 
@@ -29,19 +34,35 @@ log = logging.getLogger("penstock.usage")
 GATHER_S = 1.0
 # Rows that may wait for Postgres: 60 MB or so.
 MOST_WAITING = 100_000
+# What a database says that is there, but does not take a batch: it is sent again all the same.
+_REFUSED = (Fault, asyncpg.PostgresError)
 # How often what is too old is looked for.
 KEEP_EVERY_S = 300.0
 # Rows of a table that somebody takes with them.
 MOST_ROWS = 100_000
+# Charts and tables that are made at once in one worker: each takes memory, a thread and a connection that calls need too.
+READ_AT_ONCE = 2
+# How long one waits for its turn.
+TURN_S = 10.0
 
 Batch = dict[tuple[Series, int], Used]
+Rows = Iterable[tuple[Mapping[str, Any], Used]]
 
 
 class Usage:
-    def __init__(self, store: UsageStore, touched: Touched, *, flush_s: float, keep_s: dict[Step, float]) -> None:
+    def __init__(
+        self,
+        store: UsageStore,
+        touched: Touched,
+        *,
+        flush_s: float,
+        keep_s: dict[Step, float],
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
         self._store = store
         self._touched = touched
         self._keep_s = keep_s
+        self._most_waiting = most_waiting
         self._worker = secrets.token_hex(8)
         self._waiting: Batch = {}
         # The batch that was sent, and whose end is not known.
@@ -49,6 +70,7 @@ class Usage:
         self._number = 0
         # What is not JSON-RPC has no tally of all keys that metrics would show.
         self._operations: dict[tuple[str, str], Tally] = {}
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self.flush_s = flush_s
 
     def __repr__(self) -> str:
@@ -66,11 +88,12 @@ class Usage:
     def gather(self) -> None:
         minute = int(time.time()) // 60
         for account, key, tally in gather(self._touched):
-            for series in series_of(account, key, *tally.labels):
-                have = self._waiting.get((series, minute))
-                if have is None:
-                    have = self._waiting[series, minute] = Used()
-                have.add(tally)
+            network, method = tally.labels
+            place = (account, key, network or NO_NETWORK, method), minute
+            have = self._waiting.get(place)
+            if have is None:
+                have = self._waiting[place] = Used()
+            have.add(tally)
 
     async def run(self) -> None:
         """A supervised loop."""
@@ -84,6 +107,9 @@ class Usage:
                     await self.flush()
                 except Unavailable:
                     self._give_up_oldest()
+                except _REFUSED as exc:
+                    log.error("usage is refused by the database", extra={"reason": str(exc)})
+                    self._give_up_oldest()
 
     async def flush(self) -> None:
         """Write what waits; first the batch before it, if its end is not known."""
@@ -95,21 +121,18 @@ class Usage:
             self._sent = None
 
     def _give_up_oldest(self) -> None:
-        while len(self._waiting) > MOST_WAITING:
+        while len(self._waiting) > self._most_waiting:
             oldest = min(minute for _, minute in self._waiting)
             given_up = [place for place in self._waiting if place[1] == oldest]
             lost = sum(self._waiting.pop(place).requests for place in given_up)
-            log.error(
-                "usage given up: the database was away for too long",
-                extra={"requests": lost // len(series_of(*[""] * 4))},
-            )
+            log.error("usage given up: it could not be written for too long", extra={"requests": lost})
 
     async def close(self) -> None:
         """All that was counted is written."""
         self.gather()
         try:
             await self.flush()
-        except (Unavailable, asyncpg.PostgresError):
+        except _REFUSED:
             log.warning("usage could not be written", extra={"rows": len(self._waiting) + len(self._sent or ())})
 
     async def keep(self) -> None:
@@ -127,17 +150,31 @@ class Usage:
 
     async def chart(self, wanted: Wanted) -> list[Line]:
         _check(wanted)
-        return await self._store.chart(wanted)
+        async with self._turn():
+            return await self._store.chart(wanted)
 
-    async def table(self, wanted: Wanted) -> list[tuple[dict[str, object], Used]]:
-        """Every row of an account's span."""
+    async def table(self, wanted: Wanted, write: Callable[[Rows], _T]) -> _T:
+        """Every row of an account's span, as `write` has it: in a thread, since there may be many."""
         _check(wanted)
-        found = await self._store.rows(wanted, MOST_ROWS + 1)
-        if len(found) > MOST_ROWS:
-            raise InvalidRequest(
-                f"the span has more than {MOST_ROWS} rows: ask for a larger step, or for less of it at once"
-            )
-        return [(dict(row), used) for row, used in found]
+        async with self._turn():
+            found = await self._store.rows(wanted, MOST_ROWS + 1)
+            if len(found) > MOST_ROWS:
+                raise InvalidRequest(
+                    f"the span has more than {MOST_ROWS} rows: ask for a larger step, or for less of it at once"
+                )
+            return await asyncio.to_thread(lambda: write((dict(row), used_in(row)) for row in found))
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(TURN_S):
+                await self._reading.acquire()
+        except TimeoutError:
+            raise Unavailable("too much usage is being read at the moment; try again shortly") from None
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
         return await self._store.last_used(account)

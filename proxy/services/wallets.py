@@ -1,14 +1,17 @@
 """Smart wallets: an address before anything is on the chain, and what the chain says of it afterwards.
 
-Nothing is asked of a chain to create one: the address is computed. Whether it is deployed the follower writes down
-(`Births`), and a read looks again, because the follower may be behind, or not there at all; what it finds is written down as
-well. The chain has the last word: a wallet whose code is gone is counterfactual again.
+No chain is needed to create one: the address is computed. Whether it is deployed the follower writes down (`Births`), and
+whoever asks is told by a look at the chain, because the follower may be behind, or not there at all; what a read finds is
+written down as well. The chain has the last word: a wallet whose block is gone is counterfactual again. One upstream that finds
+no code there has not, for it may be behind: a deployment is gone when another block stands in the place of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,17 +32,21 @@ from proxy.store.wallets import Deployment, Wallet, WalletStore
 
 __all__ = ("Births", "Seen", "Wallet", "Wallets")
 
+log = logging.getLogger("penstock.wallets")
+
 # Where the follower has not told of a deployment, so many of the newest blocks are searched for it before any older one.
 RECENT_BLOCKS = 2_000
+# A list and a creation wait so long for a chain to say what is deployed; then they tell what is written down.
+PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A wallet as it is on the chain now."""
+    """A wallet as it is on the chain now; its nonce where that was asked for."""
 
     wallet: Wallet
     is_deployed: bool
-    nonce: int
+    nonce: int | None = None
 
 
 class Wallets:
@@ -58,6 +65,7 @@ class Wallets:
         self._questions = questions
         self._default = default
         self._most = most
+        self._networks = {network.id: network for network in chains.networks()}
         self._factories = {chain.name: factories.of_chain(chain, proxies) for chain in chains.chains.values()}
 
     def __repr__(self) -> str:
@@ -65,7 +73,7 @@ class Wallets:
 
     async def create(
         self, key: Key, network: Network, *, owner: bytes, salt: str | None, version: str | None
-    ) -> tuple[Wallet, bool]:
+    ) -> tuple[Seen, bool]:
         """The wallet, and whether it is new."""
         factory = self._factory(network, version)
         try:
@@ -86,7 +94,8 @@ class Wallets:
         )
         if outcome == "full" or found is None:
             raise Forbidden(f"this account's plan has room for {most} wallets, and they are taken")
-        return found, outcome == "new"
+        (seen,) = await self._glances([found])
+        return seen, outcome == "new"
 
     def _factory(self, network: Network, version: str | None) -> Factory:
         known = self._factories[network.chain.name]
@@ -98,8 +107,9 @@ class Wallets:
             raise InvalidRequest(f"version: {network.id} has factories for {', '.join(known)}, not for {version}")
         return known[version]
 
-    async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[Wallet], int]:
-        return await self._store.page(key.lineage, page, network=None if network is None else network.id)
+    async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[Seen], int]:
+        found, total = await self._store.page(key.lineage, page, network=None if network is None else network.id)
+        return await self._glances(found), total
 
     async def find(self, key: Key, at: bytes) -> list[Wallet]:
         """The key's wallets at this address, one for each network."""
@@ -117,15 +127,49 @@ class Wallets:
             ("eth_getCode", [_text(wallet.address), "latest"]),
             ("eth_call", [nonce_call, "latest"]),
         ]
-        code, nonce = await self._questions.ask_many(network, asked, fresh=True)
-        if isinstance(code, RpcError):
+        code, word = await self._questions.ask_many(network, asked, fresh=True)
+        has_code, nonce = _has_code(code), abi.uint(abi.unhex(word))
+        if has_code is None:
             raise InternalError(f"{network.id} does not tell what code is at an address")
-        is_deployed = code != "0x"
-        if not is_deployed and wallet.deploy_tx is not None:
-            await self._store.lost(network.id, wallet.address)
-        elif is_deployed and (wallet.deploy_tx is None or wallet.deployed_at is None):
+        if nonce is None:
+            raise InternalError(f"{network.id} does not tell the nonce of a wallet")
+        if has_code and (wallet.deploy_tx is None or wallet.deployed_at is None):
             wallet = await self._located(network, wallet)
-        return Seen(wallet, is_deployed, abi.uint(abi.unhex(nonce)) or 0)
+        return dataclasses.replace(await self._weighed(network, wallet, has_code), nonce=nonce)
+
+    async def _glances(self, wallets: Sequence[Wallet]) -> list[Seen]:
+        """Each as it is now, as far as its chain says so in time; else as it is written down."""
+        seen = {wallet: Seen(wallet, wallet.deploy_tx is not None) for wallet in wallets}
+        async with asyncio.TaskGroup() as group:
+            for network in {wallet.network: self._networks.get(wallet.network) for wallet in wallets}.values():
+                if network is not None:
+                    group.create_task(self._glance(network, seen))
+        return [seen[wallet] for wallet in wallets]
+
+    async def _glance(self, network: Network, seen: dict[Wallet, Seen]) -> None:
+        """Whether there is code at their addresses. What is final stays, and is not asked for."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                final = self._questions.route(network).heads.final
+                open_ = [w for w in seen if w.network == network.id and not _is_final(w, final)]
+                asked = [("eth_getCode", [_text(wallet.address), "latest"]) for wallet in open_]
+                for wallet, code in zip(open_, await self._questions.ask_many(network, asked), strict=True):
+                    if (has_code := _has_code(code)) is not None:
+                        seen[wallet] = await self._weighed(network, wallet, has_code)
+        except (Fault, TimeoutError) as exc:
+            log.info("wallets are told as they were", extra={"network": network.id, "why": type(exc).__name__})
+
+    async def _weighed(self, network: Network, wallet: Wallet, has_code: bool) -> Seen:
+        """What there is at an address against what is written down of it."""
+        if has_code or wallet.deploy_block is None:
+            return Seen(wallet, has_code)
+        block = await self._ask(network, "eth_getBlockByNumber", hex(wallet.deploy_block), False)
+        found = abi.unhex(block.get("hash")) if isinstance(block, dict) else None
+        if found is None or found == wallet.deploy_block_hash:
+            return Seen(wallet, is_deployed=True)
+        await self._store.lost(wallet)
+        gone = dataclasses.replace(wallet, deployed_at=None, deploy_tx=None, deploy_block=None, deploy_block_hash=None)
+        return Seen(gone, is_deployed=False)
 
     async def _ask(self, network: Network, method: str, *params: Any) -> Any:
         """None where the upstream itself says no, as one that has no old state does."""
@@ -143,7 +187,13 @@ class Wallets:
         if found is None:
             return wallet
         await self._store.found(network.id, found)
-        return dataclasses.replace(wallet, deployed_at=found.at, deploy_tx=found.transaction, deploy_block=found.block)
+        return dataclasses.replace(
+            wallet,
+            deployed_at=found.at,
+            deploy_tx=found.transaction,
+            deploy_block=found.block,
+            deploy_block_hash=found.block_hash,
+        )
 
     async def _search(self, network: Network, wallet: Wallet) -> Deployment | None:
         place = await self._birth(network, wallet)
@@ -181,15 +231,15 @@ class Wallets:
         low, high = 0, head
         while low < high:
             middle = (low + high) // 2
-            code = await self._ask(network, "eth_getCode", _text(wallet.address), hex(middle))
-            if code is None:
+            has_code = _has_code(await self._ask(network, "eth_getCode", _text(wallet.address), hex(middle)))
+            if has_code is None:
                 return None
-            low, high = (middle + 1, high) if code == "0x" else (low, middle)
+            low, high = (low, middle) if has_code else (middle + 1, high)
         return low
 
 
 class Births:
-    """The follower's part: wallets that a block has deployed."""
+    """The follower's part: wallets that a block has deployed, and those that it has not, whatever a reader had seen."""
 
     topics: frozenset[str] | None = frozenset((operations.INITIALIZED,))
     blocks = False
@@ -202,6 +252,8 @@ class Births:
             at = None if piece.header is None else datetime.datetime.fromtimestamp(piece.time, datetime.UTC)
             places = (place for log in piece.logs if (place := operations.born(log)) is not None)
             deployed += [Deployment(p.contract, p.transaction, p.block, p.block_hash, at) for p in places]
+        born = [deployment.address for deployment in deployed]
+        await store_room.keep_only(connection, network.id, born, blocks=(found[0].first, found[-1].last))
         if deployed:
             await store_room.mark_deployed(connection, network.id, deployed)
 
@@ -214,6 +266,16 @@ class Births:
     async def forget(self, connection: Connection, network: Followed) -> None:
         """The chain was begun anew, and nothing of what was deployed is there."""
         await store_room.take_back(connection, network.id, -1)
+
+
+def _is_final(wallet: Wallet, final: int) -> bool:
+    return wallet.deploy_block is not None and wallet.deploy_block <= final
+
+
+def _has_code(code: object) -> bool | None:
+    """None where this is no code at all: an error, or a null."""
+    found = abi.unhex(code)
+    return None if found is None else bool(found)
 
 
 def _text(at: bytes) -> str:

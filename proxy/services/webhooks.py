@@ -21,7 +21,7 @@ from proxy.core.paging import Page
 from proxy.core.watching import Filter
 from proxy.errors import InvalidRequest
 from proxy.store.secrets import Vault
-from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.store.webhooks import Delta, NewWebhook, Webhook, WebhookStore
 from proxy.wire.guard import UrlRefused
 from proxy.wire.hooks import HookGuard
 
@@ -118,27 +118,27 @@ class Webhooks:
         addresses = None
         if change.config is not None:
             addresses = await read_config(before.event_type, change.config)
-        found = before
-        if change.add or change.remove:
-            found = await self._watch(before, change)
-        if change.url is None and change.status is None and change.config is None:
-            return found
+        delta = await self._delta(before, change)
+        if change.url is None and change.status is None and change.config is None and delta is None:
+            return before
         return await self._store.update(
-            found,
+            before,
             url=change.url,
             cause=None if change.status is None else "activate" if change.status == "active" else "pause",
             config=None if change.config is None else _without_addresses(change.config),
             addresses=addresses,
+            delta=delta,
         )
 
-    async def _watch(self, before: Webhook, change: Change) -> Webhook:
+    async def _delta(self, before: Webhook, change: Change) -> Delta | None:
+        if not change.add and not change.remove:
+            return None
         if not filters.takes_addresses(before.event_type):
             raise InvalidRequest(f"add_addresses: {before.event_type} watches no addresses")
         added = await _addresses(change.add, "add_addresses")
         removed = await _addresses(change.remove, "remove_addresses")
         both = set(added)
-        return await self._store.watch(
-            before,
+        return Delta(
             add=[*both],
             remove=[each for each in set(removed) if each not in both],
             most=filters.most_addresses(before.event_type),

@@ -105,6 +105,7 @@ class Sockets:
     max_message_bytes: int
     max_in_flight: int
     max_queue_bytes: int
+    max_unread_bytes: int
     ping_s: float
     idle_s: float
 
@@ -197,6 +198,8 @@ class Bundling:
     call_timeout_s: float
     max_body_bytes: int
     search_blocks: int
+    keep_days: int
+    keep_unsent_days: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +240,7 @@ class Paymaster:
     signer_file: str = ""
     verification_gas: int = 60_000
     post_op_gas: int = 0
+    any_fee_gwei: str = "2"
 
 
 @dataclass(frozen=True, slots=True)

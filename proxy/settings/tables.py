@@ -25,8 +25,10 @@ class Plan:
     webhook_deliveries_per_day: int
     sockets: int
     subscriptions: int
+    subscriptions_per_key: int
     webhooks: int
     policies: int
+    sponsored_usd_per_day: int
     wallets: int
 
     @property

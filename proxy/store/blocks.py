@@ -129,14 +129,15 @@ class Term:
 
 
 class BlockStore:
-    def __init__(self, pool: Pool, *, silent_s: float = SILENT_S) -> None:
+    def __init__(self, pool: Pool, *, silent_s: float = SILENT_S, statement_s: float = STATEMENT_S) -> None:
         self._pool = pool
         self._silent_s = silent_s
+        self._statement_s = statement_s
 
     @asynccontextmanager
     async def lead(self, network: str) -> AsyncIterator[Term]:
         """Wait until nobody else follows the network, then be the one who does."""
-        async with self._session(network) as (connection, number):
+        async with self._session(network, self._statement_s) as (connection, number):
             with translated():
                 while not await connection.fetchval(sql.blocks.try_lead, FOLLOWING, number):
                     await connection.fetch(sql.blocks.end_silent_leader, FOLLOWING, number, self._silent_s)
@@ -144,9 +145,10 @@ class BlockStore:
             yield Term(connection, network, number)
 
     @asynccontextmanager
-    async def backfill(self, network: str) -> AsyncIterator[Term]:
-        """One back-fill of a network at a time; the follower goes on beside it."""
-        async with self._session(network) as (connection, number):
+    async def backfill(self, network: str, *, hurries: bool = True) -> AsyncIterator[Term]:
+        """One back-fill of a network at a time; the follower goes on beside it. To delete a large network takes minutes: who
+        does that does not hurry."""
+        async with self._session(network, self._statement_s if hurries else None) as (connection, number):
             with translated():
                 free = await connection.fetchval(sql.blocks.try_lead, BACKFILLING, number)
             if not free:
@@ -154,12 +156,12 @@ class BlockStore:
             yield Term(connection, network, number)
 
     @asynccontextmanager
-    async def _session(self, network: str) -> AsyncIterator[tuple[Connection, int]]:
+    async def _session(self, network: str, statement_s: float | None) -> AsyncIterator[tuple[Connection, int]]:
         with translated():
             connection = await asyncpg.connect(
                 self._pool.url,
                 timeout=5.0,
-                command_timeout=STATEMENT_S,
+                command_timeout=statement_s,
                 server_settings={"application_name": f"penstock {network}"[:63], **_SESSION},
             )
         try:

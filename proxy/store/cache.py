@@ -199,17 +199,19 @@ class Kept:
         make: Callable[[], Awaitable[Any]],
         ttl_s: float | Callable[[Any], float],
         fresh: bool = False,
+        read: Callable[[bytes], Any] = msgspec.json.decode,
     ) -> Any:
         """What is kept, or what `make` finds: one of all that ask at once looks, and the others wait for it.
 
-        A failure is told to those who wait, and not kept. Where the one who looks is cancelled, the next one does.
+        A failure is told to those who wait, and not kept. Where the one who looks is cancelled, the next one does. `read`: what
+        makes data of the JSON, where not all of it is wanted as such.
         """
         whole = _name(network, kind, name)
         # Who wants it fresh does not wait for one who may find what is kept.
         place = (whole, fresh)
         while (flight := self._flights.get(place)) is not None:
             try:
-                return msgspec.json.decode(await asyncio.shield(flight))
+                return read(await asyncio.shield(flight))
             except asyncio.CancelledError:
                 if not flight.cancelled() or _is_cancelled():
                     raise
@@ -226,12 +228,14 @@ class Kept:
             raise
         finally:
             del self._flights[place]
-        return msgspec.json.decode(flight.result())
+        return read(flight.result())
 
-    async def get(self, network: str, kind: str, names: Sequence[str]) -> list[Any]:
+    async def get(
+        self, network: str, kind: str, names: Sequence[str], *, read: Callable[[bytes], Any] = msgspec.json.decode
+    ) -> list[Any]:
         """What is kept under each name; None where nothing is."""
         found = await self._look([_name(network, kind, name) for name in names])
-        return [None if each is None else msgspec.json.decode(each) for each in found]
+        return [None if each is None else read(each) for each in found]
 
     async def put(self, network: str, kind: str, values: Mapping[str, Any], *, ttl_s: float) -> None:
         await self._keep([(_name(network, kind, name), msgspec.json.encode(v)) for name, v in values.items()], ttl_s)

@@ -29,9 +29,10 @@ SHOWN_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Webhooks that have something due, by state; and in how many seconds the next falls due, if anything does."""
+    """Webhooks that have something due, the active ones with their URLs; and in how many seconds the next falls due, if
+    anything does."""
 
-    active: list[str]
+    active: dict[str, str]
     inactive: list[str]
     next_s: float | None
 
@@ -103,7 +104,7 @@ class DeliveryStore:
     async def list_due(self, at: datetime.datetime | None = None) -> Due:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.list_due, at)
-        active = [row["webhook_id"] for row in rows if row["status"] == "active"]
+        active = {row["webhook_id"]: row["url"] for row in rows if row["status"] == "active"}
         inactive = [row["webhook_id"] for row in rows if row["status"] not in (None, "active")]
         return Due(active, inactive, next((row["in_s"] for row in rows if row["webhook_id"] is None), None))
 
@@ -179,7 +180,7 @@ class DeliveryStore:
         return [_delivery(row, attempts[row["event_id"]]) for row in rows], total
 
     async def redeliver(self, webhook_id: str, event_id: str) -> bool:
-        """Whether there is such a delivery."""
+        """Whether there is such a delivery, of an event that still holds."""
         async with self._pool.connection() as connection, connection.transaction():
             found = await connection.fetchval(sql.deliveries.redeliver, webhook_id, event_id)
             await tell(connection)
@@ -188,7 +189,7 @@ class DeliveryStore:
     async def redeliver_since(
         self, webhook_id: str, since: datetime.datetime, until: datetime.datetime, *, state: str | None
     ) -> int:
-        """How many there were. Bit by bit: nobody else waits for more than a few thousand."""
+        """How many there were; without a state those that are over. Bit by bit: nobody waits for more than a few thousand."""
         total, last = 0, ""
         while True:
             async with self._pool.connection() as connection, connection.transaction():
@@ -218,6 +219,7 @@ class DeliveryStore:
             gone = [
                 await connection.execute(sql.deliveries.purge, keep_days, at_once),
                 await connection.execute(sql.deliveries.purge_addresses, at_once),
+                await connection.execute(sql.deliveries.purge_changes, at_once),
             ]
             await connection.execute(sql.deliveries.purge_webhooks, keep_days)
             await connection.execute(sql.deliveries.purge_days, keep_days)
@@ -249,7 +251,9 @@ async def _pay(
     held = [row for each in granted for row in by_account[each["account"]][each["granted"] :]]
     await connection.execute(sql.deliveries.count_in, paid)
     if held:
-        await connection.execute(sql.deliveries.hold, [row["event_id"] for row in held], at)
+        await connection.execute(
+            sql.deliveries.hold, [row["event_id"] for row in held], [row["claim"] for row in held], at
+        )
         await connection.execute(sql.deliveries.hold_more, sorted({row["webhook_id"] for row in held}), at, AT_ONCE)
     return {row["event_id"] for row in held}, [each["account"] for each in granted if each["tell"]]
 

@@ -7,19 +7,27 @@ decided by how the webhook is, and stays so until the transaction is through.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import datetime
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
 from proxy.store import sql
 from proxy.store.pool import Connection
 
+# Where an event stands in the order of all that lack something; and before the first.
+Place = tuple[datetime.datetime, str]
+FIRST: Place = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
+# What a chain calls its blocks.
+Final = Literal["safe", "finalized"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """`lacks`: what must be found out before it is told; `after_block`: the block that must be there first."""
+    """`lacks`: what must be found out before it is told. `after_block`: the block that must be there first; with `finality`,
+    that must be so first, by the chain's own word."""
 
     id: str
     webhook: str
@@ -29,6 +37,7 @@ class NewEvent:
     block_hash: bytes | None = None
     lacks: Mapping[str, Any] | None = None
     after_block: int | None = None
+    finality: Final | None = None
     takes_back: str | None = None
 
 
@@ -40,6 +49,7 @@ class Lacking:
     block_hash: bytes | None
     body: bytes
     lacks: dict[str, Any]
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +76,14 @@ async def add(connection: Connection, network: str, new: Sequence[NewEvent]) -> 
         return set()
     columns = zip(
         *(
-            (e.id, e.webhook, e.type, e.block, e.block_hash, e.body, _json(e.lacks), e.after_block, e.takes_back)
+            (
+                e.id, e.webhook, e.type, e.block, e.block_hash, e.body, _json(e.lacks), e.after_block, e.finality,
+                e.takes_back,
+            )
             for e in new
         ),
         strict=True,
-    )
+    )  # fmt: skip
     rows = await connection.fetch(sql.events.add_events, network, *map(list, columns))
     if any(row["ready"] for row in rows):
         await connection.execute(sql.deliveries.tell)
@@ -85,20 +98,37 @@ async def taken_back(connection: Connection, ids: Sequence[str]) -> set[str]:
 
 
 async def release(connection: Connection, network: str, block: int) -> None:
-    """What has waited for this block, or one before it."""
-    if await connection.fetchval(sql.events.release, network, block):
+    """What has waited for this block, or one before it. Who waits for the chain's word on one is told that there is another."""
+    row = await connection.fetchrow(sql.events.release, network, block)
+    assert row is not None
+    if row["told"]:
+        await connection.execute(sql.deliveries.tell)
+    if row["waits"]:
+        await tell(connection, network)
+
+
+async def waiting(connection: Connection, network: str) -> tuple[list[Final], int]:
+    """What words of the chain's own are waited for, and the last block that is written."""
+    rows = await connection.fetch(sql.events.waiting, network)
+    return [row["finality"] for row in rows], max((row["head"] for row in rows), default=0)
+
+
+async def release_final(connection: Connection, network: str, word: Final, block: int) -> None:
+    """What has waited until this block, or one before it, is so."""
+    if await connection.fetchval(sql.events.release_final, network, word, block):
         await connection.execute(sql.deliveries.tell)
 
 
-async def lacking(
-    connection: Connection, network: str, *, metadata: bool, but: Iterable[str], limit: int
-) -> list[Lacking]:
-    """The oldest first. `metadata`: those that lack an NFT's, which may take long, or the others."""
-    rows = await connection.fetch(sql.events.lacking, network, metadata, [*but], limit)
+async def lacking(connection: Connection, network: str, *, metadata: bool, after: Place, limit: int) -> list[Lacking]:
+    """The oldest first, from this place on. `metadata`: those that lack an NFT's, which may take long, or the others."""
+    rows = await connection.fetch(sql.events.lacking, network, metadata, *after, limit)
     return [
-        Lacking(row["id"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]))
+        Lacking(
+            row["id"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),
+            (row["created_at"], row["id"]),
+        )
         for row in rows
-    ]
+    ]  # fmt: skip
 
 
 async def complete(connection: Connection, bodies: Mapping[str, bytes], *, dropped: Sequence[str]) -> None:

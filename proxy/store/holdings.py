@@ -67,7 +67,8 @@ class HoldingStore:
         self._pool = pool
 
     async def tokens_of(self, network: str, holder: bytes, *, limit: int) -> list[Token]:
-        """Contracts whose token the holder has, or had: the amount may be zero, or less, and wrong where a token rebases."""
+        """Contracts whose token the holder has, or had: the amount may be zero, or less, and wrong where a token rebases. Those
+        that it seems to have come first."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.holdings.tokens_of, network, holder, limit)
         return [Token(contract, int(amount)) for contract, amount in rows]

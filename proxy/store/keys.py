@@ -14,7 +14,7 @@ from proxy.core import access
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.pool import PATIENT_S, Connection, Pool
 
 Row = dict[str, Any]
 # What may be seen of a key: not its digest.
@@ -72,9 +72,12 @@ class KeyStore:
         self._check_plan(plan)
         own.check()
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
-        return await self._row(
-            sql.accounts.create_account, new_id("acct"), _text(name, "name"), _email(email), plan, *limits
-        )
+        values = (new_id("acct"), _text(name, "name"), _email(email), plan, *limits)
+        async with self._pool.connection() as connection, connection.transaction():
+            await _claim_email(connection, values[2])
+            row = await connection.fetchrow(sql.accounts.create_account, *values)
+        assert row is not None
+        return _shown(row)
 
     async def list_accounts(self) -> list[Row]:
         return await self._rows(sql.accounts.list_accounts)
@@ -100,16 +103,24 @@ class KeyStore:
             self._check_plan(plan)
         own.check()
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
-        return await self._row(
-            sql.accounts.update_account, account_id, None if name is None else _text(name, "name"),
-            None if email is None else _email(email), plan, *limits, disabled,
-            absent=f"there is no account {account_id}",
-        )  # fmt: skip
+        new_name = None if name is None else _text(name, "name")
+        new_email = None if email is None else _email(email)
+        async with self._pool.connection() as connection, connection.transaction():
+            if new_email is not None:
+                await _claim_email(connection, new_email, account_id)
+            row = await connection.fetchrow(
+                sql.accounts.update_account, account_id, new_name, new_email, plan, *limits, disabled
+            )
+        if row is None:
+            raise NotFound(f"there is no account {account_id}")
+        return _shown(row)
 
     async def page_accounts(self, search: str, page: Page) -> tuple[list[Row], int]:
         day = datetime.datetime.now(datetime.UTC).date()
-        rows = await self._rows(sql.accounts.page_accounts, search, day, page.limit, page.offset)
-        return rows, rows[0]["total"] if rows else 0
+        async with self._pool.connection() as connection:
+            total = await connection.fetchval(sql.accounts.count_accounts, search)
+            rows = await connection.fetch(sql.accounts.page_accounts, search, day, page.limit, page.offset)
+        return [_shown(row) for row in rows], total
 
     async def usage_of_today(self, account_id: str) -> int:
         day = datetime.datetime.now(datetime.UTC).date()
@@ -217,6 +228,13 @@ class KeyStore:
         if not rows:
             raise NotFound(absent)
         return rows[0]
+
+
+async def _claim_email(connection: Connection, email: str, account_id: str | None = None) -> None:
+    """For the rest of the transaction: an e-mail signs in to one account, so no two have the same."""
+    await connection.execute(sql.accounts.lock_emails)
+    if await connection.fetchval(sql.accounts.is_email_taken, email, account_id):
+        raise InvalidRequest(f"email: another account has {email} already")
 
 
 def _shown(row: asyncpg.Record) -> Row:

@@ -27,6 +27,7 @@ class Wanted:
 
     `digest` names the operation whatever the times; `op_hash` is the EntryPoint's, of exactly what was signed. A signature for
     the same that is good until `fresh_until` or longer is given out again. `block`: none up to it can have the operation.
+    `account_most`: what the account may have sponsored in a day by all its policies; None for any amount.
     """
 
     policy: str
@@ -44,6 +45,7 @@ class Wanted:
     fresh_until: int
     block: int
     at: datetime.datetime
+    account_most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An operation on the chain."""
+    """An operation on the chain: there is one at most for a nonce of a sender at an entry point."""
 
+    entry_point: bytes
+    sender: bytes
+    nonce: int
     op_hash: bytes
     cost_wei: int
     block: int
@@ -78,6 +83,8 @@ class Due:
     id: int
     state: Literal["open", "spent"]
     entry_point: bytes
+    sender: bytes
+    nonce: int
     since_block: int
     hashes: tuple[bytes, ...]
 
@@ -111,7 +118,7 @@ class LedgerStore:
             row = await connection.fetchrow(
                 sql.ledger.reserve, wanted.policy, wanted.revision, wanted.network, wanted.entry_point, wanted.sender,
                 wanted.nonce, wanted.digest, wanted.op_hash, wanted.data, wanted.worst, wanted.price, wanted.valid_until,
-                wanted.fresh_until, wanted.block, wanted.at,
+                wanted.fresh_until, wanted.block, wanted.at, wanted.account_most,
             )  # fmt: skip
         assert row is not None
         return Outcome(
@@ -135,11 +142,24 @@ class LedgerStore:
             rows = await connection.fetch(
                 sql.ledger.claim_due, network, final_block, final_time, at, claim_s, CLAIMED_AT_ONCE
             )
-        return [Due(r["id"], r["state"], r["entry_point"], r["since_block"], tuple(r["hashes"])) for r in rows]
+        return [
+            Due(
+                row["id"],
+                row["state"],
+                row["entry_point"],
+                row["sender"],
+                int(row["nonce"]),
+                row["since_block"],
+                tuple(row["hashes"]),
+            )
+            for row in rows
+        ]
 
-    async def settle(self, network: str, events: Sequence[Event], *, coin: int) -> None:
+    async def settle(self, network: str, event: Event, *, coin: int) -> int | None:
+        """The reservation that pays for it."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await settle(connection, network, events, coin=coin)
+            [paying] = await settle(connection, network, [event], coin=coin)
+        return paying
 
     async def reopen(self, reservation: int) -> None:
         await self._execute(sql.ledger.reopen, reservation)
@@ -176,9 +196,15 @@ class LedgerStore:
 # For those who follow the chain, in their own transaction
 
 
-async def settle(connection: Connection, network: str, events: Sequence[Event], *, coin: int) -> list[bool]:
-    """For each whether anything was signed under its hash. `coin`: one whole coin in its smallest units."""
-    columns = zip(*((e.op_hash, e.cost_wei, e.block, e.block_hash, e.transaction) for e in events), strict=True)
+async def settle(connection: Connection, network: str, events: Sequence[Event], *, coin: int) -> list[int | None]:
+    """For each the reservation that pays for it, if there is one. `coin`: one whole coin in its smallest units."""
+    columns = zip(
+        *(
+            (e.entry_point, e.sender, e.nonce, e.op_hash, e.cost_wei, e.block, e.block_hash, e.transaction)
+            for e in events
+        ),
+        strict=True,
+    )
     rows = await connection.fetch(sql.ledger.settle, network, coin, *map(list, columns))
     return [row[0] for row in rows]
 

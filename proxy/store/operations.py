@@ -16,7 +16,7 @@ import orjson
 from proxy.chains.evm.operations import Included
 from proxy.core.userop import Operation
 from proxy.store import sql
-from proxy.store.pool import Connection, Pool
+from proxy.store.pool import PATIENT_S, Connection, Pool
 
 Row = dict[str, Any]
 
@@ -32,6 +32,8 @@ class Sent:
     entry_point: bytes
     operation: Operation
     given: bytes
+    # The newest block by then, where it is known.
+    block: int | None = None
 
 
 class OperationStore:
@@ -46,7 +48,7 @@ class OperationStore:
         async with self._pool.connection() as connection:
             await connection.execute(
                 sql.operations.record_operation, sent.network, sent.hash, sent.lineage, sent.key_id, sent.entry_point,
-                operation.sender, operation.nonce, sent.given.decode(),
+                operation.sender, operation.nonce, sent.given.decode(), sent.block,
             )  # fmt: skip
 
     async def taken(self, sent: Sent) -> None:
@@ -70,16 +72,30 @@ class OperationStore:
         async with self._pool.connection() as connection:
             return [_row(row) for row in await connection.fetch(sql.operations.list_operations, lineage, limit)]
 
+    async def purge(self, *, keep_days: int, keep_unsent_days: int, at_once: int = 1_000) -> bool:
+        """One bite of what is older; whether there may be more."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            gone = [
+                await connection.execute(sql.operations.purge, keep_days, at_once),
+                await connection.execute(sql.operations.purge_unsent, keep_unsent_days, at_once),
+            ]
+        return any(int(said.rsplit(" ", 1)[1]) >= at_once for said in gone)
+
 
 # For those who follow the chain
 
 
 async def mark_included(connection: Connection, network: str, events: Sequence[Included]) -> None:
+    """And mark those whose nonces they have used."""
     columns = zip(
         *((e.hash, e.success, e.place.block, e.place.block_hash, e.place.transaction, e.cost_wei) for e in events),
         strict=True,
     )
     await connection.execute(sql.operations.mark_included, network, *map(list, columns))
+    used = zip(
+        *((e.hash, e.place.contract, e.sender, e.nonce, e.place.block, e.place.block_hash) for e in events), strict=True
+    )
+    await connection.execute(sql.operations.mark_replaced, network, *map(list, used))
 
 
 async def take_back(connection: Connection, network: str, above: int) -> None:

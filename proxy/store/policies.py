@@ -93,6 +93,7 @@ class PolicyStore:
                 None if given is None else _json(given), *limits, before.revision,
             )  # fmt: skip
         if row is None:
+            await self.read(before.id, account=before.account)  # which says so where it was deleted
             raise Unavailable("the policy was changed by somebody else at the same moment; try again")
         return _policy(row)
 

@@ -1,7 +1,7 @@
 """The worker's connections to Postgres.
 
 Foreign errors are translated here: whoever asks while Postgres is away, or while all connections are taken, is told
-`Unavailable` at once. Nothing waits for a database that does not answer.
+`Unavailable` at once. Nothing waits for a database that does not answer. A value that it cannot hold is the caller's fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import asyncpg
 
-from proxy.errors import Unavailable
+from proxy.errors import InvalidRequest, Unavailable
 
 # Quoted: the class takes parameters in its stubs only.
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -41,24 +41,23 @@ def translated() -> Iterator[None]:
         yield
     except AWAY as exc:
         raise Unavailable("the database is not reachable at the moment; try again shortly") from exc
+    except asyncpg.DataError as exc:
+        # Our own values fit; what does not came from outside: a number beyond 64 bits, or text that no text of Postgres can be.
+        raise InvalidRequest("a value is too large, or has characters that cannot be stored, such as U+0000") from exc
 
 
 async def _leave(connection: object) -> None:
-    """As it is."""
+    """As it is: nobody changes a session of the pool beyond a transaction, and to undo nothing costs a statement each time."""
 
 
 class Pool:
     """Connections, opened when first needed, so that a worker starts and serves without a database."""
 
-    def __init__(
-        self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock", tidies: bool = True
-    ) -> None:
-        """`tidies`: undo what a user of a connection may have left in its session, which costs a statement each time."""
+    def __init__(self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock") -> None:
         self.url = url
         self._size = size
         self._acquire_timeout_s = acquire_timeout_s
         self._application = application
-        self._tidies = tidies
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
 
     async def open(self) -> None:
@@ -69,7 +68,7 @@ class Pool:
             command_timeout=10.0,
             timeout=2.0,
             server_settings={"application_name": self._application},
-            reset=None if self._tidies else _leave,
+            reset=_leave,
         )
 
     async def is_up(self) -> bool:

@@ -22,6 +22,7 @@ class Holder:
     """An account as its holder signs in to it. The hash is empty where it has no password."""
 
     id: str
+    email: str
     hash: str
 
 
@@ -56,13 +57,13 @@ class SessionStore:
 
     async def find_holder(self, email: str) -> Holder | None:
         row = await self._row(sql.sessions.find_holder, email)
-        return None if row is None else Holder(row["id"], row["hash"] or "")
+        return None if row is None else _holder(row)
 
     async def read_holder(self, account_id: str) -> Holder:
         row = await self._row(sql.sessions.read_holder, account_id)
         if row is None:
             raise NotFound(f"there is no account {account_id}")
-        return Holder(row["id"], row["hash"] or "")
+        return _holder(row)
 
     async def set_password(self, account_id: str, password_hash: str, *, but: str | None = None) -> None:
         """From now on only this password; all sessions end but one, and no link that is under way works."""
@@ -154,6 +155,10 @@ class SessionStore:
     async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:
         async with self._pool.connection() as connection:
             return await connection.fetchrow(query, *values)
+
+
+def _holder(row: asyncpg.Record) -> Holder:
+    return Holder(row["id"], row["email"], row["hash"] or "")
 
 
 def _session(row: asyncpg.Record) -> Session:

@@ -6,18 +6,21 @@ under its number, and it is not counted twice. What is too old is removed in sma
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
 
-from proxy.core.usage import BUCKETS, Line, Step, Used
+from proxy.core.usage import BUCKETS, Line, Step, Used, lines_of
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 
 # Account, key, network, method: where some are empty, a sum over them.
 Series = tuple[str, str, str, str]
+# What was used, by series and minute.
+Rows = Mapping[tuple[Series, int], Used]
 # Rows in one statement, and rows removed in one.
 ROWS = 1000
 PIECE = 5000
@@ -33,16 +36,17 @@ WRITE_S, READ_S = 30.0, 20.0
 NO_NETWORK = "-"
 
 
-def series_of(account: str, key: str, network: str, method: str) -> tuple[Series, ...]:
-    """All that a use is written to: its own series, and the sums that charts read."""
-    network = network or NO_NETWORK
-    return (
-        (account, key, network, method),
-        (account, key, "", ""),
-        (account, "", network, ""),
-        (account, "", "", method),
-        (account, "", "", ""),
-    )
+def with_sums(rows: Rows) -> dict[tuple[Series, int], Used]:
+    """All that a batch is written to: each use under its own series, and under the sums that charts read."""
+    found = dict(rows)
+    for ((account, key, network, method), minute), used in rows.items():
+        for series in ((key, "", ""), ("", network, ""), ("", "", method), ("", "", "")):
+            place = (account, *series), minute
+            have = found.get(place)
+            if have is None:
+                have = found[place] = Used()
+            have.merge(used)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class Wanted:
     network: str | None = None
     method: str | None = None
     key: str | None = None
+    # So many lines, those with the most requests; all others are one.
+    top: int = 8
 
     @property
     def face(self) -> tuple[bool, bool, bool]:
@@ -75,15 +81,16 @@ class UsageStore:
     def __repr__(self) -> str:
         return f"<UsageStore {len(self._numbers)} series remembered>"
 
-    async def write(self, worker: str, number: int, rows: Mapping[tuple[Series, int], Used]) -> None:
-        """A worker's batch, by series and minute. Written before under this number: nothing is done."""
+    async def write(self, worker: str, number: int, rows: Rows) -> None:
+        """A worker's batch, with its sums. Written before under this number: nothing is done."""
+        whole = with_sums(rows)
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await self._learn(connection, {series for series, _ in rows})
+            await self._learn(connection, {series for series, _ in whole})
             async with connection.transaction():
                 if await connection.fetchval(sql.usage.begin_batch, worker, number) is None:
                     return
                 # In one order over all statements: two workers never wait for each other in a circle.
-                found = sorted((self._numbers[series], minute, used) for (series, minute), used in rows.items())
+                found = sorted((self._numbers[series], minute, used) for (series, minute), used in whole.items())
                 for start in range(0, len(found), ROWS):
                     await _add(connection, found[start : start + ROWS])
 
@@ -98,27 +105,22 @@ class UsageStore:
             self._numbers.update(zip(part, (row["id"] for row in numbers), strict=True))
 
     async def chart(self, wanted: Wanted) -> list[Line]:
-        """A line for each of what the sums are apart by."""
+        """A line for each of what the sums are apart by: the largest, and one of all others. Drawn in a thread."""
         async with self._pool.connection() as connection, connection.transaction(readonly=True):
             await connection.execute(sql.usage.make_room)
             rows = await connection.fetch(
                 sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.face,
+                wanted.key, wanted.network, wanted.method, wanted.top, timeout=READ_S,
+            )  # fmt: skip
+        return await asyncio.to_thread(lambda: lines_of((row["name"], row["at"], used_in(row)) for row in rows))
+
+    async def rows(self, wanted: Wanted, most: int) -> list[asyncpg.Record]:
+        """All there is of an account, of what is wanted; up to so many rows."""
+        async with self._pool.connection() as connection:
+            return await connection.fetch(
+                sql.usage.rows, wanted.step, wanted.first, wanted.last, wanted.account, most,
                 wanted.key, wanted.network, wanted.method, timeout=READ_S,
             )  # fmt: skip
-        lines: dict[str, Line] = {}
-        for row in rows:
-            name = row["name"]
-            line = lines.get(name) or lines.setdefault(name, Line(name))
-            line.add(row["at"], _used(row))
-        return list(lines.values())
-
-    async def rows(self, wanted: Wanted, most: int) -> list[tuple[asyncpg.Record, Used]]:
-        """All there is of an account; up to so many rows."""
-        async with self._pool.connection() as connection:
-            rows = await connection.fetch(
-                sql.usage.rows, wanted.step, wanted.first, wanted.last, wanted.account, most, timeout=READ_S
-            )
-        return [(row, _used(row)) for row in rows]
 
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
         """By key."""
@@ -164,5 +166,5 @@ async def _add(connection: Connection, rows: Sequence[tuple[int, int, Used]]) ->
     )
 
 
-def _used(row: asyncpg.Record) -> Used:
+def used_in(row: asyncpg.Record) -> Used:
     return Used(row["requests"], row["errors"], row["units"], row["hits"], row["took"])

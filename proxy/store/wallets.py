@@ -42,6 +42,7 @@ class Wallet:
     deployed_at: datetime.datetime | None = None
     deploy_tx: bytes | None = None
     deploy_block: int | None = None
+    deploy_block_hash: bytes | None = None
 
 
 class WalletStore:
@@ -82,10 +83,12 @@ class WalletStore:
         async with self._pool.connection() as connection:
             await mark_deployed(connection, network, [deployment])
 
-    async def lost(self, network: str, address: bytes) -> None:
-        """A reader has seen that it is not on the chain any more."""
+    async def lost(self, wallet: Wallet) -> None:
+        """A reader has seen that the block which deployed it is not on the chain any more."""
         async with self._pool.connection() as connection:
-            await connection.execute(sql.wallets.unmark_deployed, network, address)
+            await connection.execute(
+                sql.wallets.unmark_deployed, wallet.network, wallet.address, wallet.deploy_block_hash
+            )
 
 
 # For those who follow the chain
@@ -94,6 +97,11 @@ class WalletStore:
 async def mark_deployed(connection: Connection, network: str, found: Sequence[Deployment]) -> None:
     columns = zip(*((d.address, d.transaction, d.block, d.block_hash, d.at) for d in found), strict=True)
     await connection.execute(sql.wallets.mark_deployed, network, *map(list, columns))
+
+
+async def keep_only(connection: Connection, network: str, born: Sequence[bytes], *, blocks: tuple[int, int]) -> None:
+    """No other wallet was deployed in these blocks, whatever a reader has seen in those that stood there before."""
+    await connection.execute(sql.wallets.unmark_absent, network, *blocks, list(born))
 
 
 async def take_back(connection: Connection, network: str, above: int) -> None:
@@ -112,4 +120,5 @@ def _wallet(row: asyncpg.Record) -> Wallet:
         deployed_at=row["deployed_at"],
         deploy_tx=row["deploy_tx"],
         deploy_block=row["deploy_block"],
+        deploy_block_hash=row["deploy_block_hash"],
     )

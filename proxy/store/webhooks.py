@@ -63,6 +63,15 @@ class NewWebhook:
     config: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """Addresses that are added and removed, which have none in common; and how many there may be afterwards."""
+
+    add: Sequence[bytes]
+    remove: Sequence[bytes]
+    most: int
+
+
 class WebhookStore:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -117,42 +126,27 @@ class WebhookStore:
         cause: Cause | None = None,
         config: Mapping[str, Any] | None = None,
         addresses: Sequence[bytes] | None = None,
+        delta: Delta | None = None,
     ) -> Webhook:
-        """What is None stays. A config is replaced as a whole, and its addresses with it."""
+        """All of it or nothing; what is None stays. A config is replaced as a whole, and its addresses with it."""
         async with self._pool.connection() as connection, connection.transaction():
             if config is not None:
                 await connection.execute(sql.webhooks.lock_webhook, before.id)
                 await connection.execute(sql.webhooks.clear_addresses, before.number, timeout=LONG_S)
                 await _copy(connection, before.number, addresses or ())
+            changed = None if delta is None else await _change_addresses(connection, before, delta)
             version = await lock(connection, before.network)
             row = await connection.fetchrow(
                 sql.webhooks.update_webhook, before.id, before.account, url,
                 None if config is None else _json(config), None if addresses is None else len(addresses), version,
             )  # fmt: skip
             found = _webhook(row, before.id)
+            if delta is not None and changed is not None:
+                found = await _note_addresses(connection, found, changed, most=delta.most)
             if cause is not None:
                 found = await _move(connection, found, cause)
         if cause is not None and found.status == "active":
             await self._unpark(found.id)
-        return found
-
-    async def watch(self, before: Webhook, *, add: Sequence[bytes], remove: Sequence[bytes], most: int) -> Webhook:
-        """Some addresses more, some less, however many there are; the two have none in common."""
-        async with self._pool.connection() as connection, connection.transaction():
-            await connection.execute(sql.webhooks.lock_webhook, before.id)
-            gone = await connection.fetch(sql.webhooks.remove_addresses, before.number, remove, timeout=LONG_S)
-            new = await connection.fetch(sql.webhooks.add_addresses, before.number, add, timeout=LONG_S)
-            await connection.execute(sql.webhooks.forget_notes, before.number)
-            version = await lock(connection, before.network)
-            for rows, is_new in ((gone, False), (new, True)):
-                noted = [row["address"] for row in rows]
-                await connection.execute(sql.webhooks.note_addresses, before.number, version, noted, is_new)
-            row = await connection.fetchrow(sql.webhooks.count_addresses, before.id, version, len(new) - len(gone))
-            found = _webhook(row, before.id)
-            if found.status == "removed":
-                raise absent(before.id)
-            if (found.addresses or 0) > most:
-                raise InvalidRequest(f"add_addresses: there would be {found.addresses}, at most {most} are allowed")
         return found
 
     async def move(self, before: Webhook, cause: Cause) -> Webhook:
@@ -213,6 +207,28 @@ async def _move(connection: Connection, before: Webhook, cause: Cause) -> Webhoo
     reason = row["reason"] if after == row["status"] else _REASONS.get(cause)
     row = await connection.fetchrow(sql.webhooks.set_status, before.id, _STORED[after], reason)
     return _webhook(row)
+
+
+async def _change_addresses(connection: Connection, before: Webhook, delta: Delta) -> tuple[list[bytes], list[bytes]]:
+    """Those that were there and are not, and those that were not and are: before the version is held, because it takes long."""
+    await connection.execute(sql.webhooks.lock_webhook, before.id)
+    gone = await connection.fetch(sql.webhooks.remove_addresses, before.number, delta.remove, timeout=LONG_S)
+    new = await connection.fetch(sql.webhooks.add_addresses, before.number, delta.add, timeout=LONG_S)
+    return [row["address"] for row in gone], [row["address"] for row in new]
+
+
+async def _note_addresses(
+    connection: Connection, found: Webhook, changed: tuple[list[bytes], list[bytes]], *, most: int
+) -> Webhook:
+    """What has changed, for those who have the others in memory. The webhook has its new version already."""
+    gone, new = changed
+    for noted, is_new in ((gone, False), (new, True)):
+        await connection.execute(sql.webhooks.note_addresses, found.number, found.version, noted, is_new)
+    row = await connection.fetchrow(sql.webhooks.count_addresses, found.id, len(new) - len(gone))
+    after = _webhook(row, found.id)
+    if (after.addresses or 0) > most:
+        raise InvalidRequest(f"add_addresses: there would be {after.addresses}, at most {most} are allowed")
+    return after
 
 
 def absent(webhook_id: str) -> NotFound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from proxy.chains.registry import Network
 from proxy.core import access
-from proxy.core.usage import Line, largest, times_of
+from proxy.core.usage import Line, times_of
 from proxy.services.accounts import Accounts, fence_in, limits_in
 from proxy.services.usage import Usage, Wanted
 from proxy.settings import Plan
@@ -122,11 +123,11 @@ class AccountAnswers:
         labels = {}
         if wanted.by == "key":
             labels = {row["id"]: row["name"] for row in await self._accounts.keys(visit.who.id)}
-        return charts.chart_of(wanted, lines, top=visit.query["top"], labels=labels)
+        return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
 
     async def export(self, visit: Visit) -> web.Response:
         wanted = charts.wanted_of(visit.query, visit.who.id)
-        body = charts.csv_of(await self._usage.table(wanted))
+        body = await self._usage.table(wanted, charts.csv_of)
         name = f"usage-{wanted.first:%Y%m%d}-{wanted.last:%Y%m%d}-{wanted.step}.csv"
         return web.Response(
             body=body,
@@ -146,7 +147,7 @@ async def live_of(usage: Usage, account: str | None) -> dict[str, Any]:
     first = (now - LIVE).replace(second=0, microsecond=0)
     lines = await usage.chart(Wanted(step="minute", first=first, last=now, account=account))
     times = times_of(int(first.timestamp()), int(now.timestamp()) + 1, "minute")
-    line = largest(lines, 1)[0] if lines else Line("")
+    line = lines[0] if lines else Line("")
     return {"at": time_of(now), "flush_s": usage.flush_s, "times": times, "minutes": charts.columns_of(line, times)}
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import datetime
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proxy.core.usage import STEPS, Line, Step, Used, largest, step_of, times_of
+from proxy.core.usage import STEPS, Line, Step, Used, step_of, times_of
+from proxy.errors import InvalidRequest
 from proxy.services.usage import Wanted
 from proxy.web.moments import moment_of, time_of
 
@@ -24,7 +25,7 @@ def wanted_of(query: Mapping[str, Any], account: str | None) -> Wanted:
     """What a query asks for: by default the last day."""
     now = datetime.datetime.now(datetime.UTC)
     last = moment_of(query["to"], "to") if query["to"] else now
-    first = moment_of(query["from"], "from") if query["from"] else last - DAY
+    first = moment_of(query["from"], "from") if query["from"] else _day_before(last)
     step: Step = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
     return Wanted(
         step=step,
@@ -35,7 +36,15 @@ def wanted_of(query: Mapping[str, Any], account: str | None) -> Wanted:
         network=query.get("network"),
         method=query.get("method"),
         key=query.get("key"),
+        top=query.get("top", 1),
     )
+
+
+def _day_before(moment: datetime.datetime) -> datetime.datetime:
+    try:
+        return moment - DAY
+    except OverflowError:
+        raise InvalidRequest("parameter 'to': there is no day before it") from None
 
 
 def _begin(moment: datetime.datetime, step: Step) -> datetime.datetime:
@@ -47,8 +56,8 @@ def _begin(moment: datetime.datetime, step: Step) -> datetime.datetime:
         return moment
 
 
-def chart_of(wanted: Wanted, lines: Sequence[Line], *, top: int, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Columns by time, the line with the most requests first."""
+def chart_of(wanted: Wanted, lines: Sequence[Line], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Columns by time. Many lines have many points: not for the loop."""
     times = times_of(int(wanted.first.timestamp()), int(wanted.last.timestamp()), wanted.step)
     total = Used()
     for line in lines:
@@ -66,7 +75,7 @@ def chart_of(wanted: Wanted, lines: Sequence[Line], *, top: int, labels: Mapping
                 **columns_of(line, times),
                 "totals": sums_of(line.total),
             }
-            for line in largest(lines, top)
+            for line in lines
         ],
         "totals": sums_of(total),
     }
@@ -96,7 +105,7 @@ def sums_of(used: Used) -> dict[str, Any]:
     }
 
 
-def csv_of(rows: Sequence[tuple[Mapping[str, Any], Used]]) -> bytes:
+def csv_of(rows: Iterable[tuple[Mapping[str, Any], Used]]) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

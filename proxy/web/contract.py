@@ -95,7 +95,7 @@ class Operation:
             raise InvalidRequest("the body is nested too deeply") from None
         if error is not None:
             raise InvalidRequest(_named(error))
-        return data
+        return _whole(data)
 
 
 class Contract:
@@ -216,6 +216,19 @@ def _cast(text: str, kind: str) -> Any:
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
     return text
+
+
+def _whole(data: Any) -> Any:
+    """JSON has one kind of number: 60.0 is the integer 60, for a schema as for whoever reads what it let through."""
+    match data:
+        case float():
+            return int(data) if data.is_integer() else data
+        case list():
+            return [_whole(each) for each in data]
+        case dict():
+            return {name: _whole(each) for name, each in data.items()}
+        case _:
+            return data
 
 
 def _named(error: jsonschema_rs.ValidationError) -> str:

@@ -22,7 +22,7 @@ from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MAX_DEPTH, Malformed
 from proxy.core.nesting import is_deeper
-from proxy.errors import Fault, InvalidRequest
+from proxy.errors import Fault
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.plans import Plan
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 # A call that has been under way for this long is looked at by the sweep.
 LOOK_AFTER_S = 0.05
 _OPENERS = b"[{"
-_LATEST = (b'"latest"]', b"[]")
 _monotonic = time.monotonic
 _envelope = jsonrpc.read_envelope
 _reply = jsonrpc.read_any_reply
@@ -107,7 +106,11 @@ class Front(Answers):
             or not call_id
             or call_id[0] not in _ID_STARTS
             or len(call_id) > 64
-            or (plan.has_block and not params.endswith(_LATEST))
+            or (
+                plan.has_block
+                and (params[1] != plan.opens or params.partition(plan.before_latest)[2] != plan.latest)
+                and not plan.is_latest(params)
+            )
             or not body.isascii()
             or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
         ):
@@ -192,7 +195,7 @@ class Front(Answers):
                 self.id = call[2]
                 self._hot.rpc.ask(self, route, key, call, now, fresh=head.fresh)
         except Malformed as exc:
-            self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
+            self.on_fault(self._hot.rpc.malformed(key, exc, now))
 
     def _ask_batch(self, head: Head, items: list[jsonrpc.Call | Malformed], now: float) -> None:
         asked = self._hot.rpc.ask_batch(items, head.route, head.key, now, self._on_batch, fresh=head.fresh)
@@ -250,6 +253,7 @@ class Front(Answers):
         assert self._head is not None
         assert self.plan is not None
         self._upstream = None
+        self.cache = ""
         self.flight = flight = Flight.taking_over(
             self._head.route, self.plan, self._params, self, upstream, id_=self._wire_id, began=self._began
         )

@@ -58,6 +58,10 @@ class Held:
     def __repr__(self) -> str:
         return f"<Held {len(self._queue)} events of {self._bytes} bytes, {len(self._missed)} subscriptions missed some>"
 
+    @property
+    def size(self) -> int:
+        return self._bytes
+
     def keep(self, made: Subscription, events: Sequence[Event]) -> None:
         for event in events:
             if not made.is_open:
@@ -69,7 +73,7 @@ class Held:
         size = len(made.frame_of(event))
         if not self._has_room(made, size):
             self.pump()
-        if self._missed or not self._has_room(made, size):
+        if made in self._missed or not self._has_room(made, size):
             self._drop(made, event)
             return
         self._queue.append((made, event, size))

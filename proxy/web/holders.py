@@ -1,4 +1,4 @@
-"""Whose holdings a path means: an address, or a name where the network has names."""
+"""Who a path means, a holder or a contract: by an address, or by a name where the network has names."""
 
 from __future__ import annotations
 
@@ -39,12 +39,8 @@ class Holders:
             raise NotFound(f"parameter {parameter!r}: the name stands for no address on {network.id}")
         return resolved
 
-
-def contract_of(asked: Asked, network: Network) -> bytes:
-    found = addresses.parse(network.family, asked.path["contract"])
-    if found is None:
-        raise not_an_address(network, "contract")
-    return found
+    async def contract(self, asked: Asked, network: Network) -> bytes:
+        return await self.of(asked, network, "contract")
 
 
 def not_an_address(network: Network, parameter: str) -> InvalidRequest:

@@ -8,7 +8,7 @@ from proxy.chains import addresses
 from proxy.chains.registry import Network
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
-from proxy.web.holders import Holders, contract_of
+from proxy.web.holders import Holders
 from proxy.web.rest import Answers, Asked
 
 _LARGEST_ID = 2**256 - 1
@@ -36,12 +36,12 @@ class NftAnswers:
 
     async def _nft(self, asked: Asked) -> Any:
         network = _with_nfts(asked)
-        contract, token_id = contract_of(asked, network), _token_id(asked)
+        token_id, contract = _token_id(asked), await self._holders.contract(asked, network)
         return await self._metadata.read(network, contract, token_id, refresh=asked.query["refresh"])
 
     async def _collection(self, asked: Asked) -> Any:
         network = _with_nfts(asked)
-        found = await self._collections.collection(network, contract_of(asked, network))
+        found = await self._collections.collection(network, await self._holders.contract(asked, network))
         return {"chain": asked.path["chain"], **found}
 
     async def _owned(self, asked: Asked) -> Any:

@@ -1,7 +1,8 @@
 """One WebSocket, from its handshake to its close: messages in, frames out, and a bound on everything that waits.
 
 *Reading.* Messages are taken one by one while fewer than the allowed number is under way and the client takes what it is sent;
-otherwise they stay where they are, at last in the client's own buffers.
+otherwise they stay where they are, at last in the client's own buffers. Who reads none of the answers that are under way by
+then is closed when they are too many bytes.
 
 *Writing.* What is sent in one turn of the loop leaves in one write: the frames wait in `pending` until the
 room writes them out.
@@ -93,6 +94,12 @@ class Socket(asyncio.Protocol):
         """Whether the client does not take what it is sent."""
         return self._stalled_since > 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """All that the client has not taken yet, as far as it is here and not the kernel's."""
+        unsent = self.transport.get_write_buffer_size() if self.transport is not None else 0
+        return unsent + (self.held.size if self.held is not None else 0)
+
     # What the transport calls
 
     def data_received(self, data: bytes) -> None:
@@ -160,6 +167,7 @@ class Socket(asyncio.Protocol):
         elif self._close_sent_at:
             return
         elif opcode == frames.TEXT:
+            self._since = 0.0
             socket_calls.answer(self, payload)
         elif opcode == frames.PING:
             self.send(frame(payload, frames.PONG))
@@ -239,7 +247,12 @@ class Socket(asyncio.Protocol):
     def write_later(self, data: bytes) -> None:
         """What the client does not take at once is the transport's."""
         self.is_straight = False
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        unread = self.transport.get_write_buffer_size()
+        if unread and unread + len(data) > self.limits.max_unread_bytes and not self._close_sent_at:
+            self.close(frames.TRY_LATER, "slow reader: too many bytes of answers wait; ask for less at a time")
+        else:
             self.transport.write(data)
 
     def ping(self) -> None:

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,6 +86,8 @@ class Sockets:
         self._serial = itertools.count(1)
         self._by_key: dict[str, dict[Socket, None]] = {}
         self._purses: dict[str, Purse] = {}
+        # Subscriptions of each key, over all its sockets.
+        self._subscribed: Counter[str] = Counter()
         self._count = 0
         # Those that have something to send.
         self.dirty: list[Socket] = []
@@ -146,8 +149,20 @@ class Sockets:
             purse = self._purses[key.id] = Purse(self.admission, key)
         return purse
 
-    def most_subscriptions(self, key: Key) -> int:
-        return self._plan(key).subscriptions
+    def check_subscriptions(self, key: Key, on_socket: int) -> None:
+        """RateLimited where one more would be one too many: on the socket, or over all of the key."""
+        plan = self._plan(key)
+        if on_socket >= plan.subscriptions:
+            words = f"this socket has its {plan.subscriptions} subscriptions: end one or open another"
+            raise RateLimited(words, retry_after_s=1)
+        if self._subscribed[key.id] >= plan.subscriptions_per_key:
+            words = f"this key has its {plan.subscriptions_per_key} subscriptions: end one"
+            raise RateLimited(words, retry_after_s=1)
+
+    def subscribed(self, key: Key, change: int) -> None:
+        self._subscribed[key.id] += change
+        if not self._subscribed[key.id]:
+            del self._subscribed[key.id]
 
     def _plan(self, key: Key) -> Plan:
         """A plan that is no longer in the table counts as the smallest, as for the key's rates."""

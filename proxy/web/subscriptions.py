@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.usage import Tally
-from proxy.errors import Fault, InternalError, RateLimited, Unavailable
+from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.feed.topics import Event, Feed, Topic
 from proxy.services.rpc.batches import Item, rpc_error_of
 from proxy.services.rpc.calls import Asker, RpcError
@@ -100,7 +100,9 @@ class Ids:
 class Subscription:
     """One subscription on one socket."""
 
-    __slots__ = ("asker", "early", "id", "is_open", "kind", "notice", "replays", "socket", "tally", "topic")
+    __slots__ = (
+        "_settled", "asker", "early", "id", "is_open", "kind", "notice", "replays", "socket", "tally", "topic",
+    )  # fmt: skip
 
     def __init__(self, socket: Socket, wish: Wish, *, id_: bytes, kind: Kind, asker: Asker) -> None:
         self.socket = socket
@@ -115,6 +117,8 @@ class Subscription:
         # Whoever asked for it; events that come before the answer to that wait for it.
         self.asker: Asker | None = asker
         self.early: list[Event] | None = []
+        # What a replay waits for until then.
+        self._settled: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Subscription {self.id.decode()} {self.topic.kind}{'' if self.is_open else ', closed'}>"
@@ -158,9 +162,13 @@ class Subscription:
         if len(self.early) > MOST_EARLY:
             self.socket.close_slow()
 
+    def on_end(self, why: Fault) -> None:
+        self.socket.subscriptions.fail(self, why)
+
     def confirm(self) -> None:
         """The answer with its id is on its way: what came before it follows."""
         early, self.early, self.asker = self.early, None, None
+        self.wake()
         if early:
             self.on_events(early)
 
@@ -186,12 +194,20 @@ class Subscription:
     async def room(self) -> None:
         socket = self.socket
         while self.is_open and socket.is_open:
-            if socket.held is not None:
+            if self.early is not None:
+                self._settled = asyncio.get_running_loop().create_future()
+                await self._settled
+            elif socket.held is not None:
                 await socket.held.is_over()
             elif socket.pending is not None:
                 await asyncio.sleep(0)  # Whether the client takes it is known when it is written.
             else:
                 return
+
+    def wake(self) -> None:
+        """It was confirmed, or has ended."""
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
 
 
 class Subscriptions:
@@ -228,14 +244,13 @@ class Subscriptions:
         socket, room = self._socket, self._socket.room
         wish = read_wish(method, params)
         feed = self._feed()
-        most = room.most_subscriptions(socket.key)
-        if len(self._by_id) >= most:
-            raise RateLimited(f"this socket has its {most} subscriptions: end one or open another", retry_after_s=1)
+        room.check_subscriptions(socket.key, len(self._by_id))
         if wish.from_block is not None:
             feed.check_from(wish.topic, wish.from_block)
         made = Subscription(socket, wish, id_=self._ids.make(wish), kind=room.kinds[wish.kind], asker=asker)
         self._by_id[made.id] = made
         made.kind.open += 1
+        room.subscribed(socket.key, 1)
         room.start(lambda: self._listen(feed, made, wish.from_block))
 
     def _feed(self) -> Feed:
@@ -252,15 +267,18 @@ class Subscriptions:
                 self._answer(made)
             else:
                 self._answer(made)
-                await feed.subscribe_from(made.topic, made, from_block)
+                # In a batch, the answer is that of all its calls: nothing is replayed before it.
+                await made.room()
+                if made.is_open:
+                    await feed.subscribe_from(made.topic, made, from_block)
                 made.replays = False
         except RpcError as exc:
-            self._fail(made, exc)
+            self.fail(made, exc)
         except Fault as fault:
-            self._fail(made, fault)
+            self.fail(made, fault)
         except Exception:
             log.exception("unhandled")
-            self._fail(made, InternalError("internal error"))
+            self.fail(made, InternalError("internal error"))
         finally:
             if not made.is_open:
                 feed.unsubscribe(made.topic, made)
@@ -280,7 +298,7 @@ class Subscriptions:
             if made.asker in items:
                 made.confirm()
 
-    def _fail(self, made: Subscription, why: RpcError | Fault) -> None:
+    def fail(self, made: Subscription, why: RpcError | Fault) -> None:
         """It could not be had; or, where it was confirmed before, it ends here and the client is told so."""
         asker, was_open = made.asker, made.is_open
         self.end(made)
@@ -307,6 +325,8 @@ class Subscriptions:
             return
         made.is_open = False
         made.kind.open -= 1
+        self._socket.room.subscribed(self._socket.key, -1)
+        made.wake()
         del self._by_id[made.id]
         if self._socket.held is not None:
             self._socket.held.forget(made)

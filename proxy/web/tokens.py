@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import orjson
+
 from proxy.chains import addresses
 from proxy.chains.registry import Network
-from proxy.web.holders import Holders, contract_of
+from proxy.core.portfolio import Balances
+from proxy.web.holders import Holders
 from proxy.web.rest import Answers, Asked
 
 
 class Tokens(Protocol):
     """What each family's tokens can tell."""
 
-    async def balances(self, network: Network, holder: bytes) -> dict[str, Any]: ...
+    async def balances(self, network: Network, holder: bytes) -> Balances: ...
     async def metadata(self, network: Network, contract: bytes) -> dict[str, Any]: ...
 
 
@@ -34,13 +37,15 @@ class TokenAnswers:
         return {
             "address": addresses.show(network.family, holder),
             "chain": asked.path["chain"],
-            "tokens": tokens[page.offset : page.offset + page.limit],
+            "tokens": [orjson.Fragment(bytes(each)) for each in tokens[page.offset : page.offset + page.limit]],
             "page": page.number,
             "total": len(tokens),
             "as_of_block": found["as_of_block"],
+            # Only where it is so: it hardly ever is.
+            **({"truncated": True} if found.get("truncated") else {}),
         }
 
     async def _metadata(self, asked: Asked) -> Any:
         network = asked.network()
-        found = await self._families[network.family].metadata(network, contract_of(asked, network))
+        found = await self._families[network.family].metadata(network, await self._holders.contract(asked, network))
         return {"chain": asked.path["chain"], **found}

@@ -100,12 +100,14 @@ class Stream:
 
     async def close(self) -> None:
         self._on_lost = _nothing
-        if self._reader is not None:
-            self._reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reader
-        if self._session is not None:
-            await self._session.close()
+        try:
+            if self._reader is not None:
+                self._reader.cancel()
+                # To await the reader itself would not tell its cancellation from ours.
+                await asyncio.wait([self._reader])
+        finally:
+            if self._session is not None:
+                await self._session.close()
 
     async def subscribe(self, method: str, params: bytes, on_notice: OnNotice) -> bytes:
         """The upstream's id of the subscription. Refused or Lost."""

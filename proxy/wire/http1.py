@@ -6,7 +6,10 @@ transfer encoding, or anything that is not plainly HTTP/1.x is an error: such a 
 
 from __future__ import annotations
 
+import math
 import re
+import time
+from email.utils import mktime_tz, parsedate_tz
 from functools import lru_cache
 from typing import Literal
 
@@ -33,17 +36,34 @@ class BadReply(Exception):
 class ReplyHead:
     """How to read the body that follows. `length`: its bytes, CHUNKED or UNTIL_CLOSE."""
 
-    __slots__ = ("close", "length", "plain", "retry_after_s", "status")
+    __slots__ = ("_retry_after", "close", "length", "plain", "status")
 
-    def __init__(self, status: int, length: int, *, close: bool, plain: bool, retry_after_s: int) -> None:
+    def __init__(self, status: int, length: int, *, close: bool, plain: bool, retry_after: bytes = b"") -> None:
         self.status = status
         self.length = length
         self.close = close
         self.plain = plain
-        self.retry_after_s = retry_after_s
+        self._retry_after = retry_after
 
     def __repr__(self) -> str:
         return f"<ReplyHead {self.status} length {self.length}{' close' if self.close else ''}>"
+
+    @property
+    def wants_rest(self) -> bool:
+        """Whether the upstream asks to be left alone: always by a 429, and by a 503 that says for how long."""
+        return self.status == 429 or (self.status == 503 and self.retry_after_s > 0)
+
+    @property
+    def retry_after_s(self) -> int:
+        """RFC 9110, 10.2.3: seconds, or a date; 0 where it says neither."""
+        text = self._retry_after
+        if text.isdigit():
+            return int(text) if len(text) < 6 else 0
+        try:
+            date = parsedate_tz(text.decode("ascii"))
+            return max(0, math.ceil(mktime_tz(date) - time.time())) if date else 0
+        except (ValueError, OverflowError, TypeError):
+            return 0
 
 
 def read_head(head: bytes) -> ReplyHead:
@@ -62,13 +82,12 @@ def read_head(head: bytes) -> ReplyHead:
     connection = found.get(b"connection", b"").lower()
     close = b"close" in connection or (status[1] == b"0" and b"keep-alive" not in connection)
     length = _length(found, code)
-    retry = found.get(b"retry-after", b"")
     return ReplyHead(
         code,
         length,
         close=close or length == UNTIL_CLOSE,
         plain=found.get(b"content-encoding", b"identity").lower() == b"identity",
-        retry_after_s=int(retry) if retry.isdigit() and len(retry) < 6 else 0,
+        retry_after=found.get(b"retry-after", b""),
     )
 
 

@@ -15,13 +15,13 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 from yarl import URL
 
+from proxy.core import units
+
 # The answer for 500 tokens has 40 KB.
 LARGEST = 1 << 20
 # How long nobody asks after a failure; or longer, where it says so.
 AWAY_S = 10.0
 LONGEST_AWAY_S = 3600.0
-# What is no price but a mistake, or made to be multiplied until it fills the memory.
-_LEAST, _MOST, _DIGITS = Decimal("1e-40"), Decimal("1e20"), 60
 
 
 class Away(Exception):
@@ -109,9 +109,7 @@ class QuoteApi:
 
 
 def _sound(quote: Quote | None) -> Quote | None:
-    if quote is None or quote.usd is None or not quote.usd.is_finite() or not _LEAST <= quote.usd <= _MOST:
-        return None
-    return quote if len(quote.usd.as_tuple().digits) <= _DIGITS else None
+    return quote if quote is not None and quote.usd is not None and units.is_price(quote.usd) else None
 
 
 def _named(contracts: Sequence[str], found: dict[str, Quote]) -> dict[str, Quote]:

@@ -11,21 +11,20 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import aiohttp
 from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.core.routing import Health
-from proxy.wire.connection import MOST, NOBODY, Connection, Sink
+from proxy.wire.connection import MOST, Connection, Sink
 from proxy.wire.feed import Stream
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.turn import Turn
 from proxy.wire.upstream import CONNECT_TIMEOUT_S, MAX_WAITING, Address, Upstream
 
 HEARTBEAT_S = 20.0
-_FINE = ReplyHead(200, 0, close=False, plain=True, retry_after_s=0)
+_FINE = ReplyHead(200, 0, close=False, plain=True)
 # The id of our own call, or of the first in a batch of ours: always a number, always in this place.
 _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
 
@@ -36,13 +35,14 @@ class Line(Connection):
     __slots__ = ()
 
     def replace(self, sink: Sink, successor: Sink) -> None:
-        socket = self.upstream
-        assert isinstance(socket, SocketUpstream)
-        socket.replace(sink, successor)
+        self.upstream.replace(sink, successor)
+
+    def leave(self, sink: Sink) -> None:
+        self.upstream.leave(sink)
 
 
 class SocketUpstream(Upstream):
-    __slots__ = ("_headers", "_line", "_pending", "_queue", "_runner", "_session", "_url", "_wake")
+    __slots__ = ("_batches", "_headers", "_line", "_pending", "_queue", "_runner", "_session", "_url", "_wake")
 
     def __init__(self, health: Health, url: str, headers: dict[str, str], turn: Turn, *, batch: int) -> None:
         super().__init__(health, Address("", 0, tls=False, head=b""), turn, limit=1, depth=1, batch=batch)
@@ -50,6 +50,8 @@ class SocketUpstream(Upstream):
         self._headers = headers
         self._line = Line(self)
         self._pending: dict[bytes, Sink] = {}
+        # Of those the batches, oldest first.
+        self._batches: dict[bytes, None] = {}
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -68,11 +70,15 @@ class SocketUpstream(Upstream):
         if len(self._pending) >= MAX_WAITING:
             self._loop.call_soon(self._refuse, sink)
             return None
+        if text[:1] == b"[":
+            self._batches[found[1]] = None
         self._pending[found[1]] = sink
         self._queue.append((found[1], text))
         self._wake.set()
         if self._runner is None or self._runner.done():
             self._runner = self._loop.create_task(self._run(), name=f"socket {self.label}")
+            self._tasks.add(self._runner)
+            self._runner.add_done_callback(self._tasks.discard)
         return self._line
 
     def stream(self, on_lost: Callable[[], None]) -> Stream:
@@ -80,7 +86,11 @@ class SocketUpstream(Upstream):
         return Stream(self._url, self._headers, self.label, on_lost)
 
     def leave(self, sink: Sink) -> None:
-        self.replace(sink, NOBODY)
+        """Nobody reads its reply, if one comes. What has not left yet stays here."""
+        left = [call_id for call_id, waiting in self._pending.items() if waiting is sink]
+        for call_id in left:
+            self._take(call_id)
+        self._queue = deque(queued for queued in self._queue if queued[0] not in left)
 
     def replace(self, sink: Sink, successor: Sink) -> None:
         for call_id, waiting in self._pending.items():
@@ -88,18 +98,20 @@ class SocketUpstream(Upstream):
                 self._pending[call_id] = successor
 
     def tick(self, now: float) -> None:
-        self.now = now
-        self.health.refresh(now)
+        self._tell_time(now)
         for sink in tuple(self._pending.values()):
             sink.on_tick(self._line, now)
 
     async def close(self) -> None:
-        if self._runner is not None:
-            self._runner.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._runner
-        if self._session is not None:
-            await self._session.close()
+        try:
+            # Whoever is told that its call failed may ask once more, over a socket that is then closed too.
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
+        finally:
+            if self._session is not None:
+                await self._session.close()
 
     # The socket
 
@@ -158,13 +170,20 @@ class SocketUpstream(Upstream):
             return None
         for call_id in ids:
             if call_id in self._pending:
-                return self._pending.pop(call_id)
-        return None
+                return self._take(call_id)
+        # JSON-RPC 2.0, 5: the id is null where that of the request could not be read, as of a batch that is refused whole.
+        return self._take(next(iter(self._batches), b"")) if jsonrpc.NULL in ids else None
+
+    def _take(self, call_id: bytes) -> Sink | None:
+        self._batches.pop(call_id, None)
+        return self._pending.pop(call_id, None)
 
     def _fail_all(self, reason: str, *, sent: bool) -> None:
-        """What still stands in the queue never left us."""
+        """What still stands in the queue never left us. Whoever asks again does so over another socket."""
+        self._runner = None
         unsent = {call_id for call_id, _ in self._queue}
         pending, self._pending = self._pending, {}
+        self._batches.clear()
         self._queue.clear()
         for call_id, sink in pending.items():
             sink.on_fail(self, reason, sent=sent and call_id not in unsent)

@@ -30,6 +30,10 @@ CONNECT_TIMEOUT_S = 3.0
 MAX_WAITING = 4096
 # Many servers close a connection that was idle for 5 s: a call that may be sent only once does not take that chance.
 WARM_S = 1.0
+# One refused batch says little of the next: after this long larger ones are tried again, after twice as long where those are
+# refused too.
+SMALLER_S = 60.0
+LONGEST_SMALLER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,11 @@ class Address:
     def of(cls, url: str, headers: Mapping[str, str]) -> Address:
         parsed = URL(url, encoded=True)
         host, port = parsed.host or "", parsed.port or (443 if parsed.scheme == "https" else 80)
+        # RFC 3986, 3.2.2: an IPv6 address stands in brackets wherever a port may follow.
+        named = f"[{host}]" if ":" in host else host
         lines = [
             f"POST {parsed.raw_path_qs} HTTP/1.1",
-            f"Host: {host}" if parsed.is_default_port() else f"Host: {host}:{port}",
+            f"Host: {named}" if parsed.is_default_port() else f"Host: {named}:{port}",
             "Content-Type: application/json",
             "Accept: application/json",
         ]
@@ -78,7 +84,8 @@ class Waiting:
 
 class Upstream:
     __slots__ = (
-        "_address", "_connecting", "_corked", "_loop", "_open", "_out", "_tasks", "_tls", "_turn", "_waiting",
+        "_address", "_connecting", "_corked", "_larger_at", "_loop", "_most_batch", "_open", "_out", "_smaller_s", "_tasks",
+        "_tls", "_turn", "_waiting",
         "batch", "depth", "head", "health", "idle", "label", "limit", "now", "rests",
     )  # fmt: skip
 
@@ -89,7 +96,9 @@ class Upstream:
         self.limit = max(2, limit // depth) if depth > 1 else limit
         self.depth = depth
         # How many calls it takes in one request; 1: no batches.
-        self.batch = batch
+        self.batch = self._most_batch = batch
+        self._smaller_s = 0.0
+        self._larger_at = 0.0
         self._address = address
         self.head = address.head
         self._turn = turn
@@ -262,13 +271,26 @@ class Upstream:
 
     def tick(self, now: float) -> None:
         """Called by the sweep: let every call under way look at the clock."""
-        self.now = now
-        self.health.refresh(now)
+        self._tell_time(now)
         for connection in tuple(self._open):
             if connection.sinks:
                 connection.tick(now)
         for waiting in tuple(self._waiting):
             waiting.sink.on_tick(None, now)
+
+    def _tell_time(self, now: float) -> None:
+        self.now = now
+        self.health.refresh(now)
+        if self._larger_at and now >= self._larger_at:
+            self._larger_at = 0.0
+            self.batch = self._most_batch
+
+    def refused_batch(self, count: int, now: float) -> None:
+        """It takes no batch of so many: half as many for a while."""
+        if not self._larger_at:
+            self._smaller_s = min(self._smaller_s * 2 or SMALLER_S, LONGEST_SMALLER_S)
+        self.batch = max(1, count // 2)
+        self._larger_at = now + self._smaller_s
 
     def retire(self, connection: Connection) -> None:
         """The upstream wants it closed, or it is too old to trust. Calls behind the last reply are never answered."""

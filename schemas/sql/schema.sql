@@ -19,6 +19,7 @@ create table accounts (
 );
 
 create index accounts_by_change on accounts (changed_at);
+create index accounts_by_email on accounts (lower(email));
 
 -- A key's place among the buckets that a host's workers share.
 create sequence key_slots minvalue 0 start 0;
@@ -212,26 +213,30 @@ create table wallet_counts (
 
 create index wallet_counts_of_account on wallet_counts (account_id);
 
--- A new wallet, unless it is there: 'new', 'known', or 'full' where the account may have no more.
+-- A new wallet, unless it is there: 'new', 'known', or 'full' where the account may have no more. Where somebody else holds the
+-- same address, it is deployed if theirs is.
 create function create_wallet(
     account text, lineage text, of_network text, at bytea, of_owner bytea, with_salt bytea, for_version text, by_factory bytea,
     most bigint
 ) returns text language plpgsql as $$
+declare
+    other wallets;
 begin
+    -- One at a time for an account, so that two at once neither both take its last place nor stand in each other's way to it.
+    perform pg_advisory_xact_lock(hashtextextended('wallets of ' || account, 0));
     if exists (select from wallets where lineage_id = lineage and network = of_network and address = at) then
         return 'known';
     end if;
-    -- One at a time for an account, so that two at once do not both take its last place.
-    perform pg_advisory_xact_lock(hashtextextended('wallets of ' || account, 0));
     if coalesce((select sum(wallets) from wallet_counts where account_id = account), 0) >= most then
         return 'full';
     end if;
-    insert into wallets (lineage_id, network, address, owner, salt, version, factory)
-    values (lineage, of_network, at, of_owner, with_salt, for_version, by_factory)
-    on conflict do nothing;
-    if not found then
-        return 'known';
-    end if;
+    select * into other from wallets where network = of_network and address = at and deploy_tx is not null limit 1;
+    insert into wallets (
+        lineage_id, network, address, owner, salt, version, factory, deployed_at, deploy_tx, deploy_block, deploy_block_hash
+    ) values (
+        lineage, of_network, at, of_owner, with_salt, for_version, by_factory,
+        other.deployed_at, other.deploy_tx, other.deploy_block, other.deploy_block_hash
+    );
     insert into wallet_counts as c (lineage_id, network, account_id, wallets) values (lineage, of_network, account, 1)
     on conflict (lineage_id, network) do update set wallets = c.wallets + 1;
     return 'new';
@@ -249,9 +254,10 @@ create table operations (
     -- As the caller sent it.
     operation jsonb not null,
     -- seen: recorded, and perhaps on its way. sent: a bundler has taken it. included: on the chain, and its call went through.
-    -- failed: a bundler has refused it (error), or it is on the chain and its call did not go through (block).
+    -- failed: a bundler has refused it (error), or it is on the chain and its call did not go through (block), or another
+    -- operation has used its nonce (both).
     status text not null default 'seen' check (status in ('seen', 'sent', 'included', 'failed')),
-    -- The bundler's words, as JSON.
+    -- The bundler's words, or ours, as JSON.
     error text,
     block bigint,
     block_hash bytea,
@@ -259,11 +265,18 @@ create table operations (
     cost_wei numeric,
     seen_at timestamptz not null default now(),
     changed_at timestamptz not null default now(),
+    -- The newest block when it was recorded: it can only be in a later one. Null where that was not known.
+    seen_block bigint,
     primary key (network, hash, lineage_id)
 );
 
 create index operations_of_key on operations (lineage_id, seen_at desc);
 create index operations_by_block on operations (network, block) where block is not null;
+-- Those that wait for a block, by what another may take from them: an account's nonce is used once.
+create index operations_waiting on operations (network, sender, nonce) where status in ('seen', 'sent');
+-- What is too old to keep, and what is sooner.
+create index operations_by_change on operations (changed_at);
+create index operations_unsent on operations (changed_at) where block is null and status in ('seen', 'failed');
 
 -- Gas policies and the ledger
 
@@ -304,6 +317,14 @@ create table gas_meters (
     primary key (policy_id, sender, day)
 ) with (fillfactor = 70);
 
+-- What an account whose plan has a limit has reserved and spent on a day, by all its policies together.
+create table gas_account_days (
+    account_id text not null references accounts (id),
+    day date not null,
+    used numeric not null default 0 check (used >= 0),
+    primary key (account_id, day)
+) with (fillfactor = 70);
+
 -- What each gas policy refused last, and by which rule: for its owner to read. Written in batches, and trimmed with each.
 create table gas_refusals (
     policy_id text not null references gas_policies (id),
@@ -324,12 +345,16 @@ create table gas_rates (
     primary key (policy_id, sender)
 ) with (fillfactor = 70);
 
+create index gas_rates_of_policy on gas_rates (policy_id, began);
+
 -- What a policy pays, or may have to, for one nonce of one sender: of all that was signed for it one can land.
 -- open: `held` is the most that any of it can cost. spent: one is on the chain and costs `cost`; the rest is held until its block
 -- is final, since a reorganisation may bring back another. final: nothing is held. What has expired is removed.
 create table gas_reservations (
     id bigint generated always as identity primary key,
     policy_id text not null references gas_policies (id),
+    -- Whose day it counts in; null: the account had no limit when it was reserved.
+    account_id text references accounts (id),
     network text not null,
     entry_point bytea not null,
     sender bytea not null,
@@ -339,6 +364,8 @@ create table gas_reservations (
     state text not null default 'open' check (state in ('open', 'spent', 'final')),
     held numeric not null check (held >= 0),
     cost numeric not null default 0 check (cost >= 0),
+    -- Of one whole coin: the highest at which anything was signed for it.
+    price numeric not null,
     -- When the last of the signatures ends, in the chain's time: seconds since 1970.
     valid_until bigint not null,
     -- No block up to this one has it.
@@ -354,9 +381,12 @@ create table gas_reservations (
 
 create index gas_reservations_open on gas_reservations (network, valid_until) where state = 'open';
 create index gas_reservations_spent on gas_reservations (network, block) where state <> 'open';
+-- Of all that is ever sponsored little is not final.
+create index gas_reservations_unsettled on gas_reservations (network) where state in ('open', 'spent');
+create index gas_reservations_landed on gas_reservations (network, block) where state = 'spent';
 create index gas_reservations_of_policy on gas_reservations (policy_id, created_at desc);
 
--- Everything that was signed and can still land, or has.
+-- Everything that was signed and can still land, or has and is not final.
 create table gas_signatures (
     network text not null,
     -- The hash that the EntryPoint computes.
@@ -387,24 +417,29 @@ language sql stable as $$
     end
 $$;
 
--- Changes the four meters that an operation is in, always in the same order.
-create function gas_move(of_policy text, of_sender bytea, of_day date, more_reserved numeric, more_spent numeric, more_operations bigint)
+-- Changes the four meters that an operation is in, always in the same order, and its account's day.
+create function gas_move(r gas_reservations, more_reserved numeric, more_spent numeric, more_operations bigint)
 returns void language plpgsql as $$
 declare
     who bytea;
     whichever date;
+    more_used numeric := more_reserved + more_spent;
 begin
-    foreach who in array array[''::bytea, of_sender] loop
-        foreach whichever in array array['-infinity'::date, of_day] loop
+    foreach who in array array[''::bytea, r.sender] loop
+        foreach whichever in array array['-infinity'::date, r.day] loop
             update gas_meters set
                 reserved = reserved + more_reserved, spent = spent + more_spent, operations = operations + more_operations
-            where policy_id = of_policy and sender = who and day = whichever;
+            where policy_id = r.policy_id and sender = who and day = whichever;
             if not found then
                 insert into gas_meters (policy_id, sender, day, reserved, spent, operations)
-                values (of_policy, who, whichever, more_reserved, more_spent, more_operations);
+                values (r.policy_id, who, whichever, more_reserved, more_spent, more_operations);
             end if;
         end loop;
     end loop;
+    -- What is only moved from reserved to spent takes no lock that other policies wait for.
+    if r.account_id is not null and more_used <> 0 then
+        update gas_account_days set used = used + more_used where account_id = r.account_id and day = r.day;
+    end if;
 end $$;
 
 -- Takes one request from the policy's rate limit: the seconds until there is one again, or null.
@@ -424,19 +459,24 @@ begin
         update gas_rates set granted = granted + 1 where policy_id = p.id and sender = who;
         return null;
     end if;
+    -- With each window that begins two go that are over, or one for every sender there ever was would stay.
+    delete from gas_rates where policy_id = p.id and sender in (
+        select sender from gas_rates
+        where policy_id = p.id and began <= at - make_interval(secs => p.rate_seconds) order by began limit 2);
     insert into gas_rates (policy_id, sender, began, granted) values (p.id, who, at, 1)
     on conflict (policy_id, sender) do update set began = at, granted = 1;
     return null;
 end $$;
 
--- Reserves what an operation can cost at most, if every limit of its policy has room for it, and records what was signed.
--- The policy's row is locked first: all that changes its meters goes one by one, and what is read here is true until the end.
+-- Reserves what an operation can cost at most, if every limit of its policy and of its account has room for it, and records what
+-- was signed. The policy's row is locked first: all that changes its meters goes one by one, and what is read here is true until
+-- the end. So is the account's day, where the account has a limit.
 -- outcome: granted; same (`data` is what was signed before); or what refuses: a rule, with what is left of it; absent; stale, the
 -- policy has changed; used, the nonce is spent; twice, the same hash is reserved by another policy.
 create function gas_reserve(
     of_policy text, at_revision integer, on_network text, at_entry_point bytea, of_sender bytea, of_nonce numeric,
     with_digest bytea, with_hash bytea, with_data bytea, of_worst numeric, at_price numeric, until bigint, fresh_until bigint,
-    at_block bigint, at timestamptz,
+    at_block bigint, at timestamptz, account_most numeric default null,
     out outcome text, out remains numeric, out data bytea, out worst numeric, out valid_until bigint
 ) language plpgsql as $$
 declare
@@ -506,6 +546,16 @@ begin
             return;
         end if;
     end if;
+    if account_most is not null then
+        insert into gas_account_days (account_id, day) values (p.account_id, of_day) on conflict do nothing;
+        select account_most - d.used into remains from gas_account_days d
+        where d.account_id = p.account_id and d.day = of_day for update;
+        if more > remains then
+            outcome := 'sponsored_usd_per_day';
+            remains := greatest(remains, 0);
+            return;
+        end if;
+    end if;
     if exists (select from gas_signatures g where g.network = on_network and g.op_hash = with_hash) then
         outcome := 'twice';
         return;
@@ -518,14 +568,18 @@ begin
     end if;
 
     if r.id is null then
-        insert into gas_reservations as g
-            (policy_id, network, entry_point, sender, nonce, day, held, valid_until, since_block, created_at)
-        values (p.id, on_network, at_entry_point, of_sender, of_nonce, of_day, of_worst, until, at_block, at)
-        returning * into r;
-        perform gas_move(p.id, of_sender, of_day, of_worst, 0, 1);
+        insert into gas_reservations as g (
+            policy_id, account_id, network, entry_point, sender, nonce, day, held, price, valid_until, since_block, created_at
+        ) values (
+            p.id, case when account_most is not null then p.account_id end, on_network, at_entry_point, of_sender, of_nonce,
+            of_day, of_worst, at_price, until, at_block, at
+        ) returning * into r;
+        perform gas_move(r, of_worst, 0, 1);
     else
-        update gas_reservations g set held = g.held + more, valid_until = greatest(g.valid_until, until) where g.id = r.id;
-        perform gas_move(p.id, of_sender, of_day, more, 0, 0);
+        update gas_reservations g set held = g.held + more, price = greatest(g.price, at_price),
+            valid_until = greatest(g.valid_until, until)
+        where g.id = r.id;
+        perform gas_move(r, more, 0, 0);
     end if;
     insert into gas_signatures (network, op_hash, reservation_id, digest, data, worst, price, valid_until)
     values (on_network, with_hash, r.id, with_digest, with_data, of_worst, at_price, until);
@@ -545,11 +599,14 @@ begin
     return r;
 end $$;
 
--- An operation is on the chain: what it truly cost, at the price at which it was signed. The rest stays held.
--- `coin` is one whole coin in its smallest units. Whether anything was signed under this hash.
+-- An operation is on the chain: what it truly cost, at the price at which it was signed. The rest stays held. `coin` is one whole
+-- coin in its smallest units. The reservation that pays, or null where there is none.
+-- Under a hash that nobody signed it is one of those that were signed for the nonce: it costs no more than is held for them, and
+-- where several policies have signed, the one that holds most pays.
 create function gas_settle(
-    on_network text, with_hash bytea, wei numeric, coin numeric, in_block bigint, in_block_hash bytea, in_transaction bytea
-) returns boolean language plpgsql as $$
+    on_network text, at_entry_point bytea, of_sender bytea, of_nonce numeric, with_hash bytea, wei numeric, coin numeric,
+    in_block bigint, in_block_hash bytea, in_transaction bytea
+) returns bigint language plpgsql as $$
 declare
     s gas_signatures;
     r gas_reservations;
@@ -557,27 +614,37 @@ declare
     from_held numeric;
 begin
     select * into s from gas_signatures where network = on_network and op_hash = with_hash;
-    if not found then
-        return false;
+    if found then
+        r := gas_lock(s.reservation_id);
+    else
+        r := gas_lock((
+            select g.id from gas_reservations g
+            where g.network = on_network and g.sender = of_sender and g.nonce = of_nonce and g.entry_point = at_entry_point
+            order by (g.op_hash = with_hash) desc nulls last, g.held + g.cost desc, g.id limit 1
+        ));
     end if;
-    r := gas_lock(s.reservation_id);
     if r.id is null then
-        return false;
+        return null;
     end if;
-    if r.state = 'final' or (r.state = 'spent' and r.op_hash = with_hash and r.block = in_block) then
-        return true;
+    if r.state = 'final' or (
+        r.state = 'spent' and r.op_hash = with_hash and r.block = in_block and r.block_hash = in_block_hash
+    ) then
+        return r.id;
     end if;
     if r.state = 'spent' then
         perform gas_reopen(r.id);
         r := gas_lock(r.id);
     end if;
-    true_cost := div(wei * s.price + coin - 1, coin);
+    true_cost := div(wei * coalesce(s.price, r.price) + coin - 1, coin);
+    if s.op_hash is null then
+        true_cost := least(true_cost, r.held);
+    end if;
     from_held := least(true_cost, r.held);
     update gas_reservations set state = 'spent', cost = true_cost, held = held - from_held, op_hash = with_hash,
         block = in_block, block_hash = in_block_hash, transaction = in_transaction
     where id = r.id;
-    perform gas_move(r.policy_id, r.sender, r.day, -from_held, true_cost, 0);
-    return true;
+    perform gas_move(r, -from_held, true_cost, 0);
+    return r.id;
 end $$;
 
 -- What was on the chain is not any more: it is held again, as much as it was.
@@ -591,7 +658,7 @@ begin
     update gas_reservations set state = 'open', held = held + cost, cost = 0,
         op_hash = null, block = null, block_hash = null, transaction = null
     where id = r.id;
-    perform gas_move(r.policy_id, r.sender, r.day, r.cost, -r.cost, 0);
+    perform gas_move(r, r.cost, -r.cost, 0);
 end $$;
 
 -- Its block is final: nothing else of it can land, and what was held for that is free.
@@ -603,8 +670,8 @@ begin
         return;
     end if;
     update gas_reservations set state = 'final', held = 0 where id = r.id;
-    delete from gas_signatures where reservation_id = r.id and op_hash <> r.op_hash;
-    perform gas_move(r.policy_id, r.sender, r.day, -r.held, 0, 0);
+    delete from gas_signatures where reservation_id = r.id;
+    perform gas_move(r, -r.held, 0, 0);
 end $$;
 
 -- Nothing of it has landed, and by the time of a final block nothing can: as if it had never been.
@@ -616,7 +683,10 @@ begin
         return;
     end if;
     delete from gas_reservations where id = r.id;
-    perform gas_move(r.policy_id, r.sender, r.day, -r.held, 0, -1);
+    perform gas_move(r, -r.held, 0, -1);
+    delete from gas_meters
+    where policy_id = r.policy_id and sender = r.sender and day in ('-infinity', r.day)
+        and reserved = 0 and spent = 0 and operations = 0;
 end $$;
 
 -- Webhooks
@@ -678,6 +748,7 @@ create table watch_changes (
 );
 
 create index watch_changes_by_version on watch_changes (webhook, version);
+create index watch_changes_by_age on watch_changes (changed_at);
 
 -- Counts a network's version up, and tells those who keep its webhooks in memory.
 create function change_webhooks(of_network text) returns bigint language plpgsql as $$
@@ -717,6 +788,8 @@ create table events (
     lacks json,
     -- The block that must be there first.
     after_block bigint,
+    -- What the block must be first, by the chain's own word; after_block is then the event's block. Null: so many blocks later.
+    finality text check (finality in ('safe', 'finalized')),
     -- The event that this one takes back; and whether it was taken back itself.
     takes_back text,
     taken_back boolean not null default false,
@@ -726,6 +799,7 @@ create table events (
 
 create index events_by_block on events (network, block) where block is not null and not taken_back;
 create index events_held on events (network, after_block) where after_block is not null;
+create index events_final on events (network, finality, after_block) where finality is not null;
 create index events_lacking on events (network, created_at, id) where lacks is not null;
 create index events_by_age on events (created_at);
 

@@ -20,7 +20,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.core.usage import BUCKETS, Used
 from proxy.store.pool import Pool
-from proxy.store.usage import Series, UsageStore, series_of
+from proxy.store.usage import Series, UsageStore
 from tests import service as service_room
 from tests.browser import chromium
 from tests.browser.conftest import QUICK
@@ -47,8 +47,7 @@ def made_up(account: str, key: str, chance: random.Random) -> dict[tuple[Series,
                 requests = max(1, round(busy * much * share / 20))
                 used = Used(requests, round(requests * (0.09 if is_bad else 0.004)), requests * 3, requests * 2 // 5)
                 used.took = took(requests, slow=is_bad)
-                for series in series_of(account, key, network, method):
-                    rows.setdefault((series, now - ago), Used()).merge(used)
+                rows[(account, key, network, method), now - ago] = used
     return rows
 
 

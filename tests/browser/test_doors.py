@@ -50,6 +50,32 @@ async def test_session_that_ended_elsewhere_leads_to_the_door_and_back_again(sit
     visitor.has_seen_no_fault()
 
 
+async def test_key_that_was_typed_into_the_explorer_is_gone_with_its_owner(site: Site, page: Page) -> None:
+    visitor = Visitor(site, page)
+    await visitor.sign_in()
+    await visitor.open("explorer")
+    await page.get_by_label("API key").fill(site.service.keys["test"])
+    await visitor.button("Sign out").click()
+    await page.get_by_label("E-mail").fill("free@example.com")
+    await page.get_by_label("Password").fill(site.people["password"])
+    await visitor.button("Sign in").click()
+    await visitor.heading("Overview").wait_for()
+    await page.get_by_role("link", name="Explorer", exact=True).click()
+    await expect(page.get_by_label("API key")).to_have_value("")
+    visitor.has_seen_no_fault()
+
+
+async def test_link_that_was_used_ends_no_session_that_is_there(site: Site, page: Page) -> None:
+    visitor = Visitor(site, page)
+    await visitor.sign_in()
+    await page.evaluate("location.hash = '#token=' + 'A'.repeat(43)")
+    await visitor.button("Sign in").click()
+    await expect(page.get_by_role("alert")).to_contain_text("this link was used already")
+    await page.evaluate("location.hash = '#/keys'")
+    await visitor.heading("API keys").wait_for()
+    visitor.has_seen_no_fault()
+
+
 async def test_link_works_once_and_is_gone_from_the_address(site: Site, page: Page, browser: Browser) -> None:
     account = await site.service.new_account()
     made = await site.service.ask("accounts", "link", account["id"])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
-from playwright.async_api import Browser, Page, StorageState, expect
+from playwright.async_api import Browser, Page, Route, StorageState, expect
 
+from proxy.store.pool import Pool
+from proxy.store.refusals import RefusalStore, Refused
 from tests.browser.people import WAIT_MS, Site, Visitor
 from tests.flows.upstream import echo, reply
 
@@ -51,6 +58,113 @@ async def test_names_of_strangers_are_text_everywhere(holder: Visitor) -> None:
     finally:
         site.upstreams[0].act = site.upstreams[1].act = echo
     assert await page.evaluate(MARKUP) == 0
+
+
+async def test_names_of_strangers_are_text_to_operators_too(operator: Visitor) -> None:
+    page, ask = operator.page, operator.site.service.ask
+    email = '"><img/src=x/onerror=alert(1)>@example.com'
+    made = await ask("accounts", "create", "--name", HOSTILE, "--email", email)
+    await operator.open("operator/accounts")
+    await page.get_by_label("Search").fill(made["id"])
+    row = page.locator(f'[data-id="{made["id"]}"]')
+    for part in ("<script>alert(3)", "<img/src=x"):
+        await expect(row).to_contain_text(part)
+    for opens in ("Edit", "Keys of", "Sign-in link for"):
+        await row.get_by_role("button", name=opens).click()
+        await operator.dialog.wait_for()
+        assert await page.evaluate(MARKUP) == 0
+        await page.keyboard.press("Escape")
+        await operator.dialog.wait_for(state="detached")
+    await operator.open("operator/upstreams")
+    upstream = page.locator('[data-network="ethereum/sepolia"] tbody tr').first
+    await upstream.get_by_role("button", name="Cordon").click()
+    await operator.dialog.get_by_label("Reason").fill(HOSTILE)
+    await operator.button("Cordon", operator.dialog).click()
+    await expect(upstream).to_contain_text("<script>alert(3)")
+    assert await page.evaluate(MARKUP) == 0
+    await upstream.get_by_role("button", name="Uncordon").click()
+    await expect(upstream.get_by_role("button", name="Cordon", exact=False)).to_be_visible()
+
+
+@asynccontextmanager
+async def pooled(url: str) -> AsyncIterator[Pool]:
+    pool = Pool(url, size=1, acquire_timeout_s=5.0)
+    await pool.open()
+    yield pool
+    await pool.close()
+
+
+async def test_what_a_refusal_says_is_text(holder: Visitor) -> None:
+    policy = await make_policy(holder, "Refuses")
+    sender = bytes.fromhex("11" * 20)
+    url = orjson.loads((holder.site.service.data / "running.json").read_bytes())["database"]["url"]
+    async with pooled(url) as pool:
+        now = datetime.datetime.now(datetime.UTC)
+        await RefusalStore(pool).add([Refused(policy, now, sender, "allowed_contracts", HOSTILE)])
+    table = holder.page.get_by_role("table", name="Last refusals")
+    await expect(table).to_contain_text("<script>alert(3)")
+    assert await holder.page.evaluate(MARKUP) == 0
+
+
+async def make_policy(holder: Visitor, name: str) -> str:
+    """A gas policy, by the form; its page is open then."""
+    await holder.open("policies")
+    await holder.button("Create policy").first.click()
+    await holder.dialog.get_by_label("Name").fill(name)
+    await holder.dialog.get_by_label("One operation, US dollars").fill("1")
+    await holder.button("Create policy", holder.dialog).click()
+    await holder.heading(name).wait_for()
+    return holder.page.url.rpartition("/")[2]
+
+
+async def test_what_is_read_again_leaves_the_focus_and_what_is_open_as_it_was(visitor: Visitor) -> None:
+    page = visitor.page
+    await make_policy(visitor, "Read again")
+    rules = page.locator("details.more")
+    await rules.locator("summary").click()
+    await visitor.button("Edit limits").focus()
+    await rules.evaluate("(node) => { node.dataset.old = 1; }")
+    await page.locator("details.more:not([data-old])").wait_for()
+    await expect(rules).to_have_attribute("open", "")
+    await expect(visitor.button("Edit limits")).to_be_focused()
+    await visitor.open("operator/upstreams")
+    row = page.locator('[data-network="ethereum/sepolia"] tbody tr').first
+    await row.get_by_role("button", name="Cordon").focus()
+    await row.evaluate("(node) => { node.dataset.old = 1; }")
+    await page.locator('[data-network="ethereum/sepolia"] tbody tr:not([data-old])').first.wait_for()
+    await expect(row.get_by_role("button", name="Cordon")).to_be_focused()
+
+
+async def test_of_two_answers_the_one_that_was_asked_for_last_is_shown(operator: Visitor) -> None:
+    page, is_late = operator.page, asyncio.Event()
+    await operator.open("operator/accounts")
+
+    async def late(route: Route) -> None:
+        await is_late.wait()
+        await route.continue_()
+
+    await page.route("**/v1/admin/accounts?*search=free*", late)
+    search, rows = page.get_by_label("Search"), page.get_by_role("table", name="Accounts").locator("tbody tr")
+    async with page.expect_response(lambda reply: "search=free" in reply.url) as answered:
+        async with page.expect_request(lambda request: "search=free" in request.url):
+            await search.fill("free@example.com")
+        await search.fill("growth@example.com")
+        await expect(rows).to_have_count(1)
+        await expect(rows).to_contain_text("growth@example.com")
+        is_late.set()
+    await (await answered.value).finished()
+    await page.evaluate("new Promise((resolve) => { setTimeout(resolve, 50); })")  # what came late has had its turn
+    await expect(rows).to_contain_text("growth@example.com")
+    await page.unroute("**/v1/admin/accounts?*search=free*")
+
+
+async def test_address_that_names_no_view_leads_to_the_first(visitor: Visitor) -> None:
+    await visitor.open("keys")
+    for odd, title in (("%", "Overview"), ("constructor", "Overview"), ("operator/constructor", "Upstreams")):
+        await visitor.page.evaluate("(odd) => { location.hash = `#/${odd}`; }", odd)
+        await visitor.heading(title).wait_for()
+        await visitor.page.evaluate("location.hash = '#/keys'")
+        await visitor.heading("API keys").wait_for()
 
 
 async def test_no_script_of_a_stranger_could_run_even_if_it_got_into_the_page(holder: Visitor) -> None:

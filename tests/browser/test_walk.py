@@ -50,6 +50,9 @@ async def test_a_new_key_is_used_with_curl_and_its_request_shows_in_the_chart(ho
     await holder.button("eth_gasPrice").click()  # from now on only this
     chart = page.get_by_role("img", name="Requests: requests")
     await expect(chart).to_have_attribute("aria-label", "Requests: requests 1, errors 0")
+    # What is taken along is what is shown.
+    taken = page.get_by_role("link", name="Export CSV")
+    await expect(taken).to_have_attribute("href", re.compile("[?&]method=eth_gasPrice(&|$)"))
     await expect(chart.locator("canvas")).to_be_visible()
     await holder.button("Key").click()
     await expect(page.get_by_role("row", name="made in the browser")).to_contain_text("1")

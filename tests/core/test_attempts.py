@@ -60,6 +60,7 @@ def test_waiting_does_not_add_attempts() -> None:
 @pytest.mark.parametrize("form", get_args(Format))
 def test_test_is_tried_once_and_says_nothing_about_the_webhook(form: Format) -> None:
     assert judge(form, 0, 500, test=True) == Verdict("failed", 1)
+    assert judge(form, 0, 410, test=True) == Verdict("failed", 1)
     assert judge(form, 0, 204, test=True).state == "delivered"
 
 

@@ -171,6 +171,17 @@ def test_memory_of_dropped_replies_is_given_back_bit_by_bit() -> None:
     assert replies.bytes_used == 125 * (1 + KEPT_OVERHEAD)
 
 
+def test_memory_stays_within_the_limit_when_nothing_is_asked_but_what_is_kept() -> None:
+    replies = Replies(1 << 20)
+    for n in range(2000):
+        replies.put(key(n), b"x" * 300, "forever")
+    for n in range(50_000):
+        replies.get(key(n % 2000))
+        assert replies.bytes_used <= replies.limit
+    assert len(replies._retired) <= 1
+    assert replies.hits > 40_000
+
+
 def test_accounting_is_near_what_python_says() -> None:
     replies = Replies(1 << 22)
     for n in range(5000):

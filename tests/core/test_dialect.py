@@ -15,6 +15,10 @@ def error(code: object, message: object, **more: object) -> bytes:
     return json.dumps({"code": code, "message": message, **more}).encode()
 
 
+def told(raw: bytes, *, ours: bool = True) -> bytes:
+    return dialect.told(raw, dialect.classify(raw), in_our_codes=ours)
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "message"),
     [
@@ -115,7 +119,7 @@ def test_contract_cannot_pass_for_a_failing_upstream() -> None:
 def test_what_is_no_error_object_speaks_against_the_upstream(broken: bytes) -> None:
     verdict = dialect.classify(broken)
     assert (verdict.kind, verdict.retry_elsewhere, verdict.blame) == ("server", True, True)
-    assert dialect.normalise(broken) == broken
+    assert told(broken) == broken
 
 
 @pytest.mark.parametrize(("sent", "read"), [("-32005", -32005), ("x", 0), (None, 0), (-32005.0, -32005), (1e400, 0)])
@@ -126,7 +130,8 @@ def test_codes_of_other_types_are_read(sent: object, read: int) -> None:
 @given(st.binary() | st.builds(error, st.integers() | st.text(), st.text() | st.none()))
 def test_no_bytes_make_it_raise(raw: bytes) -> None:
     dialect.classify(raw)
-    dialect.normalise(raw)
+    told(raw)
+    told(raw, ours=False)
 
 
 def test_long_message_costs_no_more_than_a_short_one() -> None:
@@ -144,11 +149,10 @@ def test_long_message_costs_no_more_than_a_short_one() -> None:
             error(-32005, "query returned more than 10000 results"),
             error(-32602, "query returned more than 10000 results"),
         ),
-        (error(429, "Too many requests"), error(-32005, "Too many requests")),
     ],
 )
 def test_error_is_given_our_code_with_its_own_message_and_data(raw: bytes, expected: bytes) -> None:
-    assert json.loads(dialect.normalise(raw)) == json.loads(expected)
+    assert json.loads(told(raw)) == json.loads(expected)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +165,59 @@ def test_error_is_given_our_code_with_its_own_message_and_data(raw: bytes, expec
     ],
 )
 def test_error_that_is_right_already_keeps_its_bytes(raw: bytes) -> None:
-    assert dialect.normalise(raw) == raw
+    assert told(raw) == raw
 
 
 def test_data_keeps_its_bytes_under_a_new_code() -> None:
     raw = b'{"code":-32000,"message":"execution reverted","data":{"n":123456789012345678901234567890, "f":1.10}}'
-    assert b'"data":{"n":123456789012345678901234567890, "f":1.10}' in dialect.normalise(raw)
+    assert b'"data":{"n":123456789012345678901234567890, "f":1.10}' in told(raw)
 
 
 def test_words_about_the_upstreams_key_stay_here() -> None:
-    told = dialect.normalise(error(-32000, "invalid api key: abcdef", data={"project": "abcdef"}))
-    assert b"abcdef" not in told
-    assert json.loads(told)["code"] == -32603
+    for ours in (True, False):
+        said = told(error(-32000, "invalid api key: abcdef", data={"project": "abcdef"}), ours=ours)
+        assert json.loads(said) == {"code": -32603, "message": "the upstream refused the call"}
+
+
+@pytest.mark.parametrize(("ours", "code"), [(True, -32005), (False, 429)])
+def test_words_about_the_upstreams_deal_with_us_stay_here(ours: bool, code: int) -> None:
+    raw = error(429, "Too many requests: upgrade your tier at https://vendor.example/us", data={"account": "us"})
+    assert json.loads(told(raw, ours=ours)) == {
+        "code": code, "message": "the upstream takes no more calls at the moment",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'internal error: Post "http://user:secret@node/path": EOF',
+        "server error: dial tcp 10.1.2.3:8545",
+        "service unavailable: node-7.inner.example:8545",
+        "connection refused by [fd00::12]:8545",
+        "localhost is unavailable",
+        'no idea: Post "https://node.example/v2/secret"',
+        "timed out: wss://node.example/secret",
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_no_address_behind_an_upstream_is_told(words: str, ours: bool) -> None:
+    assert b"upstream" in told(error(-32000, words), ours=ours)
+    for secret in (b"secret", b"10.1", b"node", b"fd00", b"localhost", b"8545"):
+        assert secret not in told(error(-32000, words), ours=ours)
+        assert secret not in told(error(-32603, "Internal error", data={"cause": words}), ours=ours)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        error(-32603, "Internal error", data={"trace": "0x"}),
+        error(-32000, "the sequencer has gone fishing"),
+        error(3, "execution reverted: see https://token.example", data="0x"),
+        error(-32005, "Node is behind by 42 slots", data={"numSlotsBehind": 42}),
+    ],
+)
+def test_other_words_are_passed_on_as_they_are(raw: bytes) -> None:
+    assert told(raw, ours=False) == raw
 
 
 def test_phrases_are_lower_case_so_that_they_can_match() -> None:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 
-from proxy.core.lanes import Lanes
+import pytest
+
+from proxy.core.lanes import Lanes, receiver_of
+
+
+def alone(names: Iterable[str]) -> dict[str, str]:
+    """Webhooks that have a receiver each, of their own name."""
+    return {name: name for name in names}
 
 
 def run(lanes: Lanes, receiver: str, times: int, *, took_s: float = 0.01, ok: bool = True) -> None:
@@ -18,7 +26,7 @@ def test_receiver_begins_with_one_and_success_doubles_it() -> None:
     lanes = Lanes(total=100, each=8)
     seen = []
     for _ in range(5):
-        seen.append(lanes.rooms(["a"])["a"])
+        seen.append(lanes.rooms(alone("a"))["a"])
         run(lanes, "a", 1)
     assert seen == [1, 2, 4, 8, 8]
 
@@ -28,7 +36,7 @@ def test_failure_halves_it_down_to_one() -> None:
     run(lanes, "a", 3)
     seen = []
     for _ in range(4):
-        seen.append(lanes.rooms(["a"])["a"])
+        seen.append(lanes.rooms(alone("a"))["a"])
         run(lanes, "a", 1, ok=False)
     assert seen == [8, 4, 2, 1]
 
@@ -37,13 +45,13 @@ def test_what_is_under_way_takes_its_place() -> None:
     lanes = Lanes(total=100, each=8)
     run(lanes, "a", 3)
     for left in range(8, 0, -1):
-        assert lanes.rooms(["a"]) == {"a": left}
+        assert lanes.rooms(alone("a")) == {"a": left}
         lanes.begin("a")
-    assert lanes.rooms(["a"]) == {}
+    assert lanes.rooms(alone("a")) == {}
 
 
 def fill(lanes: Lanes, names: Iterable[str]) -> None:
-    for name, room in lanes.rooms(names).items():
+    for name, room in lanes.rooms(alone(names)).items():
         for _ in range(room):
             lanes.begin(name)
 
@@ -73,16 +81,79 @@ def test_one_that_answers_again_counts_as_good_with_all_it_has() -> None:
     run(lanes, "b", 1, ok=False)
     fill(lanes, ["a"])
     assert lanes.busy == 4
-    assert lanes.rooms(["b"]) == {}
+    assert lanes.rooms(alone("b")) == {}
     lanes.end("a", took_s=0.1, ok=True)
-    assert lanes.rooms(["b"]) == {"b": 1}
+    assert lanes.rooms(alone("b")) == {"b": 1}
 
 
 def test_what_is_free_is_shared() -> None:
     lanes = Lanes(total=12, each=10)
     for name in "abc":
         run(lanes, name, 4)
-    assert lanes.rooms("abc") == {"a": 4, "b": 4, "c": 4}
+    assert lanes.rooms(alone("abc")) == {"a": 4, "b": 4, "c": 4}
+
+
+def test_scarce_places_go_round_among_receivers_and_nobody_starves() -> None:
+    lanes = Lanes(total=4, each=4)
+    served: Counter[str] = Counter()
+    for _ in range(30):
+        rooms = lanes.rooms(alone(f"{n:02}" for n in range(20)))
+        served.update(rooms)
+        for name, room in rooms.items():
+            run(lanes, name, room)
+        assert lanes.busy == 0
+    assert len(served) == 20
+    assert max(served.values()) - min(served.values()) <= 4
+
+
+def test_who_has_something_under_way_comes_after_who_has_nothing() -> None:
+    lanes = Lanes(total=4, each=4)
+    run(lanes, "a", 3)
+    for _ in range(2):
+        lanes.begin("a")
+    assert lanes.rooms(alone("abcd")) == {"b": 1, "c": 1}
+
+
+def test_webhooks_of_one_receiver_share_what_it_may_have_and_take_turns() -> None:
+    lanes = Lanes(total=100, each=4)
+    run(lanes, "host", 4)
+    webhooks = {f"wh_{n}": "host" for n in range(6)}
+    first = lanes.rooms(webhooks)
+    assert first == {"wh_0": 1, "wh_1": 1, "wh_2": 1, "wh_3": 1}
+    assert lanes.rooms(webhooks) == {"wh_4": 1, "wh_5": 1, "wh_0": 1, "wh_1": 1}
+    assert lanes.rooms({"wh_1": "host", "wh_2": "host", "wh_3": "host"}) == {"wh_2": 2, "wh_3": 1, "wh_1": 1}
+    for _ in first:
+        lanes.begin("host")
+    assert lanes.rooms(webhooks) == {}
+
+
+def test_all_places_are_free_again_when_whoever_had_them_is_gone() -> None:
+    lanes = Lanes(total=4, each=4)
+    run(lanes, "a", 1, took_s=5.0)
+    fill(lanes, "ab")
+    assert lanes.busy == 3
+    lanes.clear()
+    assert lanes.busy == 0
+    assert lanes.lane("a").kind == "slow"
+    assert lanes.rooms(alone("b")) == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    ("url", "receiver"),
+    [
+        ("https://hooks.example.com/a?b#c", "https://hooks.example.com:443"),
+        ("https://HOOKS.example.com.:443", "https://hooks.example.com:443"),
+        ("https://hooks.example.com?x=//:1@y", "https://hooks.example.com:443"),
+        ("https://a:b@hooks.example.com/", "https://hooks.example.com:443"),
+        ("https://hooks.example.com:8443/a", "https://hooks.example.com:8443"),
+        ("http://127.0.0.1/", "http://127.0.0.1:80"),
+        ("http://[::1]:8080/x", "http://[::1]:8080"),
+        ("https://[::1]", "https://[::1]:443"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_receiver_is_the_server_that_a_url_leads_to(url: str, receiver: str) -> None:
+    assert receiver_of(url) == receiver
 
 
 def test_counts_come_out_even_whatever_happens() -> None:
@@ -90,7 +161,7 @@ def test_counts_come_out_even_whatever_happens() -> None:
     lanes = Lanes(total=20, each=6)
     running: list[str] = []
     for _ in range(5000):
-        for name, room in lanes.rooms([f"r{chance.randrange(8)}"]).items():
+        for name, room in lanes.rooms(alone([f"r{chance.randrange(8)}"])).items():
             for _ in range(room):
                 lanes.begin(name)
                 running.append(name)
@@ -109,6 +180,6 @@ def test_receivers_with_nothing_under_way_are_forgotten_in_the_end() -> None:
     lanes = Lanes(total=20, each=6)
     lanes.begin("kept")
     for place in range(25_000):
-        lanes.rooms([str(place)])
+        lanes.rooms(alone([str(place)]))
     assert len(lanes._lanes) <= 10_001
     assert lanes.lane("kept").busy == 1

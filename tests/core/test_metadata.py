@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.metadata import LONGEST_VALUE, MOST_TRAITS, Metadata, read
+from proxy.core.metadata import LONGEST_VALUE, MOST_TRAITS, Metadata, read, words
 
 
 def metadata(**members: Any) -> Metadata:
@@ -91,6 +91,14 @@ def test_numbers_keep_their_digits() -> None:
     found = read(body)
     assert found is not None
     assert [trait.value for trait in found.traits] == ["1.10", "115792089237316195423570985"]
+
+
+@pytest.mark.parametrize("digits", ["1e9999999999999999999999", "-1e-9999999999999999999999", "1E+999999999"])
+def test_number_that_no_decimal_can_be_is_text(digits: str) -> None:
+    found = read(b'{"name": "A", "attributes": [{"trait_type": "a", "value": %s}]}' % digits.encode())
+    assert found is not None
+    assert [trait.value for trait in found.traits] == [digits]
+    assert (words(b'{"name": "A", "v": %s}' % digits.encode()) or {})["name"] == "A"
 
 
 # Names, descriptions, images

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.chains.evm import abi
 from proxy.core import policy
 from proxy.core.policy import Asked, BadRule, Rules
 from proxy.services.sponsor.policies import FORMS
@@ -143,3 +144,24 @@ def test_cost_rounds_up_and_a_part_never_costs_more_than_the_whole(wei: int, pri
     part = policy.cost(wei, price=price, decimals=18)
     assert 0 <= part * 10**18 - wei * price < 10**18
     assert part <= policy.cost(wei + more, price=price, decimals=18)
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("transfer(address,uint)", "transfer(address,uint256)"),
+        ("f(int,(uint,uint8)[],int[2])", "f(int256,(uint256,uint8)[],int256[2])"),
+        ("uint(uint256)", "uint(uint256)"),
+        ("f(uintx,myint)", "f(uintx,myint)"),
+    ],
+)
+def test_short_names_of_types_are_the_methods_own(short: str, full: str) -> None:
+    assert rules(allowed_methods=[short]).allowed_methods == {abi.selector(full)}
+
+
+@pytest.mark.parametrize(("fee", "is_refused"), [(0, False), (200, False), (201, True)])
+def test_twice_what_a_hurried_transaction_offers_is_the_most(fee: int, is_refused: bool) -> None:
+    refusal = policy.overpriced(fee, fast_wei=100)
+    assert (refusal is not None) is is_refused
+    if refusal is not None:
+        assert (refusal.rule, refusal.left) == ("max_gas_price_gwei", "0.0000002")

@@ -53,9 +53,7 @@ def test_headers_of_format_b_are_the_specifications_and_the_standards() -> None:
 
 
 def test_correction_is_named_as_such_in_format_b() -> None:
-    found = signatures.headers(
-        event_type="NEW_BLOCK", event_id="e", secrets=[SECRET], timestamp=1, body=BODY, named="CORRECTION"
-    )
+    found = signatures.headers(event_type="CORRECTION", event_id="e", secrets=[SECRET], timestamp=1, body=BODY)
     assert found["X-Webhook-Event"] == "CORRECTION"
 
 

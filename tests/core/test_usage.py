@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core import usage
-from proxy.core.usage import BUCKETS, LATENCY_S, OTHER, Line, Sheet, Tally, Touched, Used, gather, largest, quantile_ms
+from proxy.core.usage import BUCKETS, LATENCY_S, OTHER, Sheet, Tally, Touched, Used, gather, lines_of, quantile_ms
 
 
 def counted(times: int, seconds: float = 0.001) -> Tally:
@@ -83,12 +83,9 @@ def test_chart_has_every_step_of_its_span() -> None:
     assert usage.times_of(7200, 7200, "hour") == []
 
 
-def test_lines_beyond_the_top_are_one() -> None:
-    lines = [Line(f"line {n}") for n in range(5)]
-    for n, line in enumerate(lines):
-        for at in (0, 60):
-            line.add(at, Used(requests=n + 1, units=1))
-    found = largest(lines, 2)
-    assert [(line.name, line.total.requests) for line in found] == [("line 4", 10), ("line 3", 8), (OTHER, 12)]
-    assert {at: used.requests for at, used in found[2].points.items()} == {0: 6, 60: 6}
-    assert largest([], 3) == []
+def test_lines_are_in_the_order_of_their_requests_and_all_others_come_last() -> None:
+    points = [(name, at, Used(requests=n, units=1)) for n, name in ((1, "a"), (5, "b"), (9, None)) for at in (0, 60)]
+    found = lines_of(points)
+    assert [(line.name, line.total.requests) for line in found] == [("b", 10), ("a", 2), (OTHER, 18)]
+    assert {at: used.requests for at, used in found[2].points.items()} == {0: 9, 60: 9}
+    assert lines_of([]) == []

@@ -181,6 +181,12 @@ def test_limits_of_a_paymaster_that_is_not_there_may_be_zero() -> None:
     assert userop.parse({**PLAIN, **more}, "0.7") == userop.parse(PLAIN, "0.7")
 
 
+@pytest.mark.parametrize("name", ["factoryData", "paymasterData"])
+def test_data_of_a_contract_that_is_not_there_is_nothing_only_without_a_byte(name: str) -> None:
+    with pytest.raises(BadOperation, match=rf"^{name.removesuffix('Data')}: is missing; "):
+        userop.parse({**PLAIN, name: "0x00"}, "0.7")
+
+
 @pytest.mark.parametrize("given", [None, [], "0x", 1])
 def test_operation_that_is_no_object_is_refused(given: Any) -> None:
     with pytest.raises(BadOperation, match=r"^userOperation: must be an object$"):

@@ -48,7 +48,7 @@ trusted_proxies = ["127.0.0.1/32"]
 [metrics]
 port = 0
 [follower]
-networks = []
+networks = ["{NETWORK}"]
 [database]
 url = "{database}"
 [keys]

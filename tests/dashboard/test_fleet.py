@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from tests.dashboard.test_usage import known_key
 from tests.database import connected
 from tests.flows.talk import Talk, post, rpc
 from tests.service import until
+
+
+async def _is(found: Awaitable[int], wanted: int) -> bool:
+    return await found == wanted
 
 
 async def upstreams(operator: Person) -> list[dict[str, Any]]:
@@ -129,6 +134,57 @@ async def test_changed_plan_reaches_the_keys_of_the_account(desk: Desk) -> None:
         return {(await call(desk, key)).headers["X-RateLimit-Limit"] for _ in range(8)} == {"33"}
 
     await until(is_everywhere)
+
+
+async def test_lowered_limit_of_an_account_holds_for_keys_with_their_own(desk: Desk) -> None:
+    operator = await desk.operator()
+    holder = await desk.holder(await desk.account(plan="growth"))
+    key = await known_key(desk, holder, requests_per_second=50)
+    assert (await call(desk, key)).headers["X-RateLimit-Limit"] == "50"
+
+    for change, limit in (({"requests_per_second": 7}, "7"), ({"requests_per_second": None, "plan": "free"}, "10")):
+        await operator.ask("PATCH", f"/admin/accounts/{holder.account['id']}", change)
+
+        async def is_everywhere(limit: str = limit) -> bool:
+            return {(await call(desk, key)).headers["X-RateLimit-Limit"] for _ in range(8)} == {limit}
+
+        await until(is_everywhere)
+
+
+async def test_list_of_accounts_tells_what_each_used_today(desk: Desk) -> None:
+    operator = await desk.operator()
+    for plan in (
+        "free",
+        "enterprise",
+    ):  # a worker leases much of a day at once; where there is no limit it leases nothing
+        holder = await desk.holder(await desk.account(plan=plan))
+        key = await known_key(desk, holder)
+        for _ in range(3):
+            assert (await call(desk, key)).status == 200
+
+        async def used(account: str = holder.account["id"]) -> int:
+            (found,) = (await operator.get(f"/admin/accounts?search={account}")).data["accounts"]
+            assert found["used_today"] <= 3, found
+            return int(found["used_today"])
+
+        await until(lambda used=used: _is(used(), 3))
+        assert (await operator.get(f"/admin/accounts/{holder.account['id']}")).data["used_today"] == 3
+
+
+async def test_page_beyond_the_last_still_says_how_many_accounts_there_are(desk: Desk) -> None:
+    operator = await desk.operator()
+    found = (await operator.get("/admin/accounts?page=999")).data
+    assert found["accounts"] == []
+    assert found["total"] > 0
+
+
+async def test_two_accounts_cannot_have_one_email(desk: Desk) -> None:
+    operator, holder, other = await desk.operator(), await desk.account(), await desk.account()
+    again = {"name": "Again", "email": holder["email"].upper()}
+    assert "another account" in (await operator.post("/admin/accounts", again)).fault(400)
+    path = f"/admin/accounts/{other['id']}"
+    assert "another account" in (await operator.ask("PATCH", path, {"email": holder["email"]})).fault(400)
+    assert (await operator.ask("PATCH", path, {"email": other["email"], "name": "Same"})).data["name"] == "Same"
 
 
 async def test_operator_sees_the_usage_of_all_accounts(desk: Desk) -> None:

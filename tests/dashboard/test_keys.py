@@ -65,6 +65,9 @@ async def test_key_is_changed_member_by_member(desk: Desk) -> None:
     changed = (await holder.ask("PATCH", path, {"status": "disabled", "allowed_ips": []})).data
     assert (changed["status"], changed["allowed_ips"]) == ("disabled", [])
     assert (await holder.ask("PATCH", path, {"status": "active"})).data["status"] == "active"
+    # No scope at all is not all of them.
+    assert "scopes" in (await holder.ask("PATCH", path, {"scopes": []})).fault(400)
+    assert (await holder.get(path)).data["scopes"] == ["rpc:read"]
 
 
 async def test_rotated_key_works_on_for_its_overlap_beside_its_successor(desk: Desk) -> None:
@@ -117,6 +120,8 @@ async def test_somebody_elses_key_is_as_absent_as_one_that_never_was(desk: Desk)
         ({"allowed_origins": ["app.example.com"]}, "allowed_origins"),
         ({"allowed_origins": ["https://*.example.com/path"]}, "allowed_origins"),
         ({"scopes": ["rpc:everything"]}, "scopes"),
+        ({"scopes": []}, "scopes"),
+        ({"name": "a\0b"}, "name"),
         ({"mode": "both"}, "mode"),
         ({"requests_per_second": 0}, "requests_per_second"),
         ({"name": ""}, "name"),

@@ -194,6 +194,23 @@ async def test_link_is_promised_to_everybody_and_made_for_those_who_have_an_acco
     assert "#token=" not in desk.running.log_file.read_text()
 
 
+async def test_text_that_cannot_be_stored_is_refused_by_name(desk: Desk) -> None:
+    operator = await desk.operator()
+    (upstream, *_) = (await operator.get("/admin/networks")).data["networks"][0]["upstreams"]
+    for path, body, named in (
+        ("/account/sign-in", {"email": "a\0b@example.com", "password": PASSWORD}, "email"),
+        ("/account/sign-in/link", {"email": "a\0b@example.com"}, "email"),
+        ("/admin/accounts", {"name": "a\0b", "email": "ab@example.com"}, "name"),
+        ("/admin/accounts", {"name": "ab", "email": "a\0b@example.com"}, "email"),
+        (f"/admin/upstreams/{upstream['id']}/cordon", {"reason": "a\0b"}, "reason"),
+    ):
+        assert named in (await operator.post(path, body)).fault(400), path
+    assert "search" in (await operator.get("/admin/accounts?search=%00")).fault(400)
+    # Where no pattern says so the database does.
+    policy = {"name": "a\0b", "chain": "ethereum-sepolia", "rules": {"max_gas_usd": "1"}}
+    (await (await desk.holder()).post("/account/gas/policies", policy)).fault(400)
+
+
 async def test_new_password_needs_the_old_one_and_ends_all_other_sessions(desk: Desk) -> None:
     holder = await desk.holder()
     elsewhere = await desk.holder(holder.account)

@@ -152,10 +152,29 @@ async def test_table_to_take_along_has_a_row_for_each_method_and_no_formula_in_i
     assert reply.headers["Content-Type"].startswith("text/csv")
     assert "attachment" in reply.headers["Content-Disposition"]
     rows = list(csv.DictReader(io.StringIO(reply.body.decode())))
+    only = await holder.get(f"/account/usage/csv?step=minute&from={first}&method=eth_chainId&network={NETWORK}")
+    assert [row["method"] for row in csv.DictReader(io.StringIO(only.body.decode()))] == ["eth_chainId"]
     assert {(row["method"], row["requests"], row["key_name"]) for row in rows} == {
         ("eth_gasPrice", "1", "'=cmd()"),
         ("eth_chainId", "1", "'=cmd()"),
     }
+
+
+async def test_request_of_no_network_has_none_in_the_table(desk: Desk) -> None:
+    holder = await desk.holder()
+    key = await known_key(desk, holder)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{desk.base}/wallets", headers={"X-API-Key": key}) as reply,
+    ):
+        assert reply.status == 200
+
+    async def is_there() -> bool:
+        return bool((await totals(holder))["requests"] == 1)
+
+    await until(is_there)
+    (row,) = csv.DictReader(io.StringIO((await holder.get("/account/usage/csv?step=hour")).body.decode()))
+    assert (row["method"], row["network"], row["requests"]) == ("list_wallets", "", "1")
 
 
 async def test_wrong_span_is_named(desk: Desk) -> None:
@@ -168,6 +187,9 @@ async def test_wrong_span_is_named(desk: Desk) -> None:
         ("top=0", "top"),
         ("by=colour", "by"),
         ("from=0001-01-01&to=9999-12-31&step=day", "step"),
+        ("to=0001-01-01", "to"),
+        ("to=9999-12-31T23:59:59-12:00", "to"),
+        ("method=%00", "method"),
     ):
         assert named in (await holder.get(f"/account/usage?{query}")).fault(400), query
 

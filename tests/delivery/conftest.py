@@ -15,5 +15,5 @@ __all__ = ("database", "empty_database", "pool", "server")
 
 @pytest.fixture
 async def scene(pool: Pool) -> AsyncIterator[Scene]:
-    async with inbox() as found:
+    async with inbox(servers=21) as found:
         yield Scene(pool, found)

@@ -53,10 +53,14 @@ class Inbox:
     def __init__(self) -> None:
         self.posts: list[Post] = []
         self.pages: dict[str, Page] = {}
-        self.port = 0
+        self.ports: list[int] = []
 
-    def url(self, path: str = "/") -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    def url(self, path: str = "/", *, server: int = 0) -> str:
+        return f"http://127.0.0.1:{self.ports[server]}{path}"
 
     def at(self, path: str) -> list[Post]:
         return [post for post in self.posts if post.path == path]
@@ -81,14 +85,16 @@ class Inbox:
 
 
 @asynccontextmanager
-async def inbox() -> AsyncIterator[Inbox]:
+async def inbox(servers: int = 1) -> AsyncIterator[Inbox]:
+    """At so many addresses: each is a receiver of its own."""
     found = Inbox()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", found.take)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.port = runner.addresses[0][1]
+    for _ in range(servers):
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+    found.ports = [address[1] for address in runner.addresses]
     yield found
     await runner.cleanup()
 
@@ -109,11 +115,16 @@ class Scene:
         return name
 
     async def webhook(
-        self, path: str = "/", event_type: str = "token_transfer", *, account: str = "", url: str = ""
+        self, path: str = "/", event_type: str = "token_transfer", *, account: str = "", server: int = 0
     ) -> Webhook:
         owner = account or await self.account()
         new = NewWebhook(
-            account=owner, network=NETWORK, live=True, url=url or self.inbox.url(path), event_type=event_type, config={}
+            account=owner,
+            network=NETWORK,
+            live=True,
+            url=self.inbox.url(path, server=server),
+            event_type=event_type,
+            config={},
         )
         name = self.webhooks.new_id()
         return await self.webhooks.create(name, new, addresses=None, secret=VAULT.seal(name, KEY), most=10_000)
@@ -156,7 +167,19 @@ class Scene:
         return row["status"], row["reason"]
 
     @asynccontextmanager
-    async def delivering(
+    async def delivering(self, **options: Any) -> AsyncIterator[Deliverer]:
+        """One that runs. The options are `deliverer`'s."""
+        tasks = Tasks()
+        async with self.deliverer(**options) as found:
+            tasks.start("deliverer", found.run)
+            tasks.start("notices", lambda: found.listen(self.pool))
+            try:
+                yield found
+            finally:
+                await tasks.close()
+
+    @asynccontextmanager
+    async def deliverer(
         self,
         *,
         schedules: Mapping[Format, tuple[float, ...]] = retries.SCHEDULES,
@@ -176,11 +199,7 @@ class Scene:
             schedules=schedules,
             lease_s=lease_s,
         )
-        tasks = Tasks()
-        tasks.start("deliverer", found.run)
-        tasks.start("notices", lambda: found.listen(self.pool))
         try:
             yield found
         finally:
-            await tasks.close()
             await receiver.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.store import sql
 from tests.delivery.scene import Scene
 from tests.delivery.test_delivering import SHORT
 from tests.service import until
@@ -56,8 +57,25 @@ async def test_held_deliveries_wait_for_midnight_in_utc(scene: Scene) -> None:
     rows = await scene.rows("select distinct due_at from deliveries where state = 'over_quota'")
     assert [row["due_at"] for row in rows] == [datetime.datetime(2031, 3, 31, tzinfo=datetime.UTC)]
     due = await scene.store.list_due(at)
-    assert due.active == []
-    assert (await scene.store.list_due(at + datetime.timedelta(hours=1, seconds=1))).active == [hook.id]
+    assert due.active == {}
+    assert (await scene.store.list_due(at + datetime.timedelta(hours=1, seconds=1))).active == {hook.id: hook.url}
+
+
+async def test_delivery_that_is_held_was_not_attempted(scene: Scene) -> None:
+    hook = await scene.webhook(account=await scene.account("free"))
+    await scene.events(hook, 2)
+    claimed, _ = await scene.store.claim({hook.id: 2}, day_limits={"free": 1})
+    rows = await scene.rows("select event_id, state, claim from deliveries")
+    assert {row["state"]: row["claim"] for row in rows} == {"due": 1, "over_quota": 0}
+    assert [each.claim for each in claimed] == [1]
+
+
+async def test_hold_comes_too_late_for_what_somebody_else_has_claimed(scene: Scene) -> None:
+    hook = await scene.webhook()
+    (name,) = await scene.events(hook)
+    await scene.execute("update deliveries set claim = 2")
+    await scene.execute(sql.deliveries.hold, [name], [1], None)
+    assert [tuple(row) for row in await scene.rows("select state, claim from deliveries")] == [("due", 2)]
 
 
 async def test_retries_cost_nothing_of_the_day_and_a_new_round_does(scene: Scene) -> None:
@@ -100,6 +118,10 @@ async def test_old_events_go_and_new_ones_and_those_under_way_stay(scene: Scene)
     await scene.execute("update deliveries set state = 'delivered' where event_id <> $1", old[0])
     new = await scene.events(hook, 2)
     await scene.execute("insert into watched_addresses select number, '\\x01' from webhooks")
+    await scene.execute(
+        "insert into watch_changes (webhook, version, address, added, changed_at)"
+        " select number, n, '\\x01', true, now() - interval '10 minutes' * n from webhooks, generate_series(1, 10) n"
+    )
     await scene.webhooks.move(gone, "delete")
     await scene.execute("update webhooks set updated_at = now() - interval '31 days' where id = $1", gone.id)
     while await scene.store.purge(30, at_once=3):
@@ -108,3 +130,5 @@ async def test_old_events_go_and_new_ones_and_those_under_way_stay(scene: Scene)
     assert {row["id"] for row in await scene.rows("select id from events")} == {old[0], *new}
     assert [row["id"] for row in await scene.rows("select id from webhooks")] == [hook.id]
     assert len(await scene.rows("select from watched_addresses")) == 1
+    # Those of the last hour stay, of both webhooks.
+    assert len(await scene.rows("select from watch_changes")) == 10

@@ -12,6 +12,7 @@ import svix
 from aiohttp import web
 
 from proxy.core import signatures
+from proxy.core.lanes import receiver_of
 from proxy.core.retries import Format
 from proxy.core.signatures import matches
 from proxy.process import Tasks
@@ -207,9 +208,10 @@ async def test_retry_after_is_honoured(scene: Scene) -> None:
     assert 999.9 < await due_in_s(scene) < 1005
 
 
-async def test_test_event_is_tried_once_and_never_pauses(scene: Scene) -> None:
+@pytest.mark.parametrize("status", [500, 410])
+async def test_test_event_is_tried_once_and_says_nothing_about_the_webhook(scene: Scene, status: int) -> None:
     hook = await scene.webhook("/x")
-    scene.inbox.answer("/x", 500)
+    scene.inbox.answer("/x", status)
     async with scene.delivering(schedules=NEVER):
         await scene.events(hook, test=True)
         await until(lambda: scene.are_all(hook, "failed"))
@@ -225,7 +227,7 @@ async def test_many_that_are_used_up_at_once_pause_once_and_write_one_letter(sce
     assert len(claimed) == 40
     async with scene.delivering(schedules=NEVER, total=64, each=40) as one, scene.delivering(schedules=NEVER) as two:
         for deliverer in (one, two):
-            deliverer._lanes.lane(hook.id).window = 40
+            deliverer._lanes.lane(receiver_of(hook.url)).window = 40
         await until(lambda: scene.are_all(hook, "parked"))
     assert await scene.status(hook) == ("paused", "failures")
     (mail,) = await scene.rows("select * from mails")
@@ -270,14 +272,14 @@ async def test_slow_receivers_delay_nobody_else(scene: Scene, known: bool) -> No
 
     account = await scene.account()
     good = await scene.webhook("/good", account=account)
-    slow = [await scene.webhook(f"/slow{n}", account=account) for n in range(20)]
+    slow = [await scene.webhook(f"/slow{n}", account=account, server=n + 1) for n in range(20)]
     async with scene.delivering(total=16, each=4) as deliverer:
         if not known:
             await scene.events(good)
             await until(lambda: scene.are_all(good, "delivered"))
         for n, hook in enumerate(slow):
             scene.inbox.pages[f"/slow{n}"] = page
-            deliverer._lanes.lane(hook.id).kind = "slow" if known else "new"
+            deliverer._lanes.lane(receiver_of(hook.url)).kind = "slow" if known else "new"
             await scene.events(hook, 10)
         stuck_now = 8 if known else 12
         await until(lambda: len(scene.inbox.posts) - len(scene.inbox.at("/good")) == stuck_now)
@@ -290,7 +292,8 @@ async def test_slow_receivers_delay_nobody_else(scene: Scene, known: bool) -> No
             await until(lambda hook=hook: scene.are_all(hook, "delivered"), within_s=30.0)  # type: ignore[misc]
 
 
-async def test_no_receiver_has_more_than_its_share_at_once(scene: Scene) -> None:
+@pytest.mark.parametrize("webhooks", [1, 20])
+async def test_no_receiver_has_more_than_its_share_at_once(scene: Scene, webhooks: int) -> None:
     now = most = 0
 
     async def page(request: web.Request) -> web.Response:
@@ -301,11 +304,13 @@ async def test_no_receiver_has_more_than_its_share_at_once(scene: Scene) -> None
         now -= 1
         return web.Response()
 
-    scene.inbox.pages["/"] = page
-    hook = await scene.webhook()
-    await scene.events(hook, 200)
+    hooks = [await scene.webhook(f"/{n}") for n in range(webhooks)]
+    for n, hook in enumerate(hooks):
+        scene.inbox.pages[f"/{n}"] = page
+        await scene.events(hook, 200 // webhooks)
     async with scene.delivering(total=64, each=4):
-        await until(lambda: scene.are_all(hook, "delivered"))
+        for hook in hooks:
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"))  # type: ignore[misc]
     assert most == 4
     assert len(scene.inbox.posts) == 200
 
@@ -386,6 +391,29 @@ async def test_loop_that_is_cancelled_in_the_middle_loses_nothing(scene: Scene) 
         await until(lambda: scene.are_all(hook, "delivered"))
     assert scene.inbox.ids() == {*scene.made[hook.id]}
     assert len(scene.inbox.posts) <= 200 + 5 * 8
+
+
+async def test_loop_that_dies_leaves_its_places_to_the_next(scene: Scene) -> None:
+    hook = await scene.webhook()
+    stuck = asyncio.Event()
+
+    async def page(request: web.Request) -> web.Response:
+        await stuck.wait()
+        return web.Response()
+
+    scene.inbox.pages["/"] = page
+    await scene.events(hook, 3)
+    async with scene.deliverer(total=2, lease_s=0.2) as deliverer:
+        for sent in (1, 2):
+            tasks = Tasks()
+            tasks.start("deliverer", deliverer.run)
+            await until(lambda sent=sent: len(scene.inbox.posts) == sent)  # type: ignore[misc]
+            await tasks.close()
+            assert deliverer._lanes.busy == 1
+        stuck.set()
+        tasks.start("deliverer", deliverer.run)
+        await until(lambda: scene.are_all(hook, "delivered"))
+        await tasks.close()
 
 
 async def test_tasks_that_listen_end_with_the_rest(scene: Scene) -> None:

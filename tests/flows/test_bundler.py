@@ -24,7 +24,7 @@ from tests.bundler_scene import (
     bundler_scene,
     hash_v07,
 )
-from tests.database import database, server
+from tests.database import connected, database, server
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -394,6 +394,41 @@ async def test_reads_are_answered_while_one_of_two_bundlers_fails(database: str)
         for _ in range(10):
             assert (await found.ask(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
             assert (await found.ask(ENTRY_POINTS_METHOD)).status == 200
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@on_uvloop
+async def test_outcome_that_the_database_does_not_take_is_told_all_the_same(database: str, refused: bool) -> None:
+    """A full disk, a database that became read-only: the operation is with the bundler, whatever happens here."""
+
+    def answer(params: list[Any]) -> str:
+        if refused:
+            raise Refused(-32500, "AA21 didn't pay prefund")
+        return HASH
+
+    async with bundler_scene(database) as found:
+        found.bundlers[0].answers[SEND] = answer
+        async with connected(database) as connection:
+            await connection.execute("""
+                create function refuse() returns trigger language plpgsql as
+                    $$ begin raise exception 'no space left' using errcode = 'disk_full'; end $$;
+                create trigger full_disk before update on operations for each row execute function refuse();
+            """)
+        reply = await found.send()
+        assert error_of(reply)["code"] == -32500 if refused else reply.json["result"] == HASH
+        row = await found.record()
+        assert row is not None
+        assert row["status"] == "seen"
+
+
+@on_uvloop
+async def test_operation_that_cannot_be_recorded_is_not_sent_and_that_is_said(database: str) -> None:
+    async with bundler_scene(database) as found:
+        async with connected(database) as connection:
+            await connection.execute("alter table operations add check (nonce > 1000000)")
+        fault = (await found.send()).fault(500)
+        assert fault["message"] == "internal error; the operation was not sent"
+        assert found.sends() == 0
 
 
 @on_uvloop

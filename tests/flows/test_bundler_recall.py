@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
 import pytest
 
 from proxy.chains.evm import operations
+from proxy.services.bundler.recall import WIDE_SEARCHES
 from proxy.services.rpc.tracker import Tracker
 from tests.bundler_scene import (
     BY_HASH,
@@ -23,6 +25,7 @@ from tests.bundler_scene import (
 from tests.database import connected, database, server
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Refused
+from tests.service import until
 from tests.web.worker import LIVE, on_uvloop
 
 __all__ = ("database", "server")
@@ -194,6 +197,103 @@ async def test_chain_that_does_not_answer_leaves_the_bundlers_null(database: str
     async with bundler_scene(database) as found:
         found.chain.answers["eth_getLogs"] = get_logs
         assert (await found.ask(RECEIPT, HASH)).json["result"] is None
+
+
+@pytest.mark.parametrize("failure", ["error", "dead"])
+@on_uvloop
+async def test_bundler_that_fails_late_does_not_end_the_search(database: str, failure: str) -> None:
+    """One of two is late, the other is asked and does not know it: what the first says then is no news."""
+
+    def refuse(params: list[Any]) -> Any:
+        raise Refused(-32500, "no receipts today")
+
+    async with bundler_scene(database, 2, faults=True) as found, asyncio.TaskGroup() as group:
+        receipt = mined(found)
+        found.chain.held = {"eth_getLogs"}
+        route = found.worker.app.smart.bundlers.routes[LIVE]
+        for upstream in route.upstreams:
+            for _ in range(30):
+                upstream.health.succeeded(0.001)
+        for bundler in found.bundlers:
+            bundler.held = {RECEIPT}
+        asked = group.create_task(found.ask(RECEIPT, HASH))
+        await until(lambda: any(each.count(RECEIPT) for each in found.bundlers))
+        late = 0 if found.bundlers[0].count(RECEIPT) else 1
+        found.bundlers[1 - late].held = set()
+        found.bundlers[1 - late].gate.set()
+        await until(lambda: found.chain.count("eth_getLogs") == 1)
+        while route.budget.spend():
+            pass
+        bad = route.upstreams[late].health.bad
+        found.bundlers[late].answers[RECEIPT] = refuse
+        if failure == "dead":
+            await found.proxies[late].switch("dead")
+            await until(lambda: route.upstreams[late].health.bad > bad)
+        else:
+            good = route.upstreams[late].health.good
+            found.bundlers[late].gate.set()
+            await until(lambda: route.upstreams[late].health.good > good)
+        found.chain.gate.set()
+        assert (await asked).json["result"]["receipt"] == receipt
+
+
+@on_uvloop
+async def test_chain_is_searched_once_for_each_head_and_from_where_the_operation_was_sent(database: str) -> None:
+    async with bundler_scene(database) as found:
+        chain = found.worker.app.networks.routes[LIVE]
+        found.chain.chain.head = 100_000
+        found.chain.answers["eth_getLogs"] = lambda params: []
+
+        async def searched() -> list[int]:
+            found.chain.calls.clear()
+            await Tracker(chain).look()
+            for method in (RECEIPT, RECEIPT, BY_HASH):
+                assert (await found.ask(method, HASH)).json["result"] is None
+            asked = [call.params[0] for call in found.chain.calls if call.method == "eth_getLogs"]
+            return [int(each["fromBlock"], 16) for each in asked]
+
+        depth = chain.network.facts.finality_blocks
+        assert await searched() == [95_001]  # somebody else's, for all we know
+        assert await searched() == []
+        await found.send({**OPERATION, "nonce": "0x4"})
+        await found.send()
+        found.chain.chain.head = 100_007
+        assert await searched() == [100_000 - depth]
+        found.chain.chain.head = 100_009
+        assert await searched() == [100_007 - depth]
+        mined(found)
+        async with connected(database) as connection:
+            await connection.execute("update operations set block = 990, status = 'included'")
+        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+
+
+@on_uvloop
+async def test_operation_that_was_sent_is_looked_for_from_then_on(database: str) -> None:
+    async with bundler_scene(database) as found:
+        chain = found.worker.app.networks.routes[LIVE]
+        found.chain.chain.head = 100_000
+        found.chain.answers["eth_getLogs"] = lambda params: []
+        await Tracker(chain).look()
+        await found.send()
+        found.chain.chain.head = 100_100
+        await Tracker(chain).look()
+        await found.ask(RECEIPT, HASH)
+        (asked,) = [call.params[0] for call in found.chain.calls if call.method == "eth_getLogs"]
+        assert int(asked["fromBlock"], 16) == 100_000 - chain.network.facts.finality_blocks
+
+
+@on_uvloop
+async def test_few_search_the_chain_far_back_at_once(database: str) -> None:
+    async with bundler_scene(database) as found, asyncio.TaskGroup() as group:
+        found.chain.answers["eth_getLogs"] = lambda params: []
+        found.chain.held = {"eth_getLogs"}
+        asked = [group.create_task(found.ask(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
+        await until(lambda: found.bundlers[0].count(RECEIPT) == 12)
+        await until(lambda: found.chain.count("eth_getLogs") == WIDE_SEARCHES)
+        found.chain.gate.set()
+        assert [(await each).json["result"] for each in asked] == [None] * 12
+        assert found.chain.count("eth_getLogs") == 12
+        assert found.chain.most_at_once <= WIDE_SEARCHES + 1
 
 
 @pytest.mark.parametrize("params", [[], ["0x12"], [HASH, HASH], [5], ["0x" + "g" * 64]])

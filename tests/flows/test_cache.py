@@ -228,6 +228,37 @@ async def test_caller_that_leaves_takes_nothing_from_those_who_joined() -> None:
 
 
 @on_uvloop
+async def test_call_that_all_have_left_is_given_up() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.held = {"eth_getBalance"}
+        request = found.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=found.network)
+        talks = [await found.worker.talk() for _ in range(3)]
+        for place, talk in enumerate(talks):
+            await talk.send(request)
+            await until(lambda place=place: [len(each.waiters) for each in found.route.flights.values()] == [place + 1])
+        for talk in talks:
+            await talk.close()
+        await until(lambda: not found.route.flights)
+        assert found.route.upstreams[0].health.inflight == 0
+
+
+@on_uvloop
+async def test_answer_that_does_not_go_as_usual_does_not_say_hit_because_the_last_one_did() -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32000, "odd")
+
+    async with scene(1) as found, await found.worker.talk() as talk:
+        found.upstreams[0].answers["net_listening"] = refuse
+        known = found.worker.post(rpc("eth_chainId"), network=found.network)
+        failing = found.worker.post(rpc("net_listening"), network=found.network)
+        assert [(await talk.ask(known)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
+        reply = await talk.ask(failing)
+        assert "error" in reply.json
+        assert "x-cache" not in reply.headers
+
+
+@on_uvloop
 async def test_answer_that_lands_after_the_head_has_moved_is_not_given_for_the_next_block() -> None:
     async with scene(1) as found:
         upstream = found.upstreams[0]

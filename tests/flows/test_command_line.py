@@ -73,7 +73,7 @@ async def test_tables_are_for_people(service: Service) -> None:
     assert head.startswith("id")
     assert all(line[head.index("name") - 1] == " " for line in rows)
     shown = (await run(service, "accounts", "show", account["id"])).stdout
-    assert dict(line.split(maxsplit=1) for line in shown.splitlines())["email"] == "flow@example.com"
+    assert dict(line.split(maxsplit=1) for line in shown.splitlines())["email"] == account["email"]
 
 
 @pytest.fixture(scope="module")

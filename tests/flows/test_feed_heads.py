@@ -7,6 +7,7 @@ import asyncio
 import orjson
 import pytest
 
+from proxy.core.headchain import DEPTH
 from proxy.errors import Unavailable
 from proxy.services.feed import evm
 from proxy.services.feed.blocks import read_block
@@ -232,6 +233,25 @@ async def test_chain_that_was_started_anew_is_followed() -> None:
         await found.chain.mine(2)
         await found.until_tip(ear)
         assert ear.hashes[-2:] == found.chain.line[-2:]
+
+
+@pytest.mark.parametrize("kinds", [["ws"], ["ws", "ws"]])
+def test_head_out_of_the_distant_past_takes_nothing_back(kinds: list[str]) -> None:
+    """Behind one address there may be several machines, and one of them far behind."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with feed_scene(kinds, blocks=DEPTH + 50) as found:
+            ear = await found.listen(HEADS)
+            start = len(found.chain.line)
+            await found.chain.mine(2)
+            await found.until_tip(ear)
+            await found.upstreams[0].tell_head(found.chain.line[3])
+            await found.chain.mine(2)
+            await found.until_tip(ear)
+            assert ear.hashes == found.chain.line[start:]
+
+    run()
 
 
 @on_uvloop

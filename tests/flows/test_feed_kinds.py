@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
 from proxy.errors import Unavailable
-from proxy.services.feed import pending
+from proxy.services.feed import pending, svm
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
+from proxy.web.frames import frame
+from proxy.wire.feed import Stream
 from tests.feed_upstreams import FeedScene, FeedUpstream, feed_scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -92,6 +96,23 @@ async def test_whole_transactions_are_asked_for_where_the_stream_tells_only_hash
         await until(lambda: whole.results == [tx(7)])
 
 
+@on_uvloop
+async def test_upstream_that_refuses_the_flag_for_whole_transactions_is_asked_for_hashes() -> None:
+    async with pool_scene("ws") as (found, (first,)):
+
+        def refuse_flag(params: list[Any]) -> str:
+            if params[1:]:
+                raise Refused(-32602, "too many arguments, want at most 1")
+            return "0x1"
+
+        first.answers["eth_subscribe"] = refuse_flag
+        hashes, whole = await found.listen(HASHES), await found.listen(WHOLE)
+        await first.send(7)
+        await until(lambda: whole.results == [tx(7)])
+        assert hashes.results == [tx(7)["hash"]]
+        assert first.count("eth_newPendingTransactionFilter") == 0
+
+
 @pytest.mark.parametrize("kinds", [("http",), ("ws",)])
 def test_pending_transactions_are_polled_where_no_stream_tells_of_them(kinds: tuple[str, ...]) -> None:
     @on_uvloop
@@ -163,6 +184,34 @@ async def test_syncing_is_told_when_it_changes_in_geths_words() -> None:
 
 
 class SvmFeedUpstream(FeedUpstream, SvmUpstream):
+    """`landed`: a signature's notice is sent in one piece with its confirmation. `waiting`: calls that the test answers."""
+
+    landed = False
+    waiting: list[tuple[web.WebSocketResponse, dict[str, Any]]] | None = None
+
+    async def _answer_on(self, socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
+        if self.waiting is not None:
+            self.waiting.append((socket, call))
+            return
+        if not self.landed:
+            await super()._answer_on(socket, call)
+            return
+        self.subscribed += 1
+        params = {
+            "subscription": self.name_of(self.subscribed),
+            "result": {"context": {"slot": 5}, "value": {"err": None}},
+        }
+        reply = {"jsonrpc": "2.0", "id": call["id"], "result": params["subscription"]}
+        notice = {"jsonrpc": "2.0", "method": "signatureNotification", "params": params}
+        transport = self._sockets[socket].transport
+        assert transport is not None
+        transport.write(frame(orjson.dumps(reply)) + frame(orjson.dumps(notice)))
+
+    async def answer_all(self) -> None:
+        waiting, self.waiting = self.waiting or [], None
+        for socket, call in waiting:
+            await self._answer_on(socket, call)
+
     def name_of(self, serial: int) -> int:
         return 100 + serial
 
@@ -245,6 +294,45 @@ async def test_signature_subscription_ends_with_its_notice() -> None:
         found.feed.unsubscribe(SIGNATURE, ears[0])  # It is over: nothing happens.
         await first.change("signatureSubscribe", ["sig"], {"err": None}, slot=8)
         await until(lambda: again.events)
+
+
+@on_uvloop
+async def test_signature_that_has_landed_before_its_confirmation_leaves_nothing_behind() -> None:
+    async with solana("ws") as (found, (first,)):
+        await found.listen(SLOTS)
+        first.landed = True
+        for n in range(5):
+            ear = await found.listen(svm_topic("signatureSubscribe", f"sig{n}"))
+            await until(lambda ear=ear: [event.last for event in ear.events] == [True])
+        assert streams() == ["<Stream solana/mainnet#1 open, 1 subscriptions>"]
+
+
+def streams() -> list[str]:
+    gc.collect()
+    return [repr(found) for found in gc.get_objects() if isinstance(found, Stream) and found.is_open]
+
+
+@on_uvloop
+async def test_solanas_subscriptions_are_made_again_many_at_a_time() -> None:
+    async with solana("ws", "ws") as (found, (first, second)):
+        ears = [await found.listen(svm_topic("accountSubscribe", f"acc{n}")) for n in range(svm.AT_ONCE + 8)]
+        second.waiting = []
+        await first.kill()
+        await until(lambda: len(second.waiting) == svm.AT_ONCE)
+        await second.answer_all()
+        await until(lambda: len(second.subscriptions) == len(ears))
+        for n, ear in enumerate(ears):
+            await second.change("accountSubscribe", [f"acc{n}"], n)
+            await until(lambda ear=ear: ear.events)
+
+
+@on_uvloop
+async def test_slots_of_a_network_that_was_started_anew_are_told() -> None:
+    async with solana("ws") as (found, (first,)):
+        ear = await found.listen(SLOTS)
+        for slot in (10_000, 9_999, 5, 4, 6):
+            await first.slot(slot)
+        await until(lambda: [each["slot"] for each in ear.results] == [10_000, 5, 6])
 
 
 @on_uvloop

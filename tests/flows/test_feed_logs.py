@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
+import orjson
 import pytest
+from prometheus_client import REGISTRY
 
 from proxy.core.logfilter import parse
+from proxy.services.feed import lines
+from proxy.services.feed.blocks import read_receipts
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from tests.feed_upstreams import (
@@ -215,6 +220,92 @@ async def test_empty_logs_of_a_block_that_has_some_are_asked_for_again() -> None
         await found.chain.mine(2)
         await until_logs(found, ear, start)
         assert not empty
+
+
+def refuse(_: Any) -> Any:
+    raise Refused(-32603, "internal error")
+
+
+@on_uvloop
+async def test_no_logs_is_not_believed_of_an_upstream_that_has_not_come_to_the_block() -> None:
+    async with feed_scene(["ws", "http"]) as found:
+        first, second = found.upstreams
+        ear = await found.listen(ALL)
+        start = len(found.chain.line)
+        found.evm.route.upstreams[1].health.saw_head(start - 1, time.monotonic())
+        first.answers["eth_getLogs"] = refuse
+        second.answers["eth_getLogs"] = lambda _: []
+        await found.chain.mine()
+        await until(lambda: second.count("eth_getLogs") > lines.DOUBTS + 1)
+        assert ear.events == []
+        first.answers.clear()
+        await until_logs(found, ear, start)
+
+
+@on_uvloop
+async def test_logs_are_asked_of_upstreams_that_have_come_to_the_block() -> None:
+    async with feed_scene(["ws", "http", "http"]) as found:
+        first, second, third = found.upstreams
+        ear = await found.listen(ALL)
+        start = len(found.chain.line)
+        for upstream, head in zip(found.evm.route.upstreams, (start - 1, start - 1, start), strict=True):
+            upstream.health.saw_head(head, time.monotonic())
+        first.answers["eth_getLogs"] = second.answers["eth_getLogs"] = refuse
+        await found.chain.mine()
+        await until_logs(found, ear, start)
+        assert second.count("eth_getLogs") == 0
+        assert third.count("eth_getLogs") == 1
+
+
+@on_uvloop
+async def test_logs_come_out_of_the_receipts_where_they_cannot_be_had_otherwise() -> None:
+    async with feed_scene(["ws"]) as found:
+        ear = await found.listen(ALL)
+        start = len(found.chain.line)
+        upstream = found.upstreams[0]
+        upstream.answers["eth_getLogs"] = refuse
+        upstream.answers["eth_getBlockReceipts"] = lambda params: [
+            {"logs": [log]} for log in found.chain.logs[params[0]]
+        ]
+        await found.chain.mine(3)
+        await until_logs(found, ear, start)
+
+
+@pytest.mark.parametrize("given", [None, "0x", [{}], [{"logs": None}], [{"logs": [{}]}], {"logs": []}])
+def test_what_are_no_receipts_has_no_logs(given: Any) -> None:
+    assert read_receipts(orjson.dumps(given)) is None
+    assert read_receipts(b'[{"logs":[]},{"logs":[]}]') == []
+
+
+@on_uvloop
+async def test_block_whose_logs_nobody_has_is_reported_and_ends_the_subscriptions_before_it_stops_the_heads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lines, "MOST_WAITING", 5)
+    monkeypatch.setattr(lines, "QUIET_TRIES", 3)
+    async with feed_scene(["ws"]) as found:
+        heads, ear = await found.listen(HEADS), await found.listen(ALL)
+        start = len(found.chain.line)
+        found.upstreams[0].answers["eth_getLogs"] = refuse
+        counted = stuck(found)
+        await found.chain.mine(2)
+        await until(lambda: stuck(found) > counted)
+        assert "no upstream has the logs of a block" in caplog.text
+        assert not ear.ended  # There is room for more: they wait.
+        await found.chain.mine(20)
+        await found.until_tip(heads)
+        assert heads.hashes == found.chain.line[start:]
+        assert [f"fromBlock {hex(start)}" in why.message for why in ear.ended] == [True]
+        assert ear.events == []
+        again = await found.listen(ALL)
+        found.upstreams[0].answers.clear()
+        after = len(found.chain.line)
+        await found.chain.mine(2)
+        await until_logs(found, again, after)
+
+
+def stuck(found: FeedScene) -> float:
+    return REGISTRY.get_sample_value("penstock_feed_blocks_stuck_total", {"network": found.network}) or 0.0
 
 
 @on_uvloop

@@ -20,8 +20,7 @@ from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another, connected
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
-from tests.follower.scene import NETWORK, record
-from tests.follower.test_following import everything
+from tests.follower.scene import NETWORK, everything, record
 from tests.rpc_upstreams import scripted
 from tests.service import Service, children, until
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from proxy.core.access import Limits
-from proxy.services.rpc.logs import AT_ONCE
+from proxy.services.rpc.logs import AT_ONCE, MOST_PIECES
+from proxy.wire.connection import MOST
 from tests.faults import Mode
 from tests.flows.talk import rpc
 from tests.rpc_scene import Scene, scene
@@ -107,6 +108,66 @@ async def test_single_block_that_is_refused_is_refused() -> None:
         for last in (FIRST, FIRST + 5):
             reply = await found.ask("eth_getLogs", query(FIRST, last))
             assert reply.json["error"]["code"] == -32602
+
+
+@on_uvloop
+async def test_range_that_would_take_too_many_pieces_is_refused_with_one_that_works() -> None:
+    async with scene(1) as found:
+        found.chain.head = 50_000
+        await found.look()
+        upstream = found.upstreams[0]
+        upstream.max_range, upstream.refusal = 1, "quicknode"
+        error = (await found.ask("eth_getLogs", query(1, 40_000))).json["error"]
+        assert error["data"] == {"suggested_from": "0x1", "suggested_to": hex(MOST_PIECES)}
+        assert upstream.count("eth_getLogs") == 1
+        assert len(await found.result("eth_getLogs", query(1, MOST_PIECES))) == MOST_PIECES
+        assert upstream.most_at_once <= AT_ONCE
+
+
+@on_uvloop
+async def test_refusal_that_names_no_size_is_cut_at_ours() -> None:
+    async with scene(1, rpc={"logs_chunk_blocks": 100}) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range, upstream.refusal = 100, "nameless"
+        assert await found.result("eth_getLogs", query()) == expected(found)
+        assert upstream.count("eth_getLogs") == 1 + 8
+
+
+@on_uvloop
+async def test_logs_of_too_many_bytes_are_refused_with_fewer_blocks() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range = 100
+        whole = "x" * (MOST // 3)
+        upstream.answers["eth_getLogs"] = lambda params: (
+            [whole] if len(upstream._eth_getLogs(params)) > 1 else upstream._eth_getLogs(params)
+        )
+        reply = await found.ask("eth_getLogs", query())
+        error = reply.json["error"]
+        assert error["code"] == -32602
+        assert error["data"]["suggested_from"] == hex(FIRST)
+        assert FIRST + 100 < int(error["data"]["suggested_to"], 16) < FIRST + 400
+        works = query(FIRST, int(error["data"]["suggested_to"], 16))
+        assert len(await found.result("eth_getLogs", works)) == 2
+        assert "logs" not in repr(found.worker.app.tasks)
+
+
+@on_uvloop
+async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
+    async with scene(2) as found:
+        for upstream in found.upstreams:
+            upstream.max_range, upstream.held = 100, {"eth_getLogs"}
+        asking = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query()))
+        await until(lambda: all(upstream.count("eth_getLogs") for upstream in found.upstreams), every_s=0.001)
+        for upstream in found.upstreams:
+            upstream.held = set()
+            upstream.gate.set()
+        assert (await asking).json["result"] == expected(found)
+        pieces = [call.params[0]["fromBlock"] for upstream in found.upstreams for call in upstream.calls
+                  if call.method == "eth_getLogs" and call.params != query()]  # fmt: skip
+        # One that is late may be asked for twice: never all of them.
+        assert len(set(pieces)) == 8
+        assert len(pieces) < 12
 
 
 def failing_at(of: Scene, block: int, answer: Any) -> Any:
@@ -236,6 +297,8 @@ async def test_nobody_polls_the_filter_of_another_key_or_network() -> None:
             "",
             name.upper(),
             name + "é",
+            name[:6] + "é" + name[7:],
+            "é" + name,
         ]
         for each in forged:
             reply = await found.ask("eth_getFilterChanges", [each])

@@ -344,3 +344,69 @@ def test_rates_are_told_as_they_are_when_the_reply_goes_out(cache: bool) -> None
             assert int(reply.headers["x-ratelimit-reset"]) > time.time()
 
     run()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(
+    ("method", "params", "is_old"),
+    [
+        ("eth_getBalance", [ADDRESS, "0x1", "latest"], True),
+        ("eth_getBalance", [ADDRESS, "latest", "0x1"], False),
+        ("eth_getBalance", [ADDRESS, "latest", "latest"], False),
+        ("eth_getBalance", ["latest"], False),
+        ("eth_getBalance", [[ADDRESS, ADDRESS], "latest"], False),
+        ("eth_getStorageAt", [ADDRESS, "0x0", "latest"], False),
+        ("eth_getStorageAt", [ADDRESS, "0x0", "0x1", "latest"], True),
+        ("eth_getBlockTransactionCountByNumber", ["0x1", "latest"], True),
+        ("eth_getBlockTransactionCountByNumber", ["latest"], False),
+        ("eth_call", [{"to": ADDRESS, "data": "0x1,"}, "latest"], False),
+        ("eth_call", [{"to": ADDRESS, "accessList": [{"address": ADDRESS}]}, "latest"], False),
+        ("eth_call", [{"to": ADDRESS}, "0x1", "latest"], True),
+        ("eth_call", [{"to": ADDRESS}, "0x1", {}, "latest"], True),
+        ("eth_call", [None, {"blockNumber": "0x1"}, "latest"], True),
+        ("eth_call", [{"to": "}"}, {"blockNumber": "0x1"}, "latest"], True),
+    ],
+)
+def test_surplus_params_do_not_make_an_old_block_cheap(
+    method: str, params: list[Any], is_old: bool, cached: bool
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1, cache={"enabled": cached, "coalesce": cached}) as found:
+            found.upstreams[0].answers[method] = lambda params: "0x1"
+            price = ARCHIVE if is_old else EVM[method]
+            assert units(await found.ask(method, params)) == price
+            assert units(await found.batch((method, params))) == price
+
+    run()
+
+
+@on_uvloop
+async def test_batch_that_is_refused_counts_nothing() -> None:
+    async with scene(1) as found:
+        found.worker.add_key("small", limits=Limits(10, 10_000, 0))
+        items: list[Any] = [{"jsonrpc": "2.0", "id": 1, "method": "eth_nope"}, {"odd": 1}, 5]
+        ask = found.worker.ask
+        assert (await ask(orjson.dumps(items * 3), key="small")).status == 200
+        counted = tally(found, "other").errors
+        (await ask(orjson.dumps(items * 3), key="small")).fault(429)
+        (await ask(orjson.dumps(items * 4), key="small")).fault(400)
+        assert tally(found, "other").errors == counted == 9
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b"[" * 3])
+def test_bodies_that_are_no_calls_cost_a_request_each_way(body: bytes) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            for name, headers in (("hot", {}), ("cold", {"Expect": "100-continue"})):
+                found.worker.add_key(name, limits=Limits(3, 1000, 0))
+                async with await found.worker.talk() as talk:
+                    replies = []
+                    for _ in range(4):
+                        await talk.send(found.worker.post(body, key=name, network=found.network, **headers))
+                        reply = await talk.reply()
+                        replies.append(reply if reply.status != 100 else await talk.reply())
+                assert [reply.status for reply in replies] == [400, 400, 400, 429]
+
+    run()

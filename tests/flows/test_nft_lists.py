@@ -14,6 +14,8 @@ from aiohttp import web
 
 from proxy.chains.evm import abi
 from proxy.chains.registry import Network
+from proxy.core import metadata
+from proxy.core.metadata import Metadata
 from proxy.services import nft_metadata
 from proxy.services.nft_metadata import NftMetadata
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted
@@ -110,6 +112,92 @@ async def test_large_image_is_left_out_of_lists() -> None:
             "tokenURI(uint256)", {1: found.site.put("/1", b'{"name": "A", "image": "%s"}' % large.encode())}
         )
         assert await found.known(1) == [("A", None)]
+
+
+async def test_document_with_a_number_beyond_all_numbers_spoils_no_list() -> None:
+    async with gallery() as found:
+        huge = 'data:application/json,{"name": "Huge", "v": 1e9999999999999999999999}'
+        uris = {1: huge, 2: 'data:application/json,{"name": "Two"}'}
+        found.machine.contracts[CONTRACT] = with_uris("tokenURI(uint256)", uris)
+        assert await found.known(1, 2) == [("Huge", None), ("Two", None)]
+
+
+async def test_document_that_breaks_its_reader_is_a_bad_one_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = metadata.read
+
+    def read(body: bytes) -> Metadata | None:
+        if b"Broken" in body:
+            raise ZeroDivisionError
+        return whole(body)
+
+    monkeypatch.setattr(metadata, "read", read)
+    async with gallery() as found:
+        uris = {1: 'data:application/json,{"name": "Broken"}', 2: 'data:application/json,{"name": "Two"}'}
+        found.machine.contracts[CONTRACT] = with_uris("tokenURI(uint256)", uris)
+        assert await found.known(1, 2) == [(None, None), ("Two", None)]
+
+
+async def test_long_documents_in_their_uris_are_left_out_of_lists_and_others_have_their_turn_between_the_rest() -> None:
+    def uri(letters: int) -> str:
+        return 'data:application/json,{"name": "A", "x": "%s"}' % ("x" * letters)
+
+    async with gallery() as found:
+        uris = {n: uri(10_000) for n in range(20)} | {20: uri(70_000)}
+        found.machine.contracts[CONTRACT] = with_uris("tokenURI(uint256)", uris)
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                # Only those that come while documents are read: before and after that nothing is in memory.
+                turns += len(seen) not in (0, 20)
+
+        seen: list[int] = []
+        whole = found.nfts._read
+
+        async def read(uri: str) -> nft_metadata.Described:
+            seen.append(len(uri))
+            return await whole(uri)
+
+        found.nfts._read = read  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as group:
+            other = group.create_task(take_turns())
+            told = await found.known(*range(21))
+            other.cancel()
+        assert told == [("A", None)] * 20 + [None]
+        assert len(seen) == 20, "what is too long is not even looked at"
+        assert turns >= 19
+
+
+async def test_uri_that_is_longer_than_any_encoding_of_a_document_is_not_decoded() -> None:
+    async with gallery(max_metadata_bytes=1024) as found:
+        for uri, status in (
+            ("data:application/json,%7B%7D" + "%20" * 1_022, "ok"),
+            ("data:application/json," + " " * 1_100 + "{}", "too_large"),
+            ("data:application/json;base64,!" + "A" * 6_000, "too_large"),
+        ):
+            assert (await found.nfts._read(uri)).status == status
+
+
+async def test_large_document_is_read_while_others_have_their_turn() -> None:
+    """In a thread: the loop goes on."""
+    async with gallery() as found:
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async with asyncio.TaskGroup() as group:
+            other = group.create_task(take_turns())
+            await asyncio.sleep(0)
+            told = await found.nfts._read("data:application/json,%7B%22name%22:%22A%22%7D" + "%20" * 300_000)
+            other.cancel()
+        assert (told.status, told.metadata.name) == ("ok", "A")
+        assert turns >= 10
 
 
 async def test_nothing_is_known_of_no_tokens() -> None:

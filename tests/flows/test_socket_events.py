@@ -292,8 +292,10 @@ async def subscribed(client: Bare) -> str:
 
 @on_uvloop
 async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and_the_others_see_nothing_of_it() -> None:
+    """And memory stays flat: what waits is its queue and its transport's, never more."""
     async with AsyncExitStack() as stack:
-        sections = {"sockets": {"max_queue_bytes": 65536}, "server": {"connections_per_address": 20_000}}
+        queue, size = 65536, 4000
+        sections = {"sockets": {"max_queue_bytes": queue}, "server": {"connections_per_address": 20_000}}
         running, feed, _ = await stack.enter_async_context(served(**sections))
         stopped = await stack.enter_async_context(bare(running, small_buffer=True))
         await subscribed(stopped)
@@ -301,12 +303,18 @@ async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and
         others = [await stack.enter_async_context(bare(running)) for _ in range(999)]
         for client in others:
             await subscribed(client)
+        sockets = [guest for guest in running.app.door.guests if isinstance(guest, Socket)]
+        (slow,) = (socket for socket in sockets if socket.transport and is_held_little(socket.transport))
+        assert slow.transport is not None
+        most = queue + slow.transport.get_write_buffer_limits()[1] + 2 * size
         number = 0
         while feed.count == 1000:
             number += 1
             assert number < 1000, "nobody stopped it"
-            feed.tell(HEADS, head(number, size=4000))
+            feed.tell(HEADS, head(number, size=size))
             await all_told(others, number)
+            waiting = [socket.waiting_bytes for socket in sockets]
+            assert sum(waiting) == slow.waiting_bytes <= most
         assert feed.count == 999
         feed.tell(HEADS, head(number + 1))
         await all_told(others, number + 1)
@@ -322,6 +330,10 @@ def hold_little(running: Worker) -> None:
     for guest in running.app.door.guests:
         assert guest.transport is not None
         guest.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)
+
+
+def is_held_little(transport: asyncio.Transport) -> bool:
+    return int(transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_SNDBUF)) < 16_384
 
 
 async def all_told(clients: list[Bare], number: int) -> None:

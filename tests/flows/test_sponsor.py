@@ -22,7 +22,7 @@ from eth_abi import decode, encode
 from eth_account import Account
 from eth_account.messages import encode_defunct
 
-from proxy.chains.evm import paymaster
+from proxy.chains.evm import operations, paymaster
 from proxy.chains.evm.paymaster import Terms
 from proxy.core import userop
 from proxy.core.userop import Operation
@@ -317,6 +317,38 @@ async def test_nonce_that_was_paid_for_is_not_sponsored_again(gas: Service, seen
     assert "user_operation.nonce" in answer["error"]["message"]
 
 
+# Accounts that delegate (EIP-7702)
+
+
+async def test_operation_that_lands_under_another_hash_than_was_signed_is_paid_by_its_policy(gas: Service) -> None:
+    """The hash of 0.8 covers what the sender delegates to, and its owner has it delegate to another after we have signed."""
+    url, payee = gas.ready["upstream_url"], gas.ready["accounts"][3]["address"]
+    entry_point = bytes.fromhex(gas.ready["entry_points"]["0.8"][2:])
+    owner, wallet = Account.create(), Account.create().address
+    first = await read(gas, gas.ready["factories"]["0.8"], "accountImplementation()", "address")
+    second = Account.create().address
+    await rpc(url, gas, "hardhat_setCode", second, await rpc(url, gas, "eth_getCode", first, "latest"))
+    await rpc(url, gas, "hardhat_setStorageAt", wallet, "0x0", "0x" + owner.address[2:].rjust(64, "0"))
+    await rpc(url, gas, "hardhat_setCode", wallet, "0xef0100" + first[2:])
+    operation, policy = await sponsored_fields(gas, wallet, "0.8", factory=userop.MARKER_7702, factoryData="0x")
+    await rpc(url, gas, "hardhat_setCode", wallet, "0xef0100" + second[2:])
+    name = userop.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(second[2:]))
+    assert name != userop.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(first[2:]))
+    signed = [*packed(operation)[:-1], bytes(owner.unsafe_sign_hash(name).signature)]
+    handled = call(f"handleOps({PACKED['0.8']}[],address)", [f"{PACKED['0.8']}[]", "address"], [[signed], payee])
+    await sent(gas, payee, gas.ready["entry_points"]["0.8"], handled)
+    topics = [operations.INCLUDED, "0x" + name.hex()]
+    [log] = await rpc(url, gas, "eth_getLogs", {"fromBlock": "0x0", "topics": topics})
+    cost = dollars(gas, int(log["data"][2 + 2 * 64 : 2 + 3 * 64], 16))
+
+    async def is_closed() -> bool:
+        await rpc(url, gas, "hardhat_mine", "0x1")
+        found = (await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
+        return (Decimal(found["spent_usd"]), found["reserved_usd"]) == (cost, "0")
+
+    await until(is_closed, within_s=WITHIN_S, every_s=0.3)
+
+
 # Reorganisations: the last test here, because the bundler knows another chain after it
 
 
@@ -368,6 +400,17 @@ async def sent(service: Service, sender: str, to: str, data: str) -> None:
 
 async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list[Any], dict[str, Any]]:
     """An operation of the wallet that does nothing, paid for and signed; and the policy that pays."""
+    operation, policy = await sponsored_fields(service, wallet, "0.7")
+    entry_point = bytes.fromhex(service.ready["entry_points"]["0.7"][2:])
+    name = userop.hash_of(operation, entry_point, CHAIN_ID)
+    signature = Account.sign_message(encode_defunct(name), owner_key).signature
+    return [*packed(operation)[:-1], bytes(signature)], policy
+
+
+async def sponsored_fields(
+    service: Service, wallet: str, version: str, **more: Any
+) -> tuple[Operation, dict[str, Any]]:
+    """An operation of the wallet that does nothing, paid for and not signed yet; and the policy that pays."""
     rules = {"max_total_usd": "1000"}
     _, policy = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
     given = {
@@ -376,13 +419,11 @@ async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list
         "callData": call("execute(address,uint256,bytes)", ["address", "uint256", "bytes"], [RECIPIENT, 0, b""]),
         **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(100_000)),
         **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(10**9)),
+        **more,
     }
-    body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given}
+    point = service.ready["entry_points"][version]
+    body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given, "entry_point": point}
     status, answer = await ask(service, "POST", "/gas/sponsor", body)
     assert status == 200, answer
     own = ("paymaster", "paymasterData", "paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
-    operation = userop.parse({**given, **{name: answer[name] for name in own}, "signature": "0x"}, "0.7")
-    entry_point = bytes.fromhex(service.ready["entry_points"]["0.7"][2:])
-    name = userop.hash_of(operation, entry_point, CHAIN_ID)
-    signature = Account.sign_message(encode_defunct(name), owner_key).signature
-    return [*packed(operation)[:-1], bytes(signature)], policy
+    return userop.parse({**given, **{name: answer[name] for name in own}, "signature": "0x"}, version), policy

@@ -12,9 +12,10 @@ import eth_abi
 import pytest
 from aiohttp import web
 
-from proxy.chains.evm import abi
+from proxy.chains.evm import abi, ens
 from proxy.chains.evm.address import checksum
-from tests.contract_upstreams import CALL_GAS, Machine, Reverted, answering, burning
+from proxy.services.tokens import contracts, evm
+from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted, answering, burning
 from tests.database import connected, database, server
 from tests.flows.talk import Reply, request
 from tests.rpc_scene import Scene, scene
@@ -52,12 +53,23 @@ class Reads:
         """Requests to the upstream so far; nobody watches its head here."""
         return self.scene.upstreams[0].requests
 
-    async def hold(self, contracts: Iterable[bytes], holder: bytes = HOLDER) -> None:
-        rows = [(1, holder, each, 1) for each in contracts]
+    async def hold(self, contracts: Iterable[bytes], holder: bytes = HOLDER, *, amount: int = 1) -> None:
+        rows = [(1, holder, each, amount) for each in contracts]
         await self.database.copy_records_to_table("token_holdings", records=rows)
 
     async def index(self, block: int) -> None:
         await self.database.execute("update followed_networks set block = $1", block)
+
+    async def move(self, block: int) -> None:
+        """Until the answers are of this block."""
+        self.scene.chain.head = block
+        await self.scene.look()
+        await self.index(block)
+
+        async def is_there() -> bool:
+            return bool((await self.balances())["as_of_block"] == block)
+
+        await until(is_there)
 
 
 @asynccontextmanager
@@ -215,6 +227,105 @@ def test_answers_of_two_networks_with_the_same_address_are_not_mixed_up(database
     run()
 
 
+def test_of_too_many_tokens_those_at_zero_are_left_out_first_and_the_answer_says_so(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evm, "MOST_CONTRACTS", 4)
+
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            for n in range(8):
+                found.machine.token(contract(n), 5, symbol=f"C{n}")
+            await found.hold(map(contract, range(4)), amount=0)
+            told = await found.balances()
+            assert ([t["symbol"] for t in told["tokens"]], "truncated" in told) == (["C0", "C1", "C2", "C3"], False)
+            await found.hold(map(contract, range(4, 7)))
+            await found.move(1001)
+            told = await found.balances()
+            assert [t["symbol"] for t in told["tokens"]] == ["C0", "C4", "C5", "C6"]
+            assert (told["total"], told["truncated"]) == (4, True)
+
+    run()
+
+
+def test_block_that_another_replaces_at_its_height_has_an_answer_of_its_own(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            found.machine.token(contract(1), 5)
+            await found.hold([contract(1)])
+            found.machine.token(contract(2), 7)
+            assert (await found.balances())["total"] == 1
+            await found.hold([contract(2)])
+            await found.database.execute("update followed_networks set block_hash = $1", b"\x07" * 32)
+
+            async def is_new() -> bool:
+                return bool((await found.balances())["total"] == 2)
+
+            await until(is_new, within_s=8.0)
+
+    run()
+
+
+def test_token_that_did_not_say_its_decimals_is_asked_again_soon(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contracts, "KEPT_UNKNOWN_S", 0.0)
+
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            symbol = bytes(eth_abi.encode(["string"], ["C"]))
+            answers: dict[bytes, Any] = {
+                abi.selector("balanceOf(address)"): abi.word_of(5),
+                abi.selector("symbol()"): symbol,
+            }
+            found.machine.contracts[contract(1)] = answering(answers)
+            await found.hold([contract(1)])
+            assert (await found.balances())["tokens"][0]["decimals"] is None
+            answers[abi.selector("decimals()")] = abi.word_of(6)
+            await found.move(1001)
+            assert (await found.balances())["tokens"][0]["decimals"] == 6
+
+    run()
+
+
+def test_name_stands_for_a_contract_and_is_shown_resolved(database: str) -> None:
+    resolver = contract(900)
+
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as found:
+            registry = found.scene.route.network.facts.ens
+            assert registry is not None
+            node, token = ens.namehash("token.example.eth"), abi.word_of(int.from_bytes(contract(1), "big"))
+            resolved = abi.word_of(int.from_bytes(resolver, "big"))
+            found.machine.contracts[bytes.fromhex(registry[2:])] = when(ens.ask_registry(node), resolved)
+            found.machine.contracts[resolver] = when(ens.ask_resolver(node), token)
+            found.machine.token(contract(1), 5, "One", "ONE")
+            told = conforms((await found.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
+            assert (told["name"], told["contract"]) == ("One", checksum(contract(1)))
+            collection_of(found.machine, "", supply=abi.word_of(1))
+            told = conforms((await found.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
+            assert (told["name"], told["contract"]) == ("Valves", checksum(contract(1)))
+            for path in ("/tokens/ethereum/metadata/nobody.eth", "/nfts/ethereum/metadata/nobody.eth/1"):
+                assert "'contract'" in (await found.get(path)).fault(404)["message"]
+
+    run()
+
+
+def when(question: bytes, answer: bytes) -> Contract:
+    """A contract that knows the answer to one question."""
+
+    def act(data: bytes) -> tuple[bytes, int]:
+        if data != question:
+            raise Reverted(b"unknown")
+        return answer, CALL_GAS
+
+    return act
+
+
 def test_logo_comes_from_the_token_lists(database: str) -> None:
     @on_uvloop
     async def run() -> None:
@@ -293,6 +404,8 @@ DOCUMENT = (
         ('{"floor_price_eth":"-1"}', None, None),
         ('{"floor_price_eth":"NaN"}', None, None),
         ('{"floor_price_eth":null}', None, None),
+        ('{"floor_price_eth":"1e500"}', None, None),
+        ('{"floor_price_eth":"1e-999999"}', None, None),
         ("<html>", None, None),
     ],
 )

@@ -178,7 +178,7 @@ async def test_address_that_holds_nothing_has_an_empty_list(service: Service) ->
         ("/tokens/dev/balances/0x" + "12" * 20 + "?limit=101", "limit"),
         ("/tokens/dev/balances/0x" + "12" * 20 + "?limit=0", "limit"),
         ("/tokens/dev/balances/0x" + "12" * 20 + "?colour=red", "colour"),
-        ("/tokens/dev/metadata/alice.eth", "contract"),
+        ("/tokens/dev/metadata/alice", "contract"),
         ("/tokens/dev/metadata/EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v", "contract"),
         ("/tokens/dev/metadata/0x" + "12" * 20 + "?page=1", "page"),
     ],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
 
 from proxy.core.access import Limits
 from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
+from proxy.wire.upstream import SMALLER_S
 from tests.faults import Mode
 from tests.flows.talk import Reply
 from tests.rpc_scene import Load, Scene, scene
@@ -57,7 +59,7 @@ def test_reads_go_on_while_one_of_three_upstreams_fails(mode: Mode) -> None:
         assert not load.failed
         assert not load.wrong
         assert offered <= 1.2
-        assert load.quantile_s(0.99) < HEDGE_CEILING_S + SLACK_S
+        assert load.quantile_s(0.99) < 1.5 * healthy.quantile_s(0.99) + SLACK_S
         assert load.quantile_s(0.95) < healthy.quantile_s(0.99) + SLACK_S
         # It gets what was on its way when it failed, what it takes to see that, and a few trials: under one in a hundred.
         if mode not in ("high_head", "low_head"):
@@ -209,15 +211,16 @@ async def test_only_upstream_that_breaks_every_reply_is_asked_within_the_budget(
 # What an upstream says of itself
 
 
+@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("together", [False, True])
-def test_upstream_that_says_429_is_left_alone_for_as_long_as_it_asks(together: bool) -> None:
+def test_upstream_that_asks_for_a_pause_is_left_alone_for_as_long_as_it_asks(together: bool, status: int) -> None:
     @on_uvloop
     async def run() -> None:
         # In the order of their tiers, so that the limited one is asked first, however fast the other is.
         async with scene(2, options=[{"tier": tier} for tier in range(2)]) as found:
             limited = found.upstreams[0]
-            limited.limited = 1_000_000
-            limited.retry_after = "30"
+            limited.limited, limited.limited_by = 1_000_000, status
+            limited.retry_after = "30" if together else formatdate(time.time() + 30, usegmt=True)
             asked = limited.requests
             for n in range(0, 80, 2):
                 calls = [("eth_call", [{"data": hex(n + more)}, "latest"]) for more in range(2)]
@@ -308,8 +311,18 @@ def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes
                 calls = [("eth_call", [{"data": hex(turn * 100 + n)}, "latest"]) for n in range(12)]
                 reply = await found.batch(*calls)
                 assert [item["result"] for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
-            assert found.route.upstreams[0].batch == left
-            assert found.route.upstreams[0].health.bad == 0
+            upstream = found.route.upstreams[0]
+            assert upstream.batch == left
+            assert upstream.health.bad == 0
+            # What was refused once is tried again, and not for ever later.
+            found.upstreams[0].batch = 1000
+            upstream.tick(upstream.now + SMALLER_S + 1.0)
+            assert upstream.batch == 20
+            upstream.refused_batch(20, upstream.now)
+            upstream.tick(upstream.now + SMALLER_S + 1.0)
+            assert upstream.batch == 10
+            upstream.tick(upstream.now + SMALLER_S + 1.0)
+            assert upstream.batch == 20
 
     run()
 

@@ -120,6 +120,44 @@ async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> No
         assert [each.health.lagging for each in found.route.upstreams] == [True, False, False]
 
 
+@pytest.mark.parametrize("cached", [True, False])
+def test_large_block_is_compared_with_the_head_before_it_is_told(cached: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, cache={"enabled": cached, "coalesce": cached}) as found:
+            for upstream in found.upstreams:
+                upstream.answers["eth_getBlockByNumber"] = lambda params, of=upstream: {
+                    **(of._eth_getBlockByNumber(params) or {}),
+                    "transactions": ["0x" + "ab" * 32] * 2000,
+                }
+            found.chain.head += 1
+            await found.look()
+            # From here on one answers as it did a block ago, and is not known to.
+            found.upstreams[0].behind = 1
+            for _ in range(12):
+                block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
+                assert int(block["number"], 16) == found.chain.head
+
+    run()
+
+
+@on_uvloop
+async def test_newer_block_that_another_worker_has_told_is_not_overwritten() -> None:
+    async with scene(3) as found:
+        told = found.chain.head + 3
+        for upstream in found.upstreams:
+            upstream.held = {"eth_sendRawTransaction"}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(found.result("eth_sendRawTransaction", ["0xf86c" + "07" * 20]))
+            await until(lambda: found.count("eth_sendRawTransaction") == 1, every_s=0.001)
+            found.route.marks.tell(told)
+            # A write is news for the others too.
+            for upstream in found.upstreams:
+                upstream.gate.set()
+        assert found.route.marks.tip == told
+        assert found.route.heads.tip == told
+
+
 @on_uvloop
 async def test_silent_upstream_does_not_hold_up_what_the_others_say() -> None:
     async with scene(3, faults=True) as found:

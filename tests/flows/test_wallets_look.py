@@ -10,11 +10,12 @@ import orjson
 import pytest
 
 from proxy.chains.evm import operations
+from proxy.services.rpc.tracker import Tracker
 from tests.bundler_scene import BundlerScene, bundler_scene
 from tests.database import connected, database, server
 from tests.flows.talk import Reply, request
 from tests.rpc_upstreams import Refused
-from tests.web.worker import on_uvloop
+from tests.web.worker import LIVE, on_uvloop
 
 __all__ = ("database", "server")
 
@@ -37,7 +38,7 @@ class Scene:
         self.chain.answers["eth_getBlockByNumber"] = self._block
 
     def _code(self, params: list[Any]) -> str:
-        block = HEAD if params[1] == "latest" else int(params[1], 16)
+        block = self.chain.head if params[1] == "latest" else int(params[1], 16)
         if block < self.oldest_state:
             raise Refused(-32000, "missing trie node")
         return "0xfe" if self.deployed.get(params[0], HEAD + 1) <= block else "0x"
@@ -60,15 +61,20 @@ class Scene:
                 "topics": [operations.INITIALIZED, "0x" + "00" * 32, "0x" + "00" * 32],
                 "data": "0x",
                 "blockNumber": hex(block),
-                "blockHash": "0x" + "bb" * 32,
+                "blockHash": self.chain.chain.hash_of(block),
                 "transactionHash": TX,
                 "logIndex": "0x2",
             }
         ]
 
-    def _block(self, params: list[Any]) -> dict[str, Any]:
-        number = HEAD if params[0] == "latest" else int(params[0], 16)
-        return {**self.chain.chain.block(number), "timestamp": hex(1_768_555_523)}
+    def _block(self, params: list[Any]) -> dict[str, Any] | None:
+        number = self.chain.head if params[0] == "latest" else int(params[0], 16)
+        return None if number > self.chain.head else {**self.chain.chain.block(number), "timestamp": hex(1_768_555_523)}
+
+    def reorganise(self) -> None:
+        """The newest blocks are replaced by others, and nothing is deployed in those."""
+        self.chain.chain.reorganise(depth=5)
+        self.deployed.clear()
 
     async def ask(self, method: str, path: str, body: Any = None, *, key: str = "main") -> Reply:
         data = b"" if body is None else orjson.dumps(body)
@@ -153,8 +159,90 @@ async def test_deployment_that_is_gone_is_taken_back_by_a_read(database: str) ->
         made = await found.create()
         found.deployed[made["address"]] = HEAD - 1
         await found.read(made["address"])
-        found.deployed.clear()
+        found.reorganise()
         assert told(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert await found.listed() == ["counterfactual"]
+
+
+@on_uvloop
+async def test_deployment_that_is_gone_is_taken_back_by_a_list(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = HEAD - 1
+        await found.read(made["address"])
+        found.reorganise()
+        assert await found.listed() == ["counterfactual"]
+        async with connected(database) as connection:
+            assert await connection.fetchval("select deploy_block from wallets") is None
+
+
+@on_uvloop
+async def test_upstream_that_is_behind_takes_no_deployment_back(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = HEAD - 1
+        assert told(await found.read(made["address"])) == DEPLOYED
+        found.chain.behind = 10
+        assert told(await found.read(made["address"])) == DEPLOYED
+        assert await found.listed() == ["deployed"]
+        found.chain.behind = 0
+        found.chain.calls.clear()
+        assert told(await found.read(made["address"])) == DEPLOYED
+        assert found.chain.count("eth_getLogs") == 0
+
+
+@on_uvloop
+async def test_wallet_that_is_on_the_chain_already_is_never_called_counterfactual(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        await found.create(salt="2")
+        found.deployed[made["address"]] = HEAD - 100
+        assert await found.listed() == ["counterfactual", "deployed"]
+        assert (await found.create(200))["status"] == "deployed"
+        found.under.worker.add_key("other")
+        body = {"owner": OWNER, "chain": "ethereum"}
+        assert (await found.ask("POST", "/wallets/create", body, key="other")).json["status"] == "deployed"
+
+
+@pytest.mark.parametrize("answer", ["refused", "null", "nobody"])
+@on_uvloop
+async def test_list_and_creation_tell_the_record_where_the_chain_does_not_answer(database: str, answer: str) -> None:
+    def odd(params: list[Any]) -> Any:
+        if answer == "refused":
+            raise Refused(-32000, "no code today")
+
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        found.deployed[made["address"]] = HEAD - 100
+        await found.read(made["address"])
+        found.chain.answers["eth_getCode"] = odd
+        if answer == "nobody":
+            await found.chain.close()
+        assert (await found.create(salt="2"))["status"] == "counterfactual"
+        assert await found.listed() == ["counterfactual", "deployed"]
+
+
+@on_uvloop
+async def test_list_does_not_ask_for_what_is_final(database: str) -> None:
+    async with wallet_scene(database) as found:
+        for salt in ("1", "2", "3"):
+            made = await found.create(salt=salt)
+            found.deployed[made["address"]] = HEAD - 1000
+            await found.read(made["address"])
+        await found.create(salt="4")
+        await Tracker(found.under.worker.app.networks.routes[LIVE]).look()
+        found.chain.calls.clear()
+        assert await found.listed() == ["counterfactual", "deployed", "deployed", "deployed"]
+        assert found.chain.count("eth_getCode") == 1
+
+
+@on_uvloop
+async def test_wallet_of_a_version_that_is_gone_is_listed_and_not_read(database: str) -> None:
+    async with wallet_scene(database) as found:
+        made = await found.create()
+        async with connected(database) as connection:
+            await connection.execute("update wallets set version = '0.5'")
+        (await found.ask("GET", f"/wallets/{made['address']}")).fault(404)
         assert await found.listed() == ["counterfactual"]
 
 
@@ -172,24 +260,34 @@ async def test_time_that_the_follower_did_not_know_is_added(database: str) -> No
         assert found.chain.count("eth_getLogs") == 1
 
 
+@pytest.mark.parametrize("answer", ["refused", None, "0xzz"])
 @on_uvloop
-async def test_chain_that_cannot_be_asked_is_told_and_not_guessed(database: str) -> None:
-    def refuse(params: list[Any]) -> Any:
-        raise Refused(-32000, "no code today")
+async def test_chain_that_cannot_be_asked_is_told_and_not_guessed(database: str, answer: str | None) -> None:
+    def odd(params: list[Any]) -> Any:
+        if answer == "refused":
+            raise Refused(-32000, "no code today")
+        return answer
 
     async with wallet_scene(database) as found:
         made = await found.create()
-        found.chain.answers["eth_getCode"] = refuse
+        found.chain.answers["eth_getCode"] = odd
         reply = await found.ask("GET", f"/wallets/{made['address']}")
         assert reply.fault(500)["message"] == "ethereum/mainnet does not tell what code is at an address"
 
 
+@pytest.mark.parametrize("answer", ["refused", None, "0x", "0x05"])
 @on_uvloop
-async def test_deployed_wallet_is_found_though_its_entry_point_says_nothing(database: str) -> None:
+async def test_nonce_that_the_entry_point_does_not_say_is_not_made_up(database: str, answer: str | None) -> None:
+    def odd(params: list[Any]) -> Any:
+        if answer == "refused":
+            raise Refused(3, "execution reverted")
+        return answer
+
     async with wallet_scene(database) as found:
         made = await found.create()
-        found.chain.answers["eth_call"] = lambda params: "0x"
-        assert (await found.read(made["address"]))["nonce"] == 0
+        found.chain.answers["eth_call"] = odd
+        reply = await found.ask("GET", f"/wallets/{made['address']}")
+        assert reply.fault(500)["message"] == "ethereum/mainnet does not tell the nonce of a wallet"
 
 
 @on_uvloop

@@ -14,13 +14,40 @@ from proxy.services.rpc.networks import Route
 from proxy.settings import load, load_tables
 from proxy.store.blocks import BlockStore, Term
 from proxy.store.holdings import HoldingStore
-from tests.chain_upstream import ChainUpstream, LittleChain
+from tests.chain_upstream import (
+    ZERO,
+    ChainUpstream,
+    Event,
+    LittleChain,
+    address,
+    deposit,
+    erc20,
+    erc721,
+    erc1155,
+    erc1155_batch,
+    withdrawal,
+)
 from tests.database import connected
 from tests.rpc_upstreams import scripted
 
 TABLES = load_tables()
 NETWORK = "dev/testnet"
 PEPPER = "a pepper that no attacker can guess"
+
+A, B, C = address(1), address(2), address(3)
+COIN, ART, GAME, WETH = address(100), address(101), address(102), address(103)
+HUGE = 2**256 - 1
+
+
+def everything() -> list[list[Event]]:
+    """A block for each kind of event."""
+    return [
+        [erc20(COIN, ZERO, A, 1000), erc20(COIN, A, B, 300), erc20(COIN, B, B, 7)],
+        [erc721(ART, ZERO, A, 1), erc721(ART, ZERO, A, HUGE), erc721(ART, A, B, 1)],
+        [erc1155(GAME, ZERO, A, 5, 10), erc1155_batch(GAME, A, B, [(5, 3), (6, 0)]), erc1155_batch(GAME, ZERO, C, [])],
+        [deposit(WETH, A, 50), withdrawal(WETH, A, 20), erc20(WETH, A, C, 5)],
+        [erc20(COIN, B, ZERO, 100), erc721(ART, B, ZERO, 1), erc1155(GAME, B, ZERO, 5, 3)],
+    ]
 
 
 def settings_of(database: str, urls: Sequence[str], **follower: Any) -> dict[str, Any]:

@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from proxy.commands.index import _forget as forget_all
 from proxy.commands.index import line
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, Unavailable
 from proxy.process import Tasks
 from proxy.services.follower.backfill import Backfill, Progress
+from proxy.services.follower.following import forget
 from proxy.services.follower.reader import Unread
+from proxy.services.follower.sinks import Holdings
+from proxy.store.blocks import BlockStore, Followed
+from proxy.store.pool import Connection
 from tests.chain_upstream import LittleChain, address
-from tests.follower.scene import NETWORK, PEPPER, Scene, scene
-from tests.follower.test_following import everything
+from tests.database import connected
+from tests.follower.scene import NETWORK, PEPPER, Scene, everything, scene
 from tests.service import command, until
 
 COIN, ART = address(100), address(101)
@@ -190,6 +195,36 @@ async def test_command_forgets_all(database: str, tmp_path: Path) -> None:
         assert code == 0, said
         assert await stage.record() == {}
         assert await stage.cursor() is None
+
+
+class Slow(Holdings):
+    """Takes longer to forget than a statement may."""
+
+    async def forget(self, connection: Connection, network: Followed) -> None:
+        await connection.execute("select pg_sleep(0.6)")
+
+
+async def test_forgetting_takes_as_long_as_it_takes(database: str) -> None:
+    async with followed(database) as stage:
+        stage.running.sinks.append(Slow())
+        stage.running.blocks = BlockStore(stage.running.pool, statement_s=0.3)
+        async with stage.running.blocks.backfill(NETWORK) as term:
+            with pytest.raises(Unavailable):
+                await forget(term, stage.running.sinks)
+        assert await stage.cursor() is not None
+        await forget_all(stage.running, stage.route)
+        assert await stage.cursor() is None
+
+
+async def test_forgetting_forgets_the_events_that_nobody_was_told_of_yet(database: str) -> None:
+    async with followed(database) as stage, connected(database) as connection:
+        await connection.execute(
+            "insert into events (id, webhook_id, network, type, block, body, after_block) values"
+            " ('evt_later', 'wh', $1, 'token_transfer', 95, '', 105), ('evt_told', 'wh', $1, 'token_transfer', 95, '', null)",
+            NETWORK,
+        )
+        await forget_all(stage.running, stage.route)
+        assert [row["id"] for row in await connection.fetch("select id from events")] == ["evt_told"]
 
 
 @pytest.mark.parametrize(

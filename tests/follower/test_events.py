@@ -1,120 +1,28 @@
-"""Events of a little chain: made with its blocks, held until they are final, taken back with the blocks that it drops."""
+"""Events of a little chain: made with its blocks, completed afterwards, taken back with the blocks that it drops."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import datetime
 from typing import Any
 
-import jsonschema_rs
+import asyncpg
 import orjson
 import pytest
 
 from proxy.chains.evm.payloads import Token
 from proxy.core import bodies
-from proxy.hooks import Events
-from proxy.services.follower.following import Following
+from proxy.core.paging import Page
+from proxy.services.events import composing
 from proxy.services.follower.sinks import Stale
-from proxy.services.webhooks import read_config
-from proxy.settings import SCHEMAS
-from proxy.store import events as store
-from proxy.store.blocks import Term
-from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
-from proxy.web import contract
-from tests.chain_upstream import TRANSFER, Event, address, erc20, erc721, erc1155_batch, word
+from proxy.store.deliveries import DeliveryStore
+from proxy.store.webhooks import Delta
+from proxy.web.deliveries import _shown
+from tests.chain_upstream import TRANSFER, Event, erc20, erc721, erc1155_batch, word
 from tests.database import connected
-from tests.follower.scene import NETWORK, Scene, scene
-from tests.rpc_upstreams import Refused
+from tests.follower.scene import NETWORK, scene
+from tests.follower.stage import ART, COIN, GAME, A, B, C, Stage, staged, with_transaction
 from tests.service import until
-
-A, B, C = address(1), address(2), address(3)
-COIN, ART, GAME = address(100), address(101), address(102)
-DOCUMENT = contract.load(SCHEMAS).document
-
-
-class Stage:
-    """A scene with webhooks, whose follower takes its steps when it is told to."""
-
-    def __init__(self, scene: Scene, events: Events, following: Following, term: Term) -> None:
-        self.scene = scene
-        self.events = events
-        self.following = following
-        self.term = term
-        self.store = WebhookStore(scene.running.pool)
-        self.account = ""
-
-    async def webhook(self, event_type: str, **config: Any) -> Webhook:
-        if not self.account:
-            async with connected(self.scene.database) as connection:
-                await connection.execute(
-                    "insert into accounts (id, name, email, plan) values ('acct', 'A', 'a@example.com', 'growth')"
-                )
-            self.account = "acct"
-        addresses = await read_config(event_type, config)
-        new = NewWebhook(
-            account="acct",
-            network=NETWORK,
-            live=False,
-            url="https://hooks.example.com/",
-            event_type=event_type,
-            config={name: value for name, value in config.items() if name != "addresses"},
-        )
-        return await self.store.create(WebhookStore.new_id(), new, addresses=addresses, secret=b"sealed", most=100)
-
-    async def step(self) -> None:
-        """As the follower's own loop does it."""
-        try:
-            await self.following.step(self.term)
-        except Stale:
-            await self.following.step(self.term)
-
-    async def mine(self, *blocks: list[Event]) -> None:
-        self.scene.chain.mine(*blocks)
-        await self.step()
-
-    async def rows(self, query: str) -> list[Any]:
-        async with connected(self.scene.database) as connection:
-            return [dict(row) for row in await connection.fetch(query)]
-
-    async def told(self, state: str = "due") -> list[dict[str, Any]]:
-        """The bodies that are to be delivered, in the order in which they were found."""
-        rows = await self.rows(
-            "select body from events join deliveries on event_id = events.id "
-            f"where state = '{state}' order by deliveries.created_at, block, events.id"
-        )
-        found = [orjson.loads(row["body"]) for row in rows]
-        for body in found:
-            check(body)
-        return found
-
-    async def deliver(self) -> None:
-        """Somebody has taken all that is due."""
-        async with connected(self.scene.database) as connection:
-            await connection.execute(
-                "update deliveries set claim = 1, state = 'delivered', finished_at = now() where state = 'due'"
-            )
-
-
-def check(body: dict[str, Any]) -> None:
-    """That what is told has the published shape."""
-    event_type = body.get("event_type") or body["type"]
-    schema = DOCUMENT["webhooks"][event_type]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    whole = {**schema, "components": DOCUMENT["components"]}
-    jsonschema_rs.Draft202012Validator(whole, validate_formats=True).validate(body)
-
-
-@asynccontextmanager
-async def staged(database: str, **options: Any) -> AsyncIterator[Stage]:
-    async with scene(database) as stage:
-        events = stage.running.events(stage.route)
-        async with stage.leading(events.sink, **options) as (following, term):
-            yield Stage(stage, events, following, term)
-
-
-@pytest.fixture
-async def stage(database: str) -> AsyncIterator[Stage]:
-    async with staged(database) as found:
-        yield found
+from tests.shapes import conforms
 
 
 async def test_log_webhook_is_told_of_matching_logs_with_their_place(stage: Stage) -> None:
@@ -211,36 +119,6 @@ async def test_same_event_has_the_same_id_however_often_it_is_made(stage: Stage)
     )
 
 
-# Finality
-
-
-@pytest.mark.parametrize(
-    ("config", "depth"),
-    [({"confirmations": 1}, 0), ({"confirmations": 3}, 2), ({"finality": "safe"}, 2), ({"finality": "finalized"}, 4)],
-)
-async def test_event_waits_for_as_many_blocks_as_it_should(stage: Stage, config: dict[str, Any], depth: int) -> None:
-    """The network is final after four blocks."""
-    await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], **config)
-    await stage.mine([erc721(ART, A, B, 1)])
-    for _ in range(depth):
-        assert await stage.told() == []
-        await stage.mine([])
-    (told,) = await stage.told()
-    assert told["data"]["block_number"] == 1
-    await stage.mine([], [])
-    assert len(await stage.told()) == 1
-
-
-async def test_event_that_waits_and_whose_block_is_dropped_is_never_told(stage: Stage) -> None:
-    await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], confirmations=3)
-    await stage.mine([], [erc721(ART, A, B, 1)])
-    stage.scene.chain.drop(1)
-    await stage.mine([erc721(ART, A, C, 1)], [], [])
-    await stage.step()
-    (told,) = await stage.told()
-    assert told["data"]["to"].lower() == "0x" + C.hex()
-
-
 # Blocks that the chain drops
 
 
@@ -305,6 +183,31 @@ async def test_event_that_was_under_way_is_not_tried_again_once_it_is_taken_back
     assert len(await stage.told("dropped")) == 1
 
 
+async def test_owner_sees_what_was_taken_back_and_cannot_have_it_sent_again(stage: Stage) -> None:
+    """One event was under way and one was delivered when their block was dropped."""
+    webhook = await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
+    await stage.mine([], [erc721(ART, A, B, 1), erc721(ART, A, B, 2)])
+    told = [each["id"] for each in await stage.told()]
+    async with connected(stage.scene.database) as connection:
+        await connection.execute("update deliveries set claim = 1")
+        await connection.execute("update deliveries set state = 'delivered' where event_id = $1", told[0])
+    stage.scene.chain.drop(1)
+    await stage.mine([], [])
+    await stage.step()
+    deliveries = DeliveryStore(stage.scene.running.pool)
+    found, _ = await deliveries.page(webhook.id, Page(1, 25), state=None, since=None)
+    shown = {each.event_id: _shown(each) for each in found}
+    for each in shown.values():
+        conforms(each, "Delivery")
+    assert [shown[name]["status"] for name in told] == ["delivered", "taken_back"]
+    assert [await deliveries.redeliver(webhook.id, name) for name in told] == [False, False]
+    long_ago, present = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=n) for n in (-1, 1))
+    for state in (None, "delivered", "dropped"):
+        assert await deliveries.redeliver_since(webhook.id, long_ago, present, state=state) == 0
+    await stage.deliver()
+    assert await deliveries.redeliver_since(webhook.id, long_ago, present, state=None) == 2  # the corrections
+
+
 async def test_event_that_comes_back_after_it_was_taken_back_has_another_name(stage: Stage) -> None:
     """The chain goes to another branch, and back again: under its first name receivers would take it for one they know."""
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
@@ -351,10 +254,10 @@ async def test_webhook_that_is_gone_gets_no_events(stage: Stage, cause: Any) -> 
 async def test_addresses_are_added_and_removed_between_two_blocks(stage: Stage) -> None:
     webhook = await stage.webhook("nft_transfer", addresses=["0x" + A.hex()])
     await stage.mine([erc721(ART, C, A, 1)])
-    await stage.store.watch(webhook, add=[B], remove=[A], most=10)
+    await stage.store.update(webhook, delta=Delta(add=[B], remove=[A], most=10))
     await stage.mine([erc721(ART, C, A, 2), erc721(ART, C, B, 3)])
-    await stage.store.watch(webhook, add=[A], remove=[B], most=10)
-    await stage.store.watch(webhook, add=[B], remove=[], most=10)
+    await stage.store.update(webhook, delta=Delta(add=[A], remove=[B], most=10))
+    await stage.store.update(webhook, delta=Delta(add=[B], remove=[], most=10))
     await stage.mine([erc721(ART, C, A, 4), erc721(ART, C, B, 5)])
     assert [each["data"]["token_id"] for each in await stage.told()] == ["1", "3", "4", "5"]
 
@@ -363,7 +266,7 @@ async def test_webhooks_are_the_same_after_a_new_start(database: str) -> None:
     async with staged(database) as first:
         webhook = await first.webhook("nft_transfer", addresses=["0x" + A.hex()])
         await first.mine([])
-        await first.store.watch(webhook, add=[B], remove=[A], most=10)
+        await first.store.update(webhook, delta=Delta(add=[B], remove=[A], most=10))
         chain = first.scene.chain
         await first.mine([])
     async with scene(database, chain=chain) as again:
@@ -371,6 +274,22 @@ async def test_webhooks_are_the_same_after_a_new_start(database: str) -> None:
         async with again.running.pool.connection() as connection, connection.transaction():
             await events.watch.hold(connection)
         assert [*events.watch.index.tables.nft_side] == [B]
+
+
+async def test_webhooks_that_were_loaded_in_part_are_loaded_anew(stage: Stage) -> None:
+    """Their addresses cannot be read at first: what follows must not believe that they have none."""
+    await stage.step()
+    await stage.webhook("nft_transfer", addresses=["0x" + A.hex()])
+    watch = stage.events.watch
+    async with connected(stage.scene.database) as connection:
+        await connection.execute("alter table watched_addresses rename to elsewhere")
+        async with stage.scene.running.pool.connection() as reading:
+            with pytest.raises(asyncpg.UndefinedTableError):
+                await watch.hold(reading)
+        assert len(watch.index) == 0
+        await connection.execute("alter table elsewhere rename to watched_addresses")
+    await stage.mine([erc721(ART, B, A, 1)])
+    assert len(await stage.told()) == 1
 
 
 async def test_loop_that_follows_notices_reads_changes_between_blocks(stage: Stage) -> None:
@@ -383,31 +302,21 @@ async def test_loop_that_follows_notices_reads_changes_between_blocks(stage: Sta
     await until(lambda: len(watch.index))
 
 
+async def test_notice_reaches_everybody_who_waits_for_it_whoever_clears_his_own(stage: Stage) -> None:
+    bell = stage.scene.running.bell
+    one, other = bell.of("penstock_events", NETWORK), bell.of("penstock_events", NETWORK)
+    stage.scene.running.tasks.start("notices", bell.run)
+    await until(lambda: one.is_set() and other.is_set())  # when it begins to listen
+    one.clear()
+    other.clear()
+    await stage.rows(f"select pg_notify('penstock_events', '{NETWORK}')")
+    await until(one.is_set)
+    one.clear()
+    await until(other.is_set)
+    assert not one.is_set()
+
+
 # What events lack
-
-
-def transaction(name: str, sender: bytes, recipient: bytes, value: int) -> dict[str, Any]:
-    return {
-        "hash": name,
-        "from": "0x" + sender.hex(),
-        "to": "0x" + recipient.hex(),
-        "value": hex(value),
-        "nonce": "0x0",
-        "input": "0x",
-        "transactionIndex": "0x0",
-    }
-
-
-def with_transaction(stage: Stage, name: str) -> None:
-    """Every block has this transaction from A to B."""
-    upstream = stage.scene.upstream
-
-    def block(params: list[Any]) -> Any:
-        found = upstream._eth_getBlockByNumber(params)
-        given = transaction(name, A, B, 5)
-        return found and {**found, "transactions": [given if params[1] else name]}
-
-    upstream.answers["eth_getBlockByNumber"] = block
 
 
 async def test_event_waits_for_the_receipt_of_its_own_block(stage: Stage) -> None:
@@ -421,14 +330,46 @@ async def test_event_waits_for_the_receipt_of_its_own_block(stage: Stage) -> Non
     own = {"blockHash": stage.scene.chain.blocks[1].hash, "blockNumber": "0x1", "status": "0x0", "gasUsed": "0x5208"}
     for receipt in (None, {**own, "blockHash": "0x" + "00" * 32}):
         answers["eth_getTransactionReceipt"] = lambda _, receipt=receipt: receipt
-        composing._later.clear()
+        composing.start_over()
         await composing.compose()
         assert await stage.told() == []
     answers["eth_getTransactionReceipt"] = lambda _: own
-    composing._later.clear()
+    composing.start_over()
     await composing.compose()
     (told,) = await stage.told()
     assert (told["data"]["status"], told["data"]["gas_used"]) == ("failed", 21_000)
+
+
+async def test_events_that_cannot_be_completed_are_passed_over_and_hold_up_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than are looked at together, and older: what comes after them is told, and they are when they can be."""
+    monkeypatch.setattr(composing, "BATCH", 2)
+    name = "0x" + "77" * 32
+    with_transaction(stage, name)
+    await stage.step()
+    await stage.webhook("mined_transaction", tx_hashes=[name])
+    await stage.mine(*[[]] * 5)
+    await stage.webhook("TOKEN_TRANSFER", contracts=["0x" + COIN.hex()])
+    answers = stage.scene.upstream.answers
+    answers["eth_getTransactionReceipt"] = lambda _: None
+    answers["eth_call"] = lambda _: "0x"
+    await stage.mine([erc20(COIN, A, B, 5)])
+    rounds = 1
+    while await stage.events.composing.compose():
+        rounds += 1
+    assert rounds == 4
+    assert [each["type"] for each in await stage.told()] == ["TOKEN_TRANSFER"]
+    assert repr(stage.events.composing).endswith("some left>")
+    # The transaction is in the last block, as far as its receipt says; the others go on waiting.
+    last = stage.scene.chain.blocks[-1].hash
+    own = {"blockHash": last, "blockNumber": "0x6", "status": "0x1", "gasUsed": "0x5208"}
+    answers["eth_getTransactionReceipt"] = lambda _: own
+    stage.events.composing.start_over()
+    while await stage.events.composing.compose():
+        pass
+    assert len(await stage.told()) == 2
+    assert len(await stage.rows("select from events where lacks is not null")) == 5
 
 
 async def test_activity_of_a_transaction_that_failed_is_dropped(stage: Stage) -> None:
@@ -452,73 +393,3 @@ async def test_token_that_says_nothing_of_itself_is_told_without_a_name(stage: S
     await stage.events.composing.compose()
     (told,) = await stage.told()
     assert (told["data"]["symbol"], told["data"]["decimals"]) == (None, None)
-
-
-async def test_block_that_is_dropped_while_it_waits_to_be_traced_makes_no_events(stage: Stage) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    await stage.mine([], [])
-    first, second = (block.hash for block in stage.scene.chain.blocks[1:])
-    asked: list[str] = []
-
-    def trace(params: list[Any]) -> Any:
-        asked.append(params[0])
-        call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
-        return [{"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}]
-
-    stage.scene.upstream.answers["debug_traceBlockByHash"] = trace
-    async with stage.scene.running.pool.connection() as connection:
-        jobs = await store.jobs(connection, NETWORK, limit=10)
-    calls = await stage.events.tracing._calls(jobs[1])
-    stage.scene.chain.drop(1)
-    await stage.mine([], [])
-    await stage.step()
-    await stage.events.tracing._write(jobs[1], calls)
-    assert await stage.told() == []
-    assert await stage.events.tracing.look()
-    assert {first} < {*asked}
-    told = await stage.told()
-    assert second not in {block.hash for block in stage.scene.chain.blocks}
-    assert sorted(each["data"]["blockNumber"] for each in told) == [1, 2, 3]
-    assert told[0]["data"]["traceAddress"] == [0]
-
-
-async def test_event_of_a_trace_is_taken_back_with_its_block(stage: Stage) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
-    stage.scene.upstream.answers["debug_traceBlockByHash"] = lambda _: [
-        {"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}
-    ]
-    await stage.mine([], [])
-    await stage.events.tracing.look()
-    await stage.deliver()
-    stage.scene.chain.drop(1)
-    await stage.mine([], [])
-    await stage.step()
-    assert [each["type"] for each in await stage.told()] == ["CORRECTION"]
-
-
-async def test_upstream_that_cannot_trace_blocks_is_asked_in_another_way(stage: Stage) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    await stage.mine([])
-
-    def refuse(_: list[Any]) -> Any:
-        raise Refused(-32601, "the method does not exist/is not available")
-
-    answers = stage.scene.upstream.answers
-    answers["debug_traceBlockByHash"] = refuse
-    answers["trace_block"] = lambda _: [
-        {
-            "type": "call",
-            "traceAddress": [0],
-            "transactionHash": "0x" + "79" * 32,
-            "blockHash": stage.scene.chain.blocks[1].hash,
-            "action": {"callType": "call", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x9"},
-        }
-    ]
-    assert await stage.events.tracing.look()
-    (told,) = await stage.told()
-    assert told["data"]["value"] == "9"
-    assert repr(stage.events.tracing).endswith("by _by_list>")

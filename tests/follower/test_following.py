@@ -11,7 +11,8 @@ import pytest
 from proxy import telemetry
 from proxy.chains.evm.facts import Facts
 from proxy.process import Tasks
-from proxy.services.follower.following import Lost
+from proxy.services.follower import following as following_room
+from proxy.services.follower.following import Lost, forget
 from proxy.services.follower.reader import Unread
 from proxy.store.blocks import Followed, Mark, NotLeading
 from proxy.store.pool import Connection
@@ -23,23 +24,16 @@ from tests.chain_upstream import (
     ZERO,
     Event,
     LittleChain,
-    address,
     deposit,
     erc20,
     erc721,
     erc1155,
-    erc1155_batch,
-    withdrawal,
     word,
 )
 from tests.database import connected
-from tests.follower.scene import NETWORK, Scene, scene
+from tests.follower.scene import ART, COIN, GAME, HUGE, NETWORK, WETH, A, B, C, Scene, everything, scene
 from tests.rpc_upstreams import REFUSALS
 from tests.service import until
-
-A, B, C = address(1), address(2), address(3)
-COIN, ART, GAME, WETH = address(100), address(101), address(102), address(103)
-HUGE = 2**256 - 1
 
 
 class Diary:
@@ -66,17 +60,6 @@ class Diary:
 
     async def forget(self, connection: Connection, network: Followed) -> None:
         await connection.execute("delete from diary")
-
-
-def everything() -> list[list[Event]]:
-    """A block for each kind of event."""
-    return [
-        [erc20(COIN, ZERO, A, 1000), erc20(COIN, A, B, 300), erc20(COIN, B, B, 7)],
-        [erc721(ART, ZERO, A, 1), erc721(ART, ZERO, A, HUGE), erc721(ART, A, B, 1)],
-        [erc1155(GAME, ZERO, A, 5, 10), erc1155_batch(GAME, A, B, [(5, 3), (6, 0)]), erc1155_batch(GAME, ZERO, C, [])],
-        [deposit(WETH, A, 50), withdrawal(WETH, A, 20), erc20(WETH, A, C, 5)],
-        [erc20(COIN, B, ZERO, 100), erc721(ART, B, ZERO, 1), erc1155(GAME, B, ZERO, 5, 3)],
-    ]
 
 
 async def test_record_is_the_chains_for_every_kind_of_token(database: str) -> None:
@@ -135,10 +118,21 @@ async def test_shorter_chain_is_followed_back(database: str) -> None:
         await following.step(term)
         await following.step(term)
         assert await stage.is_whole()
+        following.patience = 20
         stage.chain.drop(3)
-        for _ in range(30):
+        for _ in range(following.patience):
             await following.step(term)
+        assert following.cursor.number == 7, "it may be an upstream that is behind"
+        await following.step(term)
+        await following.step(term)
         assert await stage.is_whole()
+
+
+async def test_upstream_that_hangs_is_taken_for_a_cut_chain_after_ten_minutes_at_least(database: str) -> None:
+    async with scene(database) as stage:
+        following = stage.following()
+        assert following.patience * following._poll_s >= 590
+        assert stage.following(renews=True).patience < following.patience
 
 
 async def test_upstream_that_is_behind_undoes_nothing(database: str) -> None:
@@ -191,6 +185,28 @@ async def test_stopped_network_says_why_where_operators_look(database: str) -> N
 
         await until(stopped, within_s=40.0)
         await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1)
+        await tasks.close()
+
+
+async def test_stopped_network_is_followed_anew_once_it_is_forgotten(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following_room, "STOPPED_S", 0.2)
+    async with scene(database) as stage:
+        following = stage.following(keep=4)
+        stage.chain.mine(*(everything() * 12))
+        tasks = Tasks()
+        tasks.start("following", following.run)
+        await until(stage.is_whole, within_s=40.0)
+        stage.chain.drop(40)
+        stage.chain.mine(*(everything() * 10))
+        await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1, within_s=40.0)
+        async with stage.running.blocks.backfill(NETWORK) as term:
+            await forget(term, stage.running.sinks)
+        await until(stage.is_whole, within_s=40.0)
+        found = await stage.holdings.as_of(NETWORK)
+        assert found is not None
+        assert found.fault is None
         await tasks.close()
 
 
@@ -268,7 +284,7 @@ class Failing(Diary):
     async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
         await super().write(connection, network, found)
         if self.fails:
-            raise asyncpg.DataError("no")
+            raise asyncpg.IntegrityConstraintViolationError("no")
 
 
 async def test_sink_that_fails_takes_the_whole_block_with_it(database: str) -> None:
@@ -276,49 +292,11 @@ async def test_sink_that_fails_takes_the_whole_block_with_it(database: str) -> N
     await sink.create(database)
     async with scene(database) as stage, stage.leading(sink) as (following, term):
         stage.chain.mine(*everything())
-        with pytest.raises(asyncpg.DataError):
+        with pytest.raises(asyncpg.IntegrityConstraintViolationError):
             await following.step(term)
         assert await stage.record() == {}
         assert (await stage.cursor() or (0,))[0] == -1
         sink.fails = False
-        await following.step(term)
-        assert await stage.is_whole()
-
-
-async def test_logs_of_another_block_are_not_believed(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
-        stage.chain.mine(*everything())
-        other = stage.chain.blocks[1].logs()
-        stage.upstream.answers["eth_getLogs"] = lambda _: other
-        with pytest.raises(Unread):
-            await following.step(term)
-        assert await stage.record() == {}
-        del stage.upstream.answers["eth_getLogs"]
-        await following.step(term)
-        assert await stage.is_whole()
-
-
-@pytest.mark.parametrize("answer", [None, "0x1", [], {"number": "zz"}, {"hash": 1}, [{"address": 1}]])
-async def test_nonsense_from_an_upstream_is_no_answer(database: str, answer: object) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
-        stage.chain.mine(*everything())
-        for method in ("eth_getBlockByNumber", "eth_getLogs"):
-            if method == "eth_getLogs" and answer == []:
-                continue  # a good answer; the next test is about it
-            stage.upstream.answers[method] = lambda _: answer
-            with pytest.raises(Unread):
-                await following.step(term)
-            del stage.upstream.answers[method]
-        await following.step(term)
-        assert await stage.is_whole()
-
-
-async def test_empty_logs_of_a_block_whose_bloom_has_some_are_asked_for_again(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
-        stage.chain.mine([erc20(COIN, ZERO, A, 5)])
-        whole = stage.chain.blocks[1].logs()
-        said = iter([[], whole])
-        stage.upstream.answers["eth_getLogs"] = lambda params: next(said)
         await following.step(term)
         assert await stage.is_whole()
 

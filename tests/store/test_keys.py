@@ -9,6 +9,7 @@ import math
 import pytest
 
 from proxy.core import access
+from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store.keys import KeyStore, OwnLimits
 from proxy.store.pool import Pool
@@ -47,7 +48,7 @@ async def test_account_is_read_as_it_was_made(store: KeyStore) -> None:
 
 async def test_accounts_are_listed_in_the_order_they_were_made(store: KeyStore) -> None:
     assert await store.list_accounts() == []
-    ids = [(await store.create_account(name=f"a{n}", email="a@b", plan="free"))["id"] for n in range(3)]
+    ids = [(await store.create_account(name=f"a{n}", email=f"a{n}@b", plan="free"))["id"] for n in range(3)]
     await create(store, ids[1])
     listed = await store.list_accounts()
     assert [row["id"] for row in listed] == ids
@@ -59,6 +60,34 @@ async def test_account_is_found_by_mail_in_any_case(store: KeyStore, account: st
     assert found is not None
     assert found["id"] == account
     assert await store.find_account("nobody@example.com") is None
+
+
+async def test_no_two_accounts_get_one_email(store: KeyStore, account: str) -> None:
+    async def create(n: int) -> bool:
+        try:
+            await store.create_account(name=f"a{n}", email="A@Example.com" if n % 2 else "a@example.com", plan="free")
+        except InvalidRequest:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(create(n) for n in range(8)))) == 1
+    with pytest.raises(InvalidRequest, match="email"):
+        await store.update_account(account, email="a@EXAMPLE.com")
+    assert (await store.update_account(account, name="Still", email="OPS@example.com"))["email"] == "OPS@example.com"
+
+
+async def test_account_keeps_an_email_that_it_shared_before(store: KeyStore, account: str, pool: Pool) -> None:
+    other = (await store.create_account(name="b", email="b@b", plan="free"))["id"]
+    async with pool.connection() as connection:
+        await connection.execute("update accounts set email = 'ops@example.com' where id = $1", other)
+    assert (await store.update_account(other, email="ops@example.com", plan="growth"))["plan"] == "growth"
+
+
+async def test_page_beyond_the_last_says_how_many_there_are(store: KeyStore, account: str) -> None:
+    await store.create_account(name="b", email="b@b", plan="growth")
+    assert [await store.page_accounts("", Page(number, 1)) for number in (3, 9)] == [([], 2), ([], 2)]
+    rows, total = await store.page_accounts("B@B", Page(1, 1))
+    assert ([row["name"] for row in rows], total) == (["b"], 1)
 
 
 async def test_change_touches_only_what_is_given(store: KeyStore, account: str) -> None:
@@ -255,11 +284,12 @@ async def test_load_leaves_out_what_can_never_work_again(store: KeyStore, accoun
     assert {row["id"]: row["status"] for row in await store.load(DAY)} == {active: "active", disabled: "disabled"}
 
 
-async def test_loaded_limits_are_the_keys_then_the_accounts(store: KeyStore, account: str) -> None:
+async def test_limits_are_loaded_of_the_key_and_of_its_account(store: KeyStore, account: str) -> None:
     await store.update_account(account, own=OwnLimits(requests_per_second=50, units_per_second=500))
     row, _ = await create(store, account, own=OwnLimits(requests_per_second=5))
     (loaded,) = await store.load(DAY)
-    assert (loaded["id"], loaded["requests_per_second"], loaded["units_per_second"]) == (row["id"], 5, 500)
+    assert (loaded["id"], loaded["requests_per_second"], loaded["units_per_second"]) == (row["id"], 5, None)
+    assert (loaded["account_requests_per_second"], loaded["account_units_per_second"]) == (50, 500)
     assert (loaded["plan"], loaded["requests_per_day"], loaded["used_today"]) == ("free", None, 0)
 
 

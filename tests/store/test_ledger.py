@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,13 +74,24 @@ def want(policy: Policy, worst: int, *, sender: bytes = ALICE, nonce: int = 0, *
     return Wanted(**{**given, **changes})
 
 
-def event(wanted: Wanted, dollars: int, *, block: int = 11) -> Event:
-    return Event(wanted.op_hash, dollars * COIN // 1000, block, b"h" * 32, b"t" * 32)
+def event(wanted: Wanted, dollars: int, *, block: int = 11, **changes: Any) -> Event:
+    given: dict[str, Any] = {
+        "entry_point": wanted.entry_point,
+        "sender": wanted.sender,
+        "nonce": wanted.nonce,
+        "op_hash": wanted.op_hash,
+        "cost_wei": dollars * COIN // 1000,
+        "block": block,
+        "block_hash": b"h" * 32,
+        "transaction": b"t" * 32,
+    }
+    return Event(**{**given, **changes})
 
 
 async def settle(pool: Pool, *events: Event) -> list[bool]:
+    """For each whether somebody pays for it."""
     async with pool.connection() as connection:
-        return await ledger_room.settle(connection, NETWORK, events, coin=COIN)
+        return [paying is not None for paying in await ledger_room.settle(connection, NETWORK, events, coin=COIN)]
 
 
 async def reopen_above(pool: Pool, block: int) -> None:
@@ -112,7 +124,7 @@ async def test_cost_is_rounded_up_at_the_recorded_price(ledger: LedgerStore, poo
     policy = await make(pool, account)
     wanted = want(policy, 1, price=333)
     await ledger.reserve(wanted)
-    await settle(pool, Event(wanted.op_hash, 1, 11, b"h", b"t"))
+    await settle(pool, event(wanted, 0, cost_wei=1))
     assert (await ledger.total(policy.id, AT.date())).spent == 4
 
 
@@ -209,7 +221,134 @@ async def test_settling_twice_counts_once_and_a_later_block_replaces_an_earlier(
     await ledger.reserve(wanted)
     assert await settle(pool, event(wanted, 20), event(wanted, 20), event(wanted, 30, block=12)) == [True] * 3
     assert await totals(ledger, policy) == (20, 30, 1)
-    assert await settle(pool, Event(b"?" * 32, 1, 1, b"", b"")) == [False]
+    assert await settle(pool, event(wanted, 10, op_hash=b"?" * 32, nonce=1)) == [False]
+
+
+async def test_block_that_replaces_another_of_its_number_replaces_what_it_cost(
+    ledger: LedgerStore, pool: Pool, account: str
+) -> None:
+    policy = await make(pool, account)
+    wanted = want(policy, 50)
+    await ledger.reserve(wanted)
+    await settle(pool, event(wanted, 20), event(wanted, 30, block_hash=b"i" * 32))
+    assert await totals(ledger, policy) == (20, 30, 1)
+
+
+# What lands under a hash that nobody signed: that of entry point 0.8 covers what the sender delegates to by then
+
+OTHER_HASH = b"?" * 32
+
+
+async def test_operation_under_an_unknown_hash_is_paid_by_what_was_reserved_for_its_nonce(
+    ledger: LedgerStore, pool: Pool, account: str
+) -> None:
+    policy = await make(pool, account, {"max_total_usd": "50"})
+    wanted = want(policy, 50)
+    await ledger.reserve(wanted)
+    assert await settle(pool, event(wanted, 30, op_hash=OTHER_HASH)) == [True]
+    assert await totals(ledger, policy) == (20, 30, 1)
+    # Told again it is the same, and gone it is held again.
+    assert await settle(pool, event(wanted, 30, op_hash=OTHER_HASH)) == [True]
+    await reopen_above(pool, 10)
+    assert await totals(ledger, policy) == (50, 0, 1)
+    await settle(pool, event(wanted, 30, op_hash=OTHER_HASH))
+    [due] = await ledger.claim_due(NETWORK, final_block=11, final_time=NOW, at=AT)
+    assert (due.entry_point, due.sender, due.nonce) == (wanted.entry_point, wanted.sender, wanted.nonce)
+    assert OTHER_HASH in due.hashes
+    await ledger.close(due.id, final_block=11)
+    assert await totals(ledger, policy) == (0, 30, 1)
+    assert (await ledger.reserve(want(policy, 1))).kind == "used"
+    # Nothing was signed for any other.
+    for name, value in (("sender", BOB), ("nonce", 1), ("entry_point", b"\x06" * 20)):
+        assert await settle(pool, event(wanted, 30, op_hash=b"!" * 32, **{name: value})) == [False]
+
+
+async def test_unknown_hash_costs_at_the_highest_price_and_no_more_than_is_held(
+    ledger: LedgerStore, pool: Pool, account: str
+) -> None:
+    policy = await make(pool, account)
+    await ledger.reserve(want(policy, 50, price=PRICE))
+    wanted = want(policy, 60, price=2 * PRICE)
+    await ledger.reserve(wanted)
+    await ledger.reserve(want(policy, 10, price=PRICE // 2))
+    await settle(pool, event(wanted, 20, op_hash=OTHER_HASH))
+    assert await totals(ledger, policy) == (20, 40, 1)
+    await settle(pool, event(wanted, 50, block=12, op_hash=OTHER_HASH))
+    assert await totals(ledger, policy) == (0, 60, 1)
+
+
+async def test_of_several_policies_one_pays_for_an_unknown_hash_and_always_the_same(
+    ledger: LedgerStore, pool: Pool, account: str
+) -> None:
+    small, large, other = [await make(pool, account) for _ in range(3)]
+    first, second = want(small, 10), want(large, 40)
+    for each in (first, second, want(other, 40)):
+        await ledger.reserve(each)
+    for block in (11, 12):
+        assert await settle(pool, event(first, 10, block=block, op_hash=OTHER_HASH)) == [True]
+        assert await totals(ledger, large) == (30, 10, 1)
+    assert await totals(ledger, small) == (10, 0, 1)
+    assert await totals(ledger, other) == (40, 0, 1)
+
+
+# What an account may have sponsored in a day
+
+
+async def test_accounts_day_bounds_all_its_policies_together(ledger: LedgerStore, pool: Pool, account: str) -> None:
+    one, other = await make(pool, account), await make(pool, account)
+    most = {"account_most": 100 * DOLLAR}
+    first = want(one, 60, **most)
+    assert (await ledger.reserve(first)).kind == "granted"
+    refused = await ledger.reserve(want(other, 41, **most))
+    assert (refused.kind, refused.left) == ("sponsored_usd_per_day", 40 * DOLLAR)
+    assert (await ledger.reserve(want(other, 40, sender=BOB, **most))).kind == "granted"
+    # A dearer one of the same nonce takes the difference; a deleted policy's money stays spent.
+    assert (await ledger.reserve(want(one, 61, **most))).kind == "sponsored_usd_per_day"
+    await PolicyStore(pool).delete(one.id, account=account)
+    assert (await ledger.reserve(want(other, 1, nonce=1, **most))).kind == "sponsored_usd_per_day"
+    tomorrow = AT + datetime.timedelta(days=1)
+    assert (await ledger.reserve(want(other, 1, nonce=1, at=tomorrow, **most))).kind == "granted"
+    # What it did not cost is free again when that is final.
+    await settle(pool, event(first, 20))
+    assert (await ledger.reserve(want(other, 40, nonce=2, **most))).kind == "sponsored_usd_per_day"
+    [due] = await ledger.claim_due(NETWORK, final_block=11, final_time=NOW, at=AT)
+    await ledger.close(due.id, final_block=11)
+    assert (await ledger.reserve(want(other, 40, nonce=2, **most))).kind == "granted"
+
+
+async def test_accounts_day_holds_whoever_asks_at_once(database: str, pool: Pool, account: str) -> None:
+    policies = [await make(pool, account) for _ in range(5)]
+    async with pooled(database, size=8) as one, pooled(database, size=8) as other:
+        stores = itertools.cycle([LedgerStore(one), LedgerStore(other)])
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(
+                    store.reserve(want(policies[n % 5], 1, nonce=n, account_most=10 * DOLLAR + DOLLAR // 2))
+                )
+                for n, store in zip(range(100), stores, strict=False)
+            ]
+    outcomes = Counter(task.result().kind for task in asked)
+    assert outcomes == {"granted": 10, "sponsored_usd_per_day": 90}
+
+
+# What is not kept
+
+
+async def test_nothing_stays_of_what_was_never_used(ledger: LedgerStore, pool: Pool, account: str) -> None:
+    limit = {"requests": 1, "per_seconds": 60, "scope": "user"}
+    policy = await make(pool, account, {"rate_limit": limit})
+    senders = [bytes([n]) * 20 for n in range(1, 11)]
+    for sender in senders:
+        await ledger.reserve(want(policy, 1, sender=sender))
+    for due in await ledger.claim_due(NETWORK, final_block=99, final_time=NOW + 271, at=AT):
+        await ledger.release(due.id, final_time=NOW + 271)
+    later = AT + datetime.timedelta(seconds=60)
+    for nonce, sender in enumerate((*senders[:5], ALICE)):
+        await ledger.reserve(want(policy, 1, sender=sender, nonce=nonce, at=later))
+    async with pool.connection() as connection:
+        metered = await connection.fetch("select distinct sender from gas_meters where sender <> ''")
+        rated = await connection.fetch("select sender from gas_rates")
+    assert {row[0] for row in metered} == {row[0] for row in rated} == {*senders[:5], ALICE}
 
 
 async def test_expired_is_released_only_by_a_final_block_after_its_end(

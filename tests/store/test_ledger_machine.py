@@ -2,12 +2,14 @@
 
 The model keeps reservations only and adds them up whenever it is asked; the ledger keeps sums. Beside being equal, two things
 must hold at every step, whatever the chain does next: nothing above a cap, and nothing that can still land is unpaid for.
+What lands may do so under a hash that nobody signed: that of entry point 0.8 covers what the sender delegates to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -47,6 +49,8 @@ RULES: tuple[dict[str, Any], ...] = (
     {"max_total_usd": "100", "max_per_user_usd": "60", "max_per_user_per_day": 3},
     {"max_total_usd": "80", "reset": "daily"},
 )
+# Of both policies together, in a day.
+ACCOUNT_MOST = 130 * DOLLAR
 SENDERS = tuple(bytes([n]) * 20 for n in (1, 2))
 EVER = datetime.date.min
 
@@ -72,19 +76,33 @@ class Reservation:
     cost: int = 0
     landed: bytes = b""
     block: int = 0
+    block_name: bytes = b""
+    # The order in which they were made.
+    id: int = 0
     signed: list[Signed] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Landed:
+    """An operation on the chain, under whichever hash."""
+
+    op_hash: bytes
+    sender: bytes
+    nonce: int
+    cost: int
 
 
 @dataclass
 class Block:
     name: bytes
     time: int
-    events: list[tuple[bytes, int]]
+    events: list[Landed]
 
 
 class Model:
     def __init__(self) -> None:
         self.all: dict[tuple[int, bytes, int], Reservation] = {}
+        self.made = 0
 
     def meter(self, policy: int, sender: bytes, day: datetime.date) -> tuple[int, int, int]:
         """Reserved, spent and operations, added up."""
@@ -106,6 +124,8 @@ class Model:
         if refusal:
             return refusal
         kept = self.all.setdefault((asked.policy, asked.sender, asked.nonce), asked)
+        self.made += 1
+        kept.id = kept.id or self.made
         kept.held = kept.held + more if there else more
         kept.until = max(kept.until, signed.until)
         kept.signed.append(signed)
@@ -122,34 +142,44 @@ class Model:
         most = rules.get("max_per_user_per_day")
         if is_new and most is not None and self.meter(asked.policy, asked.sender, day)[2] >= most:
             return "max_per_user_per_day"
-        return ""
+        return "sponsored_usd_per_day" if self.of_day(day) + more > ACCOUNT_MOST else ""
 
-    def by_hash(self, op_hash: bytes) -> Reservation | None:
-        return next((r for r in self.all.values() for s in r.signed if s.op_hash == op_hash), None)
+    def of_day(self, day: datetime.date) -> int:
+        """What the account has reserved and spent, by all its policies."""
+        return sum(each.held + each.cost for each in self.all.values() if each.day == day)
 
-    def settle(self, op_hash: bytes, cost: int, block: int) -> None:
-        found = self.by_hash(op_hash)
-        if found is None or found.state == "final" or (found.landed, found.block) == (op_hash, block):
-            return
+    def paying(self, event: Landed) -> Reservation | None:
+        """Who has signed it; where nobody knows, who was said to pay before, and then who holds most for the nonce."""
+        for each in self.all.values():
+            if any(signed.op_hash == event.op_hash for signed in each.signed):
+                return each
+        can = [each for each in self.all.values() if (each.sender, each.nonce) == (event.sender, event.nonce)]
+        return max(can, key=lambda each: (each.landed == event.op_hash, each.held + each.cost, -each.id), default=None)
+
+    def settle(self, event: Landed, block: int, name: bytes) -> Reservation | None:
+        found = self.paying(event)
+        here = event.op_hash, block, name
+        if found is None or found.state == "final" or (found.landed, found.block, found.block_name) == here:
+            return found
         self.reopen(found)
-        found.state, found.cost, found.landed, found.block = "spent", cost, op_hash, block
-        found.held -= cost
+        found.state, found.cost = "spent", event.cost
+        found.landed, found.block, found.block_name = here
+        found.held -= found.cost
+        return found
 
     def reopen(self, found: Reservation) -> None:
         if found.state != "open":
             found.held, found.cost, found.state, found.landed, found.block = found.held + found.cost, 0, "open", b"", 0
 
-    def close(self, final: int, time: int, landed: dict[bytes, tuple[int, int]]) -> None:
+    def close(self, final: int, time: int, landed: dict[tuple[bytes, int], tuple[Landed, int, bytes]]) -> None:
         """What Settling does, all at once."""
         for name, each in list(self.all.items()):
             is_due = (each.state == "open" and each.until < time) or (each.state == "spent" and each.block <= final)
             if not is_due:
                 continue
-            on_chain = next((s.op_hash for s in each.signed if s.op_hash in landed), None)
-            if on_chain is not None:
-                self.settle(on_chain, *landed[on_chain])
-                each.state, each.held = "final", 0
-                each.signed = [s for s in each.signed if s.op_hash == on_chain]
+            on_chain = landed.get((each.sender, each.nonce))
+            if on_chain is not None and self.settle(*on_chain) is each:
+                each.state, each.held, each.signed = "final", 0, []
             elif each.state == "spent":
                 self.reopen(each)
             else:
@@ -176,9 +206,9 @@ class ModelChain:
 
     async def blocks(self, first: int, last: int) -> Facts:
         logs = [
-            log_of(op_hash, cost, number, self.blocks_[number].name)
+            log_of(event, number, self.blocks_[number].name)
             for number in range(first, last + 1)
-            for op_hash, cost in self.blocks_[number].events
+            for event in self.blocks_[number].events
         ]
         return facts_of(first, last, self.blocks_[last], logs)
 
@@ -187,14 +217,15 @@ def facts_of(first: int, last: int, block: Block, logs: list[Log]) -> Facts:
     return Facts(first, last, b"", block.name, block.time, None, logs, [], 0)
 
 
-def log_of(op_hash: bytes, cost: int, number: int, name: bytes) -> Log:
-    words = [0, 1, cost, 1]
+def log_of(event: Landed, number: int, name: bytes) -> Log:
+    words = [event.nonce, 1, event.cost, 1]
+    parties = [_hex(who.rjust(32, b"\0")) for who in (event.sender, PAYER)]
     return Log(
         address=NETWORK.chain.entry_points["0.7"],
-        topics=[operations.INCLUDED, _hex(op_hash), _hex(SENDERS[0].rjust(32, b"\0")), _hex(PAYER.rjust(32, b"\0"))],
+        topics=[operations.INCLUDED, _hex(event.op_hash), *parties],
         block_number=hex(number),
         block_hash=_hex(name),
-        transaction_hash=_hex(op_hash),
+        transaction_hash=_hex(event.op_hash),
         log_index="0x0",
         data="0x" + "".join(f"{word:064x}" for word in words),
     )
@@ -225,7 +256,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.serial = 0
         # What the follower believes the chain to be.
         self.followed = list(self.chain.blocks_)
-        self.sink = Settlements([NETWORK], {NETWORK.id: frozenset((PAYER,))})
+        self.payers = {NETWORK.id: frozenset((PAYER,))}
+        self.sink = Settlements([NETWORK], self.payers)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -236,11 +268,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(self.pool.open())
         self.ledger = LedgerStore(self.pool)
         self.policies = self.run(self._begin())
-        self.settling = Settling(self.ledger, [self.chain], now=lambda: _moment(self.now))
+        self.settling = Settling(self.ledger, [self.chain], self.payers, now=lambda: _moment(self.now))
 
     async def _begin(self) -> list[Policy]:
         async with self.pool.connection() as connection:
-            await connection.execute("truncate gas_policies cascade")
+            await connection.execute("truncate accounts cascade")
         keys = KeyStore(self.pool, pepper="p" * 32, plans=("free",))
         account = (await keys.create_account(name="m", email="a@b", plan="free"))["id"]
         store = PolicyStore(self.pool)
@@ -276,6 +308,7 @@ class LedgerMachine(RuleBasedStateMachine):
             fresh_until=self.now + 50,
             block=self.chain.final,
             at=_moment(self.now),
+            account_most=ACCOUNT_MOST,
         )
 
     @rule(**ASKED, lost=st.booleans())
@@ -309,31 +342,28 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         seconds=st.sampled_from((1, 12, 60, 130)),
-        chosen=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3),
+        chosen=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.booleans()), max_size=3),
     )
-    def mine(self, seconds: int, chosen: list[tuple[int, int]]) -> None:
-        """A block with some of what can land: signed, not expired, its nonce not used."""
+    def mine(self, seconds: int, chosen: list[tuple[int, int, bool]]) -> None:
+        """A block with some of what can land: signed, not expired, its nonce not used; under its hash or under another."""
         self.now += seconds
-        events: list[tuple[bytes, int]] = []
-        for pick, share in chosen:
-            used = {self.nonce_of(h) for block in self.chain.blocks_ for h, _ in block.events} | {
-                self.nonce_of(h) for h, _ in events
-            }
+        events: list[Landed] = []
+        for pick, share, is_known in chosen:
+            used = {(e.sender, e.nonce) for block in self.chain.blocks_ for e in block.events}
+            used |= {(e.sender, e.nonce) for e in events}
             can = [
-                s
+                (r, s)
                 for r in self.model.all.values()
                 for s in r.signed
                 if s.until >= self.now and (r.sender, r.nonce) not in used
             ]
             if can:
-                signed = can[pick % len(can)]
-                events.append((signed.op_hash, signed.worst * (share + 1) // 100))
+                by, signed = can[pick % len(can)]
+                op_hash = signed.op_hash if is_known else b"\xff" + signed.op_hash[1:]
+                cost = signed.worst * (share + 1) // 100
+                events.append(Landed(op_hash, by.sender, by.nonce, cost))
         self.serial += 1
         self.chain.blocks_.append(Block(b"block %d" % self.serial, self.now, events))
-
-    def nonce_of(self, op_hash: bytes) -> tuple[bytes, int] | None:
-        found = self.model.by_hash(op_hash)
-        return None if found is None else (found.sender, found.nonce)
 
     @rule(depth=st.integers(1, FINALITY))
     def reorganise(self, depth: int) -> None:
@@ -355,8 +385,8 @@ class LedgerMachine(RuleBasedStateMachine):
             if each.state != "open" and each.block > stays:
                 self.model.reopen(each)
         for number in range(stays + 1, len(blocks)):
-            for op_hash, cost in blocks[number].events:
-                self.model.settle(op_hash, cost, number)
+            for event in blocks[number].events:
+                self.model.settle(event, number, blocks[number].name)
         self.followed = list(blocks)
 
     async def _follow(self, stays: int, *, crash: bool) -> None:
@@ -377,9 +407,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(self.settling.look())
         final = self.chain.final
         landed = {
-            op_hash: (cost, number)
+            (event.sender, event.nonce): (event, number, block.name)
             for number, block in enumerate(self.chain.blocks_[: final + 1])
-            for op_hash, cost in block.events
+            for event in block.events
         }
         self.model.close(final, self.chain.blocks_[final].time, landed)
 
@@ -407,19 +437,31 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert reserved + spent <= int(rules["max_total_usd"]) * DOLLAR
 
     @invariant()
-    def whatever_lands_next_is_paid_for(self) -> None:
-        """Of each policy: what is on the chain, and the most of all that can still come, is reserved or spent."""
+    def nothing_is_above_the_accounts_day(self) -> None:
         if not hasattr(self, "pool"):
             return
-        on_chain = {op_hash: cost for block in self.chain.blocks_ for op_hash, cost in block.events}
-        for place in range(len(RULES)):
-            owed = 0
-            for each in (r for r in self.model.all.values() if r.policy == place):
-                costs = [on_chain[s.op_hash] for s in each.signed if s.op_hash in on_chain]
-                can = [s.worst for s in each.signed if s.until >= self.chain.blocks_[-1].time]
-                owed += costs[0] if costs else max(can, default=0)
-            reserved, spent, _ = self.model.meter(place, b"", EVER)
-            assert owed <= reserved + spent
+        days = self.run(self._account_days())
+        assert max(days.values(), default=0) <= ACCOUNT_MOST
+        for day in {*days, *(each.day for each in self.model.all.values())}:
+            assert days.get(day, 0) == self.model.of_day(day)
+
+    @invariant()
+    def whatever_lands_next_is_paid_for(self) -> None:
+        """For each nonce: what is on the chain, or the most of all that can still come, is reserved or spent, by whomever."""
+        paid: Counter[tuple[bytes, int]] = Counter()
+        owed: dict[tuple[bytes, int], int] = {}
+        for each in self.model.all.values():
+            name = each.sender, each.nonce
+            paid[name] += each.held + each.cost
+            can = [s.worst for s in each.signed if s.until >= self.chain.blocks_[-1].time]
+            owed[name] = max(owed.get(name, 0), *can, 0)
+        owed |= {(event.sender, event.nonce): event.cost for block in self.chain.blocks_ for event in block.events}
+        assert all(amount <= paid[name] for name, amount in owed.items())
+
+    async def _account_days(self) -> dict[datetime.date, int]:
+        async with self.pool.connection() as connection:
+            rows = await connection.fetch("select day, used from gas_account_days")
+        return {row["day"]: int(row["used"]) for row in rows}
 
     async def _meters(self, policy: str) -> dict[tuple[bytes, datetime.date], tuple[int, int, int]]:
         async with self.pool.connection() as connection:

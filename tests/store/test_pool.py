@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from proxy.errors import Unavailable
+from proxy.errors import InvalidRequest, Unavailable
 from proxy.store.pool import Pool
 from tests import database as database_room
 from tests.database import Server, pooled
@@ -44,6 +44,16 @@ async def answer(pool: Pool) -> int:
 async def test_pool_answers(line: Pool) -> None:
     assert await answer(line) == 42
     assert repr(line) == "<Pool 0 busy of at most 2>"
+
+
+@pytest.mark.parametrize(("kind", "value"), [("bigint", 2**70), ("text", "a\0b"), ("text", "\ud800")])
+async def test_value_that_cannot_be_held_is_the_callers_fault_and_harms_nobody(
+    line: Pool, kind: str, value: object
+) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be stored"):
+        async with line.connection() as connection:
+            await connection.fetchval(f"select $1::{kind}", value)
+    assert await answer(line) == 42
 
 
 async def test_closed_pool_is_unavailable_and_closing_twice_is_no_error(database: str) -> None:

@@ -24,7 +24,7 @@ def quotas(pool: Pool) -> QuotaStore:
 @pytest.fixture
 async def accounts(pool: Pool) -> list[str]:
     store = KeyStore(pool, pepper="p" * 32, plans=("free",))
-    return [(await store.create_account(name=f"a{n}", email="a@b", plan="free"))["id"] for n in range(40)]
+    return [(await store.create_account(name=f"a{n}", email=f"a{n}@b", plan="free"))["id"] for n in range(40)]
 
 
 @pytest.fixture

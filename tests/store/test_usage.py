@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from typing import Any
 
 import pytest
 
-from proxy.core.usage import BUCKETS, Step, Used
+from proxy.core.usage import BUCKETS, OTHER, Step, Used
 from proxy.store.pool import Pool
-from proxy.store.usage import LOCK, Series, UsageStore, Wanted, series_of
+from proxy.store.usage import LOCK, Series, UsageStore, Wanted
 from tests.database import connected
 
 NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
@@ -23,10 +24,10 @@ def used(requests: int = 1) -> Used:
 def batch(
     requests: int, *, account: str = "acct_1", key: str = "key_1", method: str = "m"
 ) -> dict[tuple[Series, int], Used]:
-    return {(series, MINUTE): used(requests) for series in series_of(account, key, "net/one", method)}
+    return {((account, key, "net/one", method), MINUTE): used(requests)}
 
 
-def wanted(by: str = "total", step: Step = "hour", account: str | None = "acct_1", **filters: str) -> Wanted:
+def wanted(by: str = "total", step: Step = "hour", account: str | None = "acct_1", **filters: Any) -> Wanted:
     hour = datetime.timedelta(hours=1)
     return Wanted(step=step, first=NOW - 48 * hour, last=NOW + hour, account=account, by=by, **filters)
 
@@ -99,7 +100,39 @@ async def test_account_sees_only_what_is_its_own(pool: Pool) -> None:
     assert await total(store, wanted("key")) == {"key_1": 3}
     assert await total(store, wanted(key="key_2")) == {}
     assert await total(store, wanted("account", account=None)) == {"acct_1": 3, "acct_2": 5}
-    assert [row["key_id"] for row, _ in await store.rows(wanted(), 10)] == ["key_1"]
+    assert [row["key_id"] for row in await store.rows(wanted(), 10)] == ["key_1"]
+
+
+async def test_lines_beyond_the_top_are_one_and_it_is_the_last(pool: Pool) -> None:
+    store = UsageStore(pool)
+    rows = {place: each for n in range(6) for place, each in batch(n + 1, method=f"m{n}").items()}
+    await store.write("w", 1, rows)
+    folded = await store.chart(wanted("method", top=2))
+    assert [(line.name, line.total.requests) for line in folded] == [("m5", 6), ("m4", 5), (OTHER, 10)]
+    whole = await store.chart(wanted("method", top=6))
+    assert [line.total.requests for line in whole] == [6, 5, 4, 3, 2, 1]
+
+
+async def test_rows_are_those_of_the_filters(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(1) | batch(2, key="key_2") | batch(4, key="key_2", method="n"))
+
+    async def found(**filters: str) -> list[int]:
+        return [row["requests"] for row in await store.rows(wanted(**filters), 10)]
+
+    assert await found() == [1, 2, 4]
+    assert await found(key="key_2") == [2, 4]
+    assert await found(key="key_2", method="m", network="net/one") == [2]
+    assert await found(network="net/two") == []
+
+
+async def test_series_that_are_known_take_no_new_numbers(pool: Pool) -> None:
+    for number in range(1, 4):
+        await UsageStore(pool).write("w", number, batch(1))  # a worker that has just begun knows none
+    await UsageStore(pool).write("w", 4, batch(1) | batch(1, method="n"))
+    async with pool.connection() as connection:
+        numbers = [row["id"] for row in await connection.fetch("select id from usage_series order by id")]
+    assert numbers == [*range(1, 8)]  # five, and two more: the new method's own, and its sum
 
 
 async def test_last_use_is_known_as_long_as_anything_is_kept(pool: Pool) -> None:

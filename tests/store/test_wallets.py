@@ -7,20 +7,23 @@ import dataclasses
 import datetime
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.chains.evm import operations
 from proxy.chains.evm.facts import Facts, Header, Log
 from proxy.core import userop
 from proxy.core.paging import Page
+from proxy.services.bundler.forgetting import Forgetting
 from proxy.services.bundler.inclusions import Inclusions
 from proxy.services.wallets import Births
 from proxy.settings import load_tables
 from proxy.store.blocks import Followed, Mark
 from proxy.store.operations import OperationStore, Sent
 from proxy.store.pool import Pool
-from proxy.store.wallets import Wallet, WalletStore
-from tests.bundler_scene import EP07, OPERATION
+from proxy.store.wallets import Deployment, Wallet, WalletStore
+from tests.bundler_scene import EP07, OPERATION, SENDER
+from tests.service import until
 
 NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
 ACCOUNT, LINEAGE = "acct_1", "key_1"
@@ -77,6 +80,17 @@ async def test_full_account_still_finds_the_wallets_it_has(store: WalletStore) -
     assert await create(store, 1, most=1) == "known"
     assert await create(store, 2, most=1) == "full"
     assert await create(store, 1, most=1, network="dev/testnet") == "full"
+
+
+async def test_two_who_create_the_same_wallet_at_once_do_not_contend_for_the_last_place(
+    store: WalletStore, pool: Pool
+) -> None:
+    async with pool.connection() as connection, asyncio.TaskGroup() as group, connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock(hashtextextended('wallets of ' || $1, 0))", ACCOUNT)
+        tries = [group.create_task(create(store, 1, most=1)) for _ in range(2)]
+        waiting = "select count(*) = 2 from pg_locks where locktype = 'advisory' and not granted"
+        await until(lambda: connection.fetchval(waiting))
+    assert sorted(each.result() for each in tries) == ["known", "new"]
 
 
 async def test_wallet_belongs_to_its_lineage(store: WalletStore) -> None:
@@ -159,11 +173,51 @@ async def test_range_of_blocks_marks_wallets_without_their_time(store: WalletSto
     assert other.deploy_tx is None  # on another network
 
 
+async def test_wallet_that_another_holds_is_deployed_if_theirs_is(store: WalletStore, pool: Pool) -> None:
+    await create(store, 1)
+    async with pool.connection() as connection:
+        await Births().write(connection, FOLLOWED, [block(10, birth(10, 1))])
+    assert await create(store, 1, lineage="key_2") == "new"
+    (mine,) = await store.find(LINEAGE, wallet(1).address)
+    (theirs,) = await store.find("key_2", wallet(1).address)
+    assert theirs == dataclasses.replace(mine, created_at=theirs.created_at)
+    assert await create(store, 1, network="dev/testnet") == "new"
+    assert [found.deploy_block for found in await store.find(LINEAGE, wallet(1).address)] == [10, None]
+
+
+async def test_what_a_reader_saw_in_a_block_that_was_replaced_the_follower_takes_back(
+    store: WalletStore, pool: Pool
+) -> None:
+    """The reader was ahead of the follower, so no block of the follower's is undone."""
+    for number in (1, 2, 3):
+        await create(store, number)
+        seen = Deployment(wallet(number).address, b"\xdd" * 32, 9 + number, b"\xbb" * 32, NOW)
+        await store.found(NETWORK, seen)
+    async with pool.connection() as connection:
+        await Births().write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11)])
+    assert [(await deployed(store, number))[0] for number in (1, 2, 3)] == [10, None, 12]
+
+
+async def test_reader_takes_back_only_the_deployment_that_it_saw(store: WalletStore, pool: Pool) -> None:
+    """The same transaction may be in another block by then."""
+    await create(store, 1)
+    async with pool.connection() as connection:
+        await Births().write(connection, FOLLOWED, [block(10, birth(10, 1))])
+        (old,) = await store.find(LINEAGE, wallet(1).address)
+        await Births().undo(connection, FOLLOWED, Mark(9, bytes(32)), [Mark(10, bytes(32))])
+        await Births().write(connection, FOLLOWED, [block(11, birth(11, 1))])
+    await store.lost(old)
+    (new,) = await store.find(LINEAGE, wallet(1).address)
+    assert new.deploy_block == 11
+    await store.lost(new)
+    assert await deployed(store, 1) == (None, None)
+
+
 # Operations
 
 
-def event(number: int, name: bytes, *, success: bool = True, by: str = EP07) -> Log:
-    topics = (operations.INCLUDED, "0x" + name.hex(), "0x" + "00" * 32, "0x" + "00" * 32)
+def event(number: int, name: bytes, *, success: bool = True, by: str = EP07, sender: str = "0x") -> Log:
+    topics = (operations.INCLUDED, "0x" + name.hex(), "0x" + sender[2:].lower().rjust(64, "0"), "0x" + "00" * 32)
     data = "0x" + f"{3:064x}{int(success):064x}{2**200:064x}{5:064x}"
     return log(number, bytes.fromhex(by[2:]), *topics, data=data)
 
@@ -204,6 +258,68 @@ async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
         await inclusions.forget(connection, FOLLOWED)
     assert await statuses(LINEAGE) == {one: ("sent", None), two: ("sent", None)}
     assert await store.read("dev/testnet", one) is None
+
+
+async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_undone(pool: Pool) -> None:
+    store, inclusions = OperationStore(pool), Inclusions(TABLES.chains)
+    one, two = b"\x01" * 32, b"\x02" * 32
+    later = dataclasses.replace(sent(b"\x03" * 32).operation, nonce=4)
+    await store.record(sent(one))
+    await store.record(sent(two))
+    await store.taken(sent(two))
+    await store.record(dataclasses.replace(sent(b"\x03" * 32), operation=later))
+
+    async def told() -> list[tuple[str, int | None, bool]]:
+        rows = sorted(await store.list_of(LINEAGE, limit=10), key=lambda row: bytes(row["hash"]))
+        return [(row["status"], row["block"], row["error"] is not None) for row in rows]
+
+    async with pool.connection() as connection:
+        await inclusions.write(connection, FOLLOWED, [block(31, event(31, one, sender=SENDER))])
+        assert await told() == [("included", 31, False), ("failed", 31, True), ("seen", None, False)]
+        row = await store.read(NETWORK, two)
+        assert row is not None
+        assert orjson.loads(row["error"]) == {
+            "message": "another operation has used its nonce",
+            "user_operation_hash": "0x" + one.hex(),
+        }
+        await store.record(sent(two))
+        assert (await told())[1] == ("failed", 31, True)
+        await inclusions.undo(connection, FOLLOWED, Mark(30, bytes(32)), [Mark(31, bytes(32))])
+        assert (await told())[:2] == [("sent", None, False)] * 2
+
+
+async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(pool: Pool) -> None:
+    store = OperationStore(pool)
+    names = {name: bytes([place]) * 32 for place, name in enumerate(("seen", "refused", "sent", "included"))}
+    for name in names.values():
+        await store.record(sent(name))
+    await store.refused(sent(names["refused"]), b"{}")
+    await store.taken(sent(names["sent"]))
+
+    async def left(days: int) -> list[str]:
+        async with pool.connection() as connection:
+            await inclusions.write(connection, FOLLOWED, [block(31, event(31, names["included"]))])
+            await connection.execute("update operations set changed_at = now() - make_interval(days => $1)", days)
+        while await Forgetting(store, keep_days=90, keep_unsent_days=7).bite():
+            pass
+        rows = await store.list_of(LINEAGE, limit=10)
+        return sorted(name for name, hashed in names.items() if hashed in [row["hash"] for row in rows])
+
+    inclusions = Inclusions(TABLES.chains)
+    assert await left(6) == ["included", "refused", "seen", "sent"]
+    assert await left(8) == ["included", "sent"]
+    assert await left(91) == []
+
+
+async def test_old_operations_are_removed_a_bite_at_a_time(pool: Pool) -> None:
+    store = OperationStore(pool)
+    for place in range(5):
+        await store.record(sent(bytes([place]) * 32))
+    async with pool.connection() as connection:
+        await connection.execute("update operations set changed_at = now() - interval '99 days', status = 'sent'")
+    bites = [await store.purge(keep_days=90, keep_unsent_days=7, at_once=2) for _ in range(3)]
+    assert bites == [True, True, False]
+    assert await store.list_of(LINEAGE, limit=10) == []
 
 
 @pytest.mark.parametrize(

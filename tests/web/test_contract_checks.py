@@ -209,3 +209,12 @@ def test_schema_that_two_files_define_is_an_error(tmp_path: Path) -> None:
         (tmp_path / "http" / f"{name}.json").write_bytes(b'{"Thing": {}}')
     with pytest.raises(ValueError, match=r"b\.json: the schema Thing is defined twice"):
         contract.load(tmp_path)
+
+
+def test_whole_number_that_is_written_as_a_float_is_an_integer_for_whoever_reads_it() -> None:
+    rules = b'{"max_per_user_per_day": 60.0, "rate_limit": {"requests": 1e1, "per_seconds": 60}, "allowed_methods": []}'
+    body = operation("create_gas_policy").check_body(b'{"name": "x", "chain": "base", "rules": %b}' % rules)
+    found = body["rules"]["max_per_user_per_day"], body["rules"]["rate_limit"]["requests"]
+    assert (found, [type(each) for each in found]) == ((60, 10), [int, int])
+    wrong = {**POLICY, "rules": {"max_per_user_per_day": 60.5}}
+    assert "rules.max_per_user_per_day" in body_refusal("create_gas_policy", wrong)

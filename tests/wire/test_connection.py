@@ -495,3 +495,16 @@ def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
     address = Address.of("http://user:secret@127.0.0.1:1/secret", {"X-Secret": "secret"})
     assert "secret" not in repr(address)
     assert b"secret" in address.head
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://[::1]:8545/", b"[::1]:8545"),
+        ("https://[fd00::12]/key", b"[fd00::12]"),
+        ("http://127.0.0.1:8545/", b"127.0.0.1:8545"),
+        ("https://node.example/", b"node.example"),
+    ],
+)
+def test_upstream_is_named_as_a_host_is_written(url: str, host: bytes) -> None:
+    assert b"\r\nHost: " + host + b"\r\n" in Address.of(url, {}).head

@@ -12,8 +12,12 @@ import pytest
 from aiohttp import WSMsgType, web
 from yarl import URL
 
+from proxy.core.routing import Health
 from proxy.wire import feed
+from proxy.wire.connection import NOBODY
 from proxy.wire.feed import Lost, Refused, Stream
+from proxy.wire.socket import SocketUpstream
+from proxy.wire.turn import Turn
 from tests.service import until
 from tests.web.worker import on_uvloop
 
@@ -213,3 +217,27 @@ async def test_closed_stream_says_nothing_and_leaves_nothing() -> None:
         assert not stream.is_open
         assert repr(stream) == "<Stream net#1 closed, 1 subscriptions>"
     assert lost == []
+
+
+@on_uvloop
+async def test_whoever_is_cancelled_while_it_closes_a_stream_is_cancelled() -> None:
+    async with serving(confirm) as server, opened(server) as stream:
+        await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await stream.close()
+
+
+@on_uvloop
+async def test_whoever_is_cancelled_while_it_closes_an_upstream_is_cancelled() -> None:
+    async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
+
+    async with serving(ignore) as server:
+        turn = Turn(asyncio.get_running_loop())
+        upstream = SocketUpstream(Health("net#1"), str(server.url), {}, turn, batch=1)
+        upstream.submit(NOBODY, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
+        await until(lambda: server.asked)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await upstream.close()
+        await upstream.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from email.utils import formatdate
 
 import pytest
 from hypothesis import given
@@ -137,10 +139,42 @@ def test_compression_is_noticed(value: bytes, plain: bool) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(b"7", 7), (b"0", 0), (b"soon", 0), (b"-1", 0), (b"1" * 9, 0), (b"Wed, 21 Oct 2015 07:28:00 GMT", 0)],
+    [
+        (b"7", 7),
+        (b"0", 0),
+        (b"soon", 0),
+        (b"-1", 0),
+        (b"1" * 9, 0),
+        (b"Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        (b"Wed, 99 Oct 9999999 07:28:00 GMT", 0),
+    ],
 )
 def test_pause_asked_for_is_read(value: bytes, seconds: int) -> None:
     assert head(b"Content-Length: 5", b"Retry-After: " + value, status=b"HTTP/1.1 429 X").retry_after_s == seconds
+
+
+def test_pause_asked_for_as_a_date_is_read() -> None:
+    date = formatdate(time.time() + 1000, usegmt=True).encode()
+    found = head(b"Content-Length: 5", b"Retry-After: " + date, status=b"HTTP/1.1 503 X")
+    assert 900 < found.retry_after_s <= 1001
+    assert found.wants_rest
+
+
+@pytest.mark.parametrize(
+    ("status", "lines", "wants_rest"),
+    [
+        (b"429", [], True),
+        (b"429", [b"Retry-After: 3"], True),
+        (b"503", [b"Retry-After: 3"], True),
+        (b"503", [b"Retry-After: 0"], False),
+        (b"503", [], False),
+        (b"200", [b"Retry-After: 3"], False),
+    ],
+)
+def test_upstream_asks_for_rest_by_429_or_by_503_with_a_time(
+    status: bytes, lines: list[bytes], wants_rest: bool
+) -> None:
+    assert head(b"Content-Length: 5", *lines, status=b"HTTP/1.1 " + status + b" X").wants_rest is wants_rest
 
 
 @given(st.binary(max_size=120))

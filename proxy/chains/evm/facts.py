@@ -48,6 +48,13 @@ class Log(msgspec.Struct, rename="camel", gc=False):
     removed: bool = False
 
 
+class Receipt(msgspec.Struct, rename="camel", gc=False):
+    """What became of one transaction, as far as its logs go."""
+
+    block_hash: str
+    logs: list[Log]
+
+
 class Header(msgspec.Struct, rename="camel", gc=False):
     """One block; its transactions as they came, for those who want them."""
 
@@ -85,6 +92,7 @@ class Facts:
 
 
 read_logs = msgspec.json.Decoder(list[Log]).decode
+read_receipts = msgspec.json.Decoder(list[Receipt]).decode
 read_header: Callable[[bytes], Header | None] = msgspec.json.Decoder(Header | None).decode
 
 
@@ -119,9 +127,9 @@ def _check(logs: list[Log], low: int, high: int, last: Header) -> None:
         raise ValueError(f"logs of a block {high} that was replaced")
 
 
-def bloom_mask(topic: str) -> int:
-    """The three bits that a topic sets in the bloom filter of its block (yellow paper, 4.3.1)."""
-    digest = sha3.keccak_256(_fromhex(topic[2:])).digest()
+def bloom_mask(text: str) -> int:
+    """The three bits that a topic, or a contract's address, sets in the bloom filter of its block (yellow paper, 4.3.1)."""
+    digest = sha3.keccak_256(_fromhex(text[2:])).digest()
     mask = 0
     for at in (0, 2, 4):
         mask |= 1 << (int.from_bytes(digest[at : at + 2], "big") & 2047)

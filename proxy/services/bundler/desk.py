@@ -112,7 +112,7 @@ class Desk:
             outcome = fault
         except Exception:
             log.exception("an operation could not be sent", extra={"network": self._network.id})
-            outcome = InternalError("internal error; the operation was perhaps not sent")
+            outcome = InternalError("internal error; the operation was not sent")
         match outcome:
             case bytes():
                 asker.on_result(outcome)
@@ -138,9 +138,13 @@ class Desk:
             entry_point,
             given.operation,
             orjson.dumps(given.fields),
+            self._newest_block(),
         )
         await self._store.record(sent)
         return await self._ask(plan, params, sent)
+
+    def _newest_block(self) -> int | None:
+        return (self._route.beside.heads.tip or None) if self._route.beside is not None else None
 
     async def _delegate(self, operation: Operation) -> bytes | None:
         """What the sender delegates to already, where the operation's hash covers it and the operation does not say it."""
@@ -163,6 +167,11 @@ class Desk:
         except Fault as fault:
             fault.details = {**(fault.details or {}), "user_operation_hash": named}
             return fault
+        except Exception:
+            log.exception("an operation's sending ended oddly", extra={"network": self._network.id, "hash": named})
+            return InternalError(
+                "internal error; the operation was perhaps sent", details={"user_operation_hash": named}
+            )
         if result.strip(b'"').lower() != named.encode():
             log.warning("a bundler answered with another hash", extra={"network": self._network.id, "hash": named})
             return InternalError(
@@ -181,11 +190,12 @@ class Desk:
         return pending
 
     async def _note(self, writing: Any) -> None:
-        """How it went. The record is there already; the chain will tell the rest if the database is away now."""
+        """How it went. Whatever the database says, the caller is told; the record is there, and the chain tells the rest."""
         try:
             await writing
-        except Fault:
-            log.warning("an operation's outcome could not be recorded", extra={"network": self._network.id})
+        except Exception as exc:
+            extra = {"network": self._network.id, "why": type(exc).__name__}
+            log.warning("an operation's outcome could not be recorded", extra=extra)
 
 
 def _params(params: bytes) -> list[msgspec.Raw]:

@@ -2,7 +2,8 @@
 
 A bundler remembers what it took itself, and that not for long. So a null is asked about elsewhere: of the network's other
 bundlers, then of the chain, whose EntryPoints wrote an event about every operation that they carried out. Our own record says
-where to look, and what the operation was. Nothing found, or nobody to ask: then null it is.
+where to look, and what the operation was. Nothing found, or nobody to ask: then null it is. Callers ask until there is an
+answer, so what was searched once is not searched again until there are new blocks, and then those.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import itertools
 import logging
 import re
 import time
+from collections import defaultdict
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -34,6 +37,10 @@ log = logging.getLogger("penstock.bundler")
 _hashes = msgspec.json.Decoder(list[str]).decode
 _HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 _serial = itertools.count(1)
+# Operations of which it is known how far the chain was searched for them in vain; the oldest go first.
+MOST_MISSES = 10_000
+# Searches of a network under way that go as far back as they may: anybody can ask for hashes that are none.
+WIDE_SEARCHES = 4
 
 
 class Recall:
@@ -44,9 +51,12 @@ class Recall:
         self._search_blocks = search_blocks
         # A call may have two attempts under way: the second null changes nothing.
         self._open: set[Flight] = set()
+        # The head up to which an operation is not there, by network and hash.
+        self._misses: dict[tuple[str, bytes], int] = {}
+        self._wide: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WIDE_SEARCHES))
 
     def __repr__(self) -> str:
-        return f"<Recall {len(self._open)} open>"
+        return f"<Recall {len(self._open)} open, {len(self._misses)} searched for in vain>"
 
     def take(self, flight: Flight) -> bool:
         """Take over a call that was answered with null; its waiters are answered here."""
@@ -100,7 +110,7 @@ class Recall:
         pending = Pending()
         pending.flight = other = Flight(flight.route, flight.plan, flight.params, pending, now)
         other.is_piece = True  # Its null is ours to weigh.
-        other.tried = -1  # Every bit: it is asked here and nowhere else.
+        other.tried = -1  # Every bit: nobody else is asked because this one is late.
         other.send(upstream, now)
         try:
             return await pending.result()
@@ -114,13 +124,28 @@ class Recall:
             return None  # The chain knows what is on it without our record.
 
     async def _event(self, flight: Flight, name: bytes, record: Row | None) -> Included | None:
-        """Where the record says it is, else among the newest blocks."""
+        """Where the record says it is, else among the newest blocks that were not searched yet."""
         block = None if record is None else record["block"]
         if block is not None and (event := await self._events(flight, name, block, hex(block))):
             return event
-        head = int(await self._questions.ask(flight.route.network, "eth_blockNumber"), 16)
-        # Up to whatever is the newest by now: the number may be from a moment ago.
-        return await self._events(flight, name, max(0, head - self._search_blocks + 1), "latest")
+        network = flight.route.network
+        head = int(await self._questions.ask(network, "eth_blockNumber"), 16)
+        missed = self._misses.get((network.id, name))
+        if missed == head:
+            return None
+        oldest = max(0, head - self._search_blocks + 1)
+        first = max(oldest, _begin(record, missed) - network.facts.finality_blocks)
+        async with nullcontext() if first > oldest else self._wide[network.id]:
+            # Up to whatever is the newest by now: the number may be from a moment ago.
+            event = await self._events(flight, name, first, "latest")
+        if event is None:
+            self._missed(network.id, name, head)
+        return event
+
+    def _missed(self, network: str, name: bytes, head: int) -> None:
+        self._misses[network, name] = head
+        if len(self._misses) > MOST_MISSES:
+            del self._misses[next(iter(self._misses))]
 
     async def _events(self, flight: Flight, name: bytes, first: int, last: str) -> Included | None:
         network = flight.route.network
@@ -142,6 +167,13 @@ def _name(params: bytes) -> bytes | None:
     except (msgspec.DecodeError, ValueError):
         return None
     return bytes.fromhex(text[2:]) if _HASH.fullmatch(text) else None
+
+
+def _begin(record: Row | None, missed: int | None) -> int:
+    """It is in no older block, unless that was replaced. What no bundler took from us, somebody else may have sent before."""
+    is_ours = record is not None and record["status"] == "sent"
+    seen = record["seen_block"] if record is not None and is_ours else None
+    return max(seen or 0, missed or 0)
 
 
 def _included(event: Included, record: Row) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from typing import Any
+from weakref import WeakSet
 
 from proxy.errors import Unavailable
 from proxy.store.pool import AWAY, Pool, translated
@@ -19,14 +20,20 @@ RETRY_S = 1.0
 class Bell:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._events: defaultdict[str, dict[str, asyncio.Event]] = defaultdict(dict)
+        # By channel and network, for as long as somebody has them.
+        self._events: defaultdict[str, defaultdict[str, WeakSet[asyncio.Event]]] = defaultdict(
+            lambda: defaultdict(WeakSet)
+        )
 
     def __repr__(self) -> str:
         return f"<Bell for {sorted(self._events)}>"
 
     def of(self, channel: str, network: str) -> asyncio.Event:
-        """Set by every notice of this channel and network. To be asked for before `run`."""
-        return self._events[channel].setdefault(network, asyncio.Event())
+        """Set by every notice of this channel and network. The caller's own: one who clears it takes nothing from others. To be
+        asked for before `run`."""
+        event = asyncio.Event()
+        self._events[channel][network].add(event)
+        return event
 
     async def run(self) -> None:
         """A supervised loop."""
@@ -42,9 +49,9 @@ class Bell:
             for channel in self._events:
                 await connection.add_listener(channel, self._hear)
             # Whatever was said while nobody listened.
-            for events in self._events.values():
-                for event in events.values():
-                    event.set()
+            for channel, networks in self._events.items():
+                for network in networks:
+                    self._ring(channel, network)
             while True:
                 await asyncio.sleep(ALIVE_S)
                 with translated():
@@ -53,7 +60,10 @@ class Bell:
             connection.terminate()
 
     def _hear(self, _: Any, __: int, channel: str, network: object) -> None:
-        if (event := self._events[channel].get(str(network))) is not None:
+        self._ring(channel, str(network))
+
+    def _ring(self, channel: str, network: str) -> None:
+        for event in [*self._events[channel].get(network, ())]:
             event.set()
 
 

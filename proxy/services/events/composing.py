@@ -68,11 +68,14 @@ class Composing:
         self._questions = questions
         self._tokens = tokens
         self._nfts = nfts
-        # Events that could not be completed, and when they are tried again.
-        self._later: dict[str, float] = {}
+        # How far the queue is walked, whether anything was left behind, and when the next walk may begin; None: not before the
+        # end of this one. However much is left behind, what comes after it has its turn.
+        self._place = store.FIRST
+        self._left = False
+        self._again_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Composing {self._network.id}{' metadata' if self._nfts else ''}, {len(self._later)} later>"
+        return f"<Composing {self._network.id}{' metadata' if self._nfts else ''}{', some left' if self._left else ''}>"
 
     async def run(self, bell: Bell, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
@@ -84,28 +87,38 @@ class Composing:
                     pass
             except (Fault, RpcError) as exc:
                 log.warning("events are not completed", extra={"network": self._network.id, "reason": str(exc)[:300]})
+                self._left = True
                 await asyncio.sleep(AGAIN_S)
-            await heard(wake, AGAIN_S if self._later else LOOK_S)
+            await heard(wake, AGAIN_S if self._left else LOOK_S)
 
     async def compose(self) -> bool:
-        """One round; whether there may be more."""
-        now = time.monotonic()
-        self._later = {event: at for event, at in self._later.items() if at > now}
+        """One round; whether there may be more. What cannot be completed is passed over until the next walk."""
+        if self._again_at is not None and time.monotonic() >= self._again_at:
+            self.start_over()
         limit = BATCH if self._nfts is None else NFT_BATCH
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             found = await store.lacking(
-                connection, self._network.id, metadata=self._nfts is not None, but=self._later, limit=limit
+                connection, self._network.id, metadata=self._nfts is not None, after=self._place, limit=limit
             )
-        if not found:
-            return False
+        if found:
+            await self._complete(found)
+        if len(found) == limit:
+            return True
+        if self._again_at is None:
+            self._again_at = time.monotonic() + (AGAIN_S if self._left else 0.0)
+        return False
+
+    async def _complete(self, found: Sequence[Lacking]) -> None:
         done, dropped = await self._completed(found)
-        for event in found:
-            if event.id not in done and event.id not in dropped:
-                self._later[event.id] = time.monotonic() + AGAIN_S
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.fetchval(sql.webhooks.version_of, self._network.id)
             await store.complete(connection, done, dropped=dropped)
-        return len(found) == limit
+        self._left = self._left or len(done) + len(dropped) < len(found)
+        self._place = found[-1].place
+
+    def start_over(self) -> None:
+        """From the oldest on."""
+        self._place, self._left, self._again_at = store.FIRST, False, None
 
     async def _completed(self, found: Sequence[Lacking]) -> tuple[dict[str, bytes], list[str]]:
         """Bodies that lack nothing any more, and events that are none. What is in neither is to be tried again."""

@@ -74,19 +74,9 @@ class Composition:
             block=place.block,
             block_hash=block_hash,
             lacks=payload.lacks or None,
-            after_block=None if place.block is None else self._after(watcher.filter, place.block),
+            after_block=None if place.block is None else _after(watcher.filter, place.block),
+            finality=None if place.block is None or watcher.filter.finality == "included" else watcher.filter.finality,
         )
-
-    def _after(self, wanted: Filter, block: int) -> int | None:
-        """The block that must be there first. A block that is included has one confirmation."""
-        final = self.network.facts.finality_blocks
-        match wanted.finality:
-            case "finalized":
-                return block + final
-            case "safe":
-                return block + (final + 1) // 2
-            case _:
-                return block + wanted.confirmations - 1 if wanted.confirmations > 1 else None
 
     async def add(self, connection: Connection, new: Sequence[NewEvent]) -> None:
         """Each once. What was told before and taken back is told again, under another name."""
@@ -114,6 +104,7 @@ class Composition:
             block_hash=event.block_hash,
             lacks=event.lacks,
             after_block=event.after_block,
+            finality=event.finality,
         )
 
     def corrections(self, gone: Iterable[Gone]) -> list[NewEvent]:
@@ -126,6 +117,13 @@ class Composition:
             body = bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
             found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
         return found
+
+
+def _after(wanted: Filter, block: int) -> int | None:
+    """The block that must be there, or be final, first. A block that is included has one confirmation."""
+    if wanted.finality != "included":
+        return block
+    return block + wanted.confirmations - 1 if wanted.confirmations > 1 else None
 
 
 def now() -> str:

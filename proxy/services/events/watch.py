@@ -56,9 +56,17 @@ class Watch:
             if version < self._version or now - self._looked > TOO_LONG_S:
                 self.index, self._version = Index(), 0
             if version > self._version:
-                await self._load(connection)
+                await self._load_or_forget(connection)
                 self._version = version
             self._looked = now
+
+    async def _load_or_forget(self, connection: Connection) -> None:
+        """What is loaded in part is not known to be so: whoever comes next would miss the rest of it."""
+        try:
+            await self._load(connection)
+        except BaseException:
+            self.index, self._version = Index(), 0
+            raise
 
     async def _load(self, connection: Connection) -> None:
         rows = await connection.fetch(sql.webhooks.changed_since, self.network.id, self._version, timeout=LOAD_S)

@@ -18,7 +18,7 @@ from proxy.core import jsonrpc
 from proxy.core.headchain import Block
 from proxy.core.logfilter import LogFilter
 from proxy.errors import Fault
-from proxy.services.rpc.calls import RpcError, ask_upstream
+from proxy.services.rpc.calls import Pending, RpcError, ask_upstream
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.wire.upstream import Upstream
@@ -34,6 +34,7 @@ AT_ONCE = 8
 _NOT_IN_A_HEAD = ("transactions", "uncles", "withdrawals", "size", "totalDifficulty")
 # A chain without a base fee burns none.
 _NO_BASE_FEE = msgspec.Raw(b'"0x0"')
+_NOTHING = b"[]"
 
 
 class Unanswered(Exception):
@@ -57,6 +58,10 @@ class _Head(msgspec.Struct, gc=False):
     logsBloom: str = ""
 
 
+class _Receipt(msgspec.Struct, gc=False):
+    logs: msgspec.Raw
+
+
 class _Log(msgspec.Struct, gc=False):
     address: str
     topics: list[str]
@@ -70,6 +75,7 @@ _head = msgspec.json.Decoder(_Head).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _logs = msgspec.json.Decoder(list[_Log]).decode
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_receipts = msgspec.json.Decoder(list[_Receipt]).decode
 _text = msgspec.json.Decoder(str).decode
 
 
@@ -80,6 +86,10 @@ class Blocks:
 
     def __repr__(self) -> str:
         return f"<Blocks of {self._route.network.id}, {len(self._kept)} kept>"
+
+    @property
+    def network(self) -> str:
+        return self._route.network.id
 
     def clear(self) -> None:
         self._kept.clear()
@@ -135,36 +145,51 @@ class Blocks:
 
     async def logs_of(self, block: Block, source: Upstream | None = None) -> list[LogRecord]:
         """All logs of one block, in order."""
-        result = await self._ask("eth_getLogs", b'[{"blockHash":"%b"}]' % block.hash.encode(), source)
-        found = read_logs(result)
-        if found is None or any(log.block_hash != block.hash for log in found):
-            raise Unanswered(f"no logs of block {block.number}")
-        return found
+        params = b'[{"blockHash":"%b"}]' % block.hash.encode()
+        found = read_logs(await self._ask("eth_getLogs", params, source, least_head=block.number, some=block.has_logs))
+        return _checked(found, block)
+
+    async def receipt_logs_of(self, block: Block, source: Upstream | None = None) -> list[LogRecord]:
+        """The same, out of the block's receipts: whoever does not have it says so."""
+        params, some = b'["%b"]' % block.hash.encode(), block.has_logs
+        result = await self._ask("eth_getBlockReceipts", params, source, least_head=block.number, some=some)
+        return _checked(read_receipts(result), block)
 
     async def logs_in(self, first: int, last: int, wanted: LogFilter) -> list[LogRecord]:
         """The logs of a range that match, in order."""
         query = {"fromBlock": hex(first), "toBlock": hex(last), **wanted.params()}
         # Who does not have the last block yet would leave it out without a word.
-        found = read_logs(await self.ask("eth_getLogs", msgspec.json.encode([query]), least_head=last))
+        found = read_logs(await self.ask("eth_getLogs", msgspec.json.encode([query]), least_head=last, some=True))
         if found is None:
             raise Unanswered(f"no logs of blocks {first} to {last}")
         return [log for log in found if first <= log.block <= last and wanted.matches(log)]
 
-    async def ask(self, method: str, params: bytes, *, least_head: int = 0) -> bytes:
-        """An ordinary question to the network; Unanswered where it failed."""
+    async def ask(self, method: str, params: bytes, *, least_head: int = 0, some: bool = False) -> bytes:
+        """An ordinary question to the network; Unanswered where it failed. With `some`, "nothing" is no answer of one that has
+        not come to the least head."""
+        asked = ask_upstream(self._route, method, params, least_head=least_head)
         try:
-            return await ask_upstream(self._route, method, params, least_head=least_head).result()
+            result = await asked.result()
         except (RpcError, Fault) as exc:
             raise Unanswered(method) from exc
+        if some and result == _NOTHING and self._is_behind(asked, least_head):
+            raise Unanswered(f"{method} of one that is behind")
+        return result
 
-    async def _ask(self, method: str, params: bytes, source: Upstream | None) -> bytes | None:
+    def _is_behind(self, asked: Pending, least_head: int) -> bool:
+        by = asked.flight.answered_by if asked.flight is not None else -1
+        return by >= 0 and 0 < self._route.upstreams[by].health.head < least_head
+
+    async def _ask(
+        self, method: str, params: bytes, source: Upstream | None, *, least_head: int = 0, some: bool = False
+    ) -> bytes | None:
         """The source first: who told of a block has it. Then whoever the route chooses."""
         if source is not None and source.health.may_serve(method):
             result = await Probe(source, method, params).ask()
             if result is not None and result != jsonrpc.NULL:
                 return result
         try:
-            return await self.ask(method, params)
+            return await self.ask(method, params, least_head=least_head, some=some)
         except Unanswered:
             return None
 
@@ -206,6 +231,21 @@ def read_logs(result: bytes | None) -> list[LogRecord] | None:
         for log, number, raw in zip(logs, numbers, raws, strict=True)
         if number is not None
     ]
+
+
+def read_receipts(result: bytes | None) -> list[LogRecord] | None:
+    """The logs of a block's receipts; None for anything else."""
+    try:
+        found = [read_logs(bytes(receipt.logs)) for receipt in _receipts(result or jsonrpc.NULL)]
+    except jsonrpc.NOT_JSON:
+        return None
+    return None if None in found else [log for logs in found for log in logs or ()]
+
+
+def _checked(found: list[LogRecord] | None, block: Block) -> list[LogRecord]:
+    if found is None or any(log.block_hash != block.hash for log in found):
+        raise Unanswered(f"no logs of block {block.number}")
+    return found
 
 
 def _quantity(text: str) -> int | None:

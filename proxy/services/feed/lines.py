@@ -2,7 +2,8 @@
 
 *Heads* are told in the moment in which the chain changes. *Logs* have to be fetched first, so they follow behind: blocks
 wait in a queue, taken back ones too, and each is told when its logs are there, never before the one ahead of it and never
-skipped. A block that was taken back before its logs came is not told at all.
+skipped. A block that was taken back before its logs came is not told at all. Where nobody has the logs of a block and the
+queue is full, the listeners of logs are told that it ends here: the heads must go on.
 
 Every block that becomes part of the chain has a *place*, counted up. A listener of logs has two places of its own: it is
 told of blocks after `since`; and it is told that a block was taken back if the block comes after `seen`, since it heard of
@@ -13,17 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from proxy import telemetry
 from proxy.core.headchain import DEPTH, Block
 from proxy.core.logfilter import Index, LogFilter
+from proxy.errors import Unavailable
 from proxy.services.feed.blocks import Blocks, LogRecord, Unanswered
 from proxy.services.feed.topics import Event, Listener
 from proxy.wire.upstream import Upstream
+
+log = logging.getLogger("penstock.feed")
 
 # Blocks whose logs are fetched at the same time.
 AHEAD = 8
@@ -38,6 +44,9 @@ LONGEST_PAUSE_S = 2.0
 # How often an empty answer is doubted when the block's bloom filter says that there are logs. Some networks' filters say
 # nothing.
 DOUBTS = 3
+# Attempts after which the block's receipts are asked for first; and after which an operator should know.
+PLAIN_TRIES = 2
+QUIET_TRIES = 6
 
 _TRUE = msgspec.Raw(b"true")
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -221,21 +230,48 @@ class LogLine:
 
     async def _fetch(self, block: Block, source: Upstream | None) -> list[LogRecord] | None:
         """The logs, however long it takes; empty where the block is gone by then, None where nobody wants to hear of it."""
-        pause_s, doubts = FIRST_PAUSE_S, 0
+        pause_s, doubts, tries = FIRST_PAUSE_S, 0, 0
         while self._listeners:
+            tries += 1
             try:
-                logs = await self._blocks.logs_of(block, source)
+                logs = await self._try(block, source, tries)
             except Unanswered:
                 if self._is_orphan(block):
                     return []
+                self._note_failure(block, tries)
             else:
                 doubts += 1
                 if logs or not block.has_logs or doubts > DOUBTS:
                     return logs
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            source = None  # It had its chance.
         return None
+
+    async def _try(self, block: Block, source: Upstream | None, tries: int) -> list[LogRecord]:
+        """The source has one chance to tell its logs."""
+        if tries > PLAIN_TRIES:
+            try:
+                return await self._blocks.receipt_logs_of(block, source)
+            except Unanswered:
+                pass
+        return await self._blocks.logs_of(block, source if tries == 1 else None)
+
+    def _note_failure(self, block: Block, tries: int) -> None:
+        """All logs wait for this block. That is told once; and it must not be for ever."""
+        if tries == QUIET_TRIES:
+            telemetry.feed_blocks_stuck_total.labels(self._blocks.network).inc()
+            extra = {"network": self._blocks.network, "block": block.number, "waiting": len(self._waiting)}
+            log.warning("no upstream has the logs of a block: subscriptions to logs wait for it", extra=extra)
+        is_first = bool(self._waiting) and self._waiting[0].block is block
+        if tries >= QUIET_TRIES and is_first and not self._has_room.is_set():
+            self._give_up(block)
+
+    def _give_up(self, block: Block) -> None:
+        words = f"no upstream has the logs of block {block.number}: subscribe again with fromBlock {hex(block.number)}"
+        for wanted, listeners in [*self._listeners.items()]:
+            for listener in [*listeners]:
+                self.remove(wanted, listener)
+                listener.on_end(Unavailable(words))
 
     async def _tell(self, record: Record, logs: list[LogRecord]) -> None:
         # First of all: whoever joins in the middle has heard of this block.

@@ -4,8 +4,9 @@ Whatever the source, what it says goes through the same walk from the last block
 leaves no gap and tells nothing twice; a new one is asked for its head first, which covers what happened in between.
 
 A source that was just turned to may be behind, or on a fork that the others have left: until it has told our last block or
-a higher one, its other blocks are not believed. The blocks of a chain that was reset are lower; they are believed when the
-network has no other upstream, or when its upstreams agree.
+a higher one, its other blocks are not believed. Nor is a head below all that we remember, whoever tells it. The blocks of a
+chain that was reset are lower; they are believed when the network has no other upstream, and it says so twice, or when its
+upstreams agree.
 """
 
 from __future__ import annotations
@@ -155,20 +156,26 @@ class Lookout:
             await asyncio.sleep(self._poll_s)
 
     async def _look(self, source: Source) -> None:
+        await self._hear(await self._latest(source), source)
+
+    async def _latest(self, source: Source) -> Block:
         try:
-            head = await self._blocks.latest(source.upstream)
+            return await self._blocks.latest(source.upstream)
         except Unanswered as exc:
             raise Failed("it does not tell its head") from exc
-        await self._hear(head, source)
 
     async def _hear(self, head: Block | None, source: Source) -> None:
         if head is None:
             raise Failed("it tells what is no block")
-        tip = self._walk.chain.tip
+        chain = self._walk.chain
+        tip = chain.tip
         self._settled = self._settled or tip is None or head.number > tip.number or head.hash == tip.hash
-        if not self._settled and not self._may_be_reset(head):
+        if head.number < chain.floor and self._route.only is not None:
+            # One answer out of the past is no reset: there may be many machines behind an address.
+            head = await self._latest(source)
+        if (not self._settled or head.number < chain.floor) and not self._may_be_reset(head):
             return
-        if self._walk.chain.knows(head.hash):
+        if chain.knows(head.hash):
             return
         await self._room()
         try:

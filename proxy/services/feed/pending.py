@@ -23,7 +23,7 @@ from proxy.services.feed.topics import Event, Listener
 from proxy.services.feed.wanted import Wanted
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
-from proxy.wire.feed import Lost, Refused
+from proxy.wire.feed import Lost, Refused, Stream
 from proxy.wire.socket import SocketUpstream
 
 POLL_S = 1.0
@@ -36,6 +36,7 @@ REMEMBERED = 16_384
 MOST_WAITING = 2_048
 AT_ONCE = 8
 
+_HASHES, _WHOLE = b'["newPendingTransactions"]', b'["newPendingTransactions",true]'
 _hashes = msgspec.json.Decoder(list[str]).decode
 
 
@@ -146,8 +147,7 @@ class Pending:
         try:
             await stream.open()
             for full in kinds:
-                params = b'["newPendingTransactions",true]' if full else b'["newPendingTransactions"]'
-                await stream.subscribe("eth_subscribe", params, self._hear_full if full else self._hear)
+                await (self._begin_full(stream) if full else stream.subscribe("eth_subscribe", _HASHES, self._hear))
             self._serve(kinds)
             while self._kinds() <= kinds and self._sources.is_best(source, self._clock()):
                 try:
@@ -160,6 +160,13 @@ class Pending:
             raise Failed(str(exc)) from exc
         finally:
             await stream.close()
+
+    async def _begin_full(self, stream: Stream) -> None:
+        try:
+            await stream.subscribe("eth_subscribe", _WHOLE, self._hear_full)
+        except Refused:
+            # Some refuse the flag, and tell hashes all the same.
+            await stream.subscribe("eth_subscribe", _HASHES, self._hear_full)
 
     def _hear(self, notice: bytes) -> None:
         try:

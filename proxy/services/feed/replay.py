@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from proxy.core.headchain import Block
 from proxy.core.logfilter import LogFilter
-from proxy.errors import Unavailable
+from proxy.errors import Fault, Unavailable
 from proxy.services.feed.blocks import LogRecord, Unanswered
 from proxy.services.feed.lines import LogLine, events_of
 from proxy.services.feed.topics import Event, Listener, Topic
@@ -66,6 +66,10 @@ class Replay:
     def on_events(self, events: Sequence[Event]) -> None:
         if self._is_wanted:
             self._listener.on_events(events)
+
+    def on_end(self, why: Fault) -> None:
+        if self._is_wanted:
+            self._listener.on_end(why)
 
     async def room(self) -> None:
         await self._listener.room()

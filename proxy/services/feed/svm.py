@@ -39,6 +39,10 @@ READY_S = 10.0
 LOOK_S = 1.0
 # A network's slots come several times a second: a stream that is silent for this long while somebody listens to them is dead.
 SILENT_S = 10.0
+# Subscriptions that are made or ended at a time: after a change of sources there may be thousands.
+AT_ONCE = 32
+# Two minutes of slots: no source is so far behind. The network was started anew.
+RESET_SLOTS = 300
 
 
 class _Context(msgspec.Struct, gc=False):
@@ -181,16 +185,30 @@ class SvmFeed:
         self._todo.put_nowait(Channel(Topic("")))  # Wakes whoever waits for something to do.
 
     async def _work(self, stream: Stream) -> None:
+        """A few at a time, each of them once: what comes for one of them meanwhile has its turn when they are done."""
         try:
             async with asyncio.timeout(LOOK_S):
-                channel = await self._todo.get()
+                some = {await self._todo.get(): None}
         except TimeoutError:
             self._check_silence()
             return
-        if self._channels.get(channel.topic) is channel:
-            await self._begin(stream, channel)
-        elif channel.subscription:
-            await stream.unsubscribe(ENDS[channel.topic.kind], channel.subscription)
+        while len(some) < AT_ONCE and not self._todo.empty():
+            some[self._todo.get_nowait()] = None
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._settle(stream, channel)) for channel in some]
+        if lost := next(filter(None, (task.result() for task in tasks)), None):
+            raise lost
+
+    async def _settle(self, stream: Stream, channel: Channel) -> Lost | None:
+        """Make it or end it, whichever is wanted by now."""
+        try:
+            if self._channels.get(channel.topic) is channel:
+                await self._begin(stream, channel)
+            elif channel.subscription:
+                await stream.unsubscribe(ENDS[channel.topic.kind], channel.subscription)
+        except Lost as exc:
+            return exc
+        return None
 
     def _check_silence(self) -> None:
         listens_to_slots = any(topic.kind == "slotSubscribe" for topic in self._channels)
@@ -208,6 +226,8 @@ class SvmFeed:
             channel.refused = exc.error
             if self._channels.get(channel.topic) is channel:
                 del self._channels[channel.topic]
+        if self._channels.get(channel.topic) is not channel:
+            stream.forget(channel.subscription)  # Its only notice may have come with the confirmation.
         channel.settled.set()
 
     def _hear(self, stream: Stream, channel: Channel, result: bytes) -> None:
@@ -218,7 +238,7 @@ class SvmFeed:
             notice = _Notice()
         slot = notice.slot if notice.context is None else notice.context.slot
         if channel.topic.kind == "slotSubscribe":
-            if slot <= self._last_slot:
+            if self._last_slot - RESET_SLOTS < slot <= self._last_slot:
                 return
             self._last_slot = slot
         # The other notice of a signature, that it was received, is not the last.

@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.logfilter import LogFilter
+from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError
 
 # Different topics on one network in one worker: beyond that new ones are refused, so that memory stays bounded.
@@ -60,6 +61,9 @@ class Listener(Protocol):
 
     def on_events(self, events: Sequence[Event]) -> None:
         """In order. It never blocks and never raises."""
+
+    def on_end(self, why: Fault) -> None:
+        """Nothing more is told."""
 
     async def room(self) -> None:
         """Returns when it can take more: a replay waits for it between its batches, so that it cannot flood anybody."""

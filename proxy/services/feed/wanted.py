@@ -24,14 +24,17 @@ class Wanted:
         self._changed.set()
 
     async def run(self, work: Callable[[], Awaitable[None]], stopped: Callable[[], None]) -> None:
-        """A loop: the work runs while it is wanted; `stopped` is called whenever that is over."""
+        """A loop: the work runs while it is wanted. `stopped` is called in the moment in which it is ended, so that whoever
+        comes while it still clears away waits for the next one; and again if it has left something by then."""
         while True:
             await self._until(wanted=True)
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(_run(work))
                 await self._until_nobody_comes_back()
                 task.cancel()
-            stopped()
+                stopped()
+            if not self._is_wanted():
+                stopped()
 
     async def _until(self, *, wanted: bool) -> None:
         while self._is_wanted() is not wanted:
@@ -45,7 +48,9 @@ class Wanted:
                 async with asyncio.timeout(self._linger_s):
                     await self._until(wanted=True)
             except TimeoutError:
-                return
+                # Somebody may have come in the very turn in which the time was up.
+                if not self._is_wanted():
+                    return
 
 
 async def _run(work: Callable[[], Awaitable[None]]) -> None:

@@ -41,8 +41,10 @@ PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 STEP_DOWN_S = 30.0
 # How often a network that stopped is looked at again.
 STOPPED_S = 30.0
-# A head below ours, seen this often in a row, is no upstream that is behind: the chain was cut.
+# A head below ours, seen this often in a row, is no upstream that is behind: the chain was cut. Development chains are, at a
+# person's command. Elsewhere an upstream that hangs is likelier by far, and is given this much time before it is believed.
 SHORTER = 20
+SHORTER_S = 600.0
 
 
 class Forked(Exception):
@@ -78,6 +80,7 @@ class Following:
         self._renews = renews
         self._poll_s = min(max(facts.block_time_s / 3, SHORTEST_S), LONGEST_S)
         self._finality = facts.finality_blocks
+        self.patience = SHORTER if renews else max(SHORTER, int(SHORTER_S / self._poll_s))
         # How long upstreams have failed; a head that does not fit the record; how often the head was below ours.
         self._failing_s = 0.0
         self._doubted = b""
@@ -232,7 +235,7 @@ class Following:
 
     async def _is_forked(self, term: Term, head: Header, number: int) -> bool:
         """Whether the head is a block that we have otherwise. Believed when it is seen twice: an upstream may be on a fork that
-        nobody follows. One that is behind tells of a block that we have, and is believed to be the head after a while."""
+        nobody follows. One that is behind tells of a block that we have, and is believed to be the head after a long while."""
         ours = next(iter(await term.recent(Mark(number, b""), 1)), None)
         hash_ = bytes.fromhex(head.hash[2:])
         if ours is None or ours.number != number or ours.hash != hash_:
@@ -240,11 +243,13 @@ class Following:
             return was == hash_
         self._doubted = b""
         self._shorter = self._shorter + 1 if number < self.cursor.number else 0
-        return self._shorter > SHORTER
+        return self._shorter > self.patience
 
     async def _go_back(self, term: Term) -> None:
         """To the newest block that the chain still has, in one transaction with all that is undone."""
         assert self.network is not None
+        if (await term.read()).cursor != self.cursor:
+            raise NotLeading(f"the cursor is not at block {self.cursor.number}: the network was begun anew")
         removed: list[Mark] = []
         for mark in await term.recent(self.cursor, self.keep + SETTLE_BLOCKS + 1):
             if (time := await self._time_of(mark)) is not None:

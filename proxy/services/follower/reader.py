@@ -2,19 +2,23 @@
 
 They go the way of all calls: to an upstream that is healthy and far enough, again to another when one fails. An answer that
 does not fit together (logs of another block, a block of another number) is none: it is `Unread`, and asked for again later.
+
+An upstream that has no logs of a block yet says so with an empty list, as if there were none. The block itself knows better:
+its bloom filter has the topics of its logs. Where that speaks against an empty list, the block's receipts say who is right.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from proxy.chains.evm import facts
-from proxy.chains.evm.facts import Facts, Header, Log
+from proxy.chains.evm.facts import Facts, Header, Log, Receipt
 from proxy.core import dialect, logrange
 from proxy.core.logrange import LogRange
 from proxy.core.spans import Span
@@ -22,6 +26,12 @@ from proxy.errors import Fault
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
+
+# How often an upstream that has no receipts to show says that there are no logs before it is believed: a bloom filter may be
+# wrong, too. There is a pause before each.
+DOUBTS = 3
+# Blocks in doubt: never more than are read ahead, but for those that were dropped meanwhile.
+MOST_DOUBTED = 1000
 
 
 class Unread(Exception):
@@ -43,11 +53,13 @@ class Wanted:
 class _Asked:
     """What is wanted, as it stands in calls. `rest`: the members of the filter beside its blocks."""
 
-    __slots__ = ("full", "masks", "rest", "wanted")
+    __slots__ = ("contract", "full", "mask", "masks", "rest", "wanted")
 
     def __init__(self, wanted: Wanted, contract: str) -> None:
         self.wanted = wanted
         self.full = b"true" if wanted.full else b"false"
+        self.contract = contract
+        self.mask = facts.bloom_mask(contract) if contract else 0
         self.masks = [facts.bloom_mask(topic) for topic in wanted.topics or ()]
         members: dict[str, object] = {"address": contract} if contract else {}
         if wanted.topics is not None:
@@ -56,7 +68,14 @@ class _Asked:
 
     def may_have(self, header: Header) -> bool:
         bloom = int(header.logs_bloom or "0", 16)
+        if bloom & self.mask != self.mask:
+            return False
         return any(bloom & mask == mask for mask in self.masks) if self.masks else bool(bloom)
+
+    def is_wanted(self, log: Log) -> bool:
+        topics = self.wanted.topics
+        is_of_contract = not self.contract or log.address.lower() == self.contract
+        return is_of_contract and (topics is None or any(topic in topics for topic in log.topics[:1]))
 
 
 class Reader:
@@ -76,6 +95,8 @@ class Reader:
         self._contract = contract
         self._wants = wants
         self._last = _Asked(Wanted(topics, full), contract)
+        # How often there were said to be no logs in a block, by its hash.
+        self._doubts: Counter[str] = Counter()
 
     def _asked(self) -> _Asked:
         if self._wants is not None and (wanted := self._wants()) != self._last.wanted:
@@ -105,8 +126,10 @@ class Reader:
             raise Unread(f"block {number} is not there yet")
         logs = await self._logs_of(header, number, asked.rest)
         if not logs and asked.may_have(header):
-            # An upstream that has no logs of a block yet says so with an empty list.
-            logs = await self._logs_of(header, number, asked.rest)
+            looked = await self._looked_for(header, number, asked)
+            if looked is None:
+                self._doubt(header, number)
+            logs = looked or []
         return _checked(header, header, logs, alone=True, has_all_logs=asked.wanted.topics is None)
 
     async def _logs_of(self, header: Header, number: int, rest: bytes) -> list[Log]:
@@ -114,12 +137,34 @@ class Reader:
         params = b'[{"blockHash":"%b"%b%b}]' % (header.hash.encode(), comma, rest)
         return _logs(await self._ask("eth_getLogs", params, least_head=number))
 
+    async def _looked_for(self, header: Header, number: int, asked: _Asked) -> list[Log] | None:
+        """The logs of a block that may have some, and was said to have none; None where that is all that can be had."""
+        if logs := await self._logs_of(header, number, asked.rest):
+            return logs
+        try:
+            receipts = _receipts(await self._ask("eth_getBlockReceipts", b'["0x%x"]' % number, least_head=number))
+        except Unread:
+            receipts = []
+        if any(receipt.block_hash != header.hash for receipt in receipts):
+            raise Unread(f"the receipts are those of another block {number}")
+        logs = [log for receipt in receipts for log in receipt.logs if asked.is_wanted(log)]
+        return logs if receipts else None
+
+    def _doubt(self, header: Header, number: int) -> None:
+        if len(self._doubts) >= MOST_DOUBTED:
+            self._doubts.clear()
+        self._doubts[header.hash] += 1
+        if self._doubts[header.hash] <= DOUBTS:
+            raise Unread(f"block {number} has no logs, and its bloom filter has some")
+        del self._doubts[header.hash]
+
     async def blocks(self, first: int, last: int) -> Facts:
         """A range of final blocks: their logs, and the blocks at its ends, which hold it in its place."""
+        asked = self._asked()
         try:
             async with asyncio.TaskGroup() as group:
                 ends = [group.create_task(self._there(number)) for number in {first, last}]
-                found = group.create_task(self._logs(LogRange(first, last, self._asked().rest)))
+                found = group.create_task(self._logs(LogRange(first, last, asked.rest)))
         except BaseExceptionGroup as failed:
             # The first that failed: the others were cancelled for it.
             raise failed.exceptions[0] from None
@@ -128,7 +173,17 @@ class Reader:
         self.span.read(last - first + 1, len(logs))
         if headers.keys() != {first, last}:
             raise Unread(f"blocks {first} and {last} were asked for, and others given")
+        for number, at in ((first, logs[:1]), (last, logs[-1:])):
+            await self._check_end(headers[number], number, asked, at)
         return _checked(headers[first], headers[last], logs, alone=False)
+
+    async def _check_end(self, header: Header, number: int, asked: _Asked, logs: list[Log]) -> None:
+        """That a range was not cut short: its first, or last, logs are those of the block there, where that has some. Here an
+        upstream is believed without receipts: these blocks are old, and their logs are not still to come."""
+        if any(int(log.block_number, 16) == number for log in logs) or not asked.may_have(header):
+            return
+        if await self._looked_for(header, number, asked):
+            raise Unread(f"logs of block {number} are missing from those of its range")
 
     async def _there(self, number: int) -> Header:
         header = await self.header(number)
@@ -187,6 +242,13 @@ def _logs(result: bytes) -> list[Log]:
         return facts.read_logs(result)
     except msgspec.DecodeError as exc:
         raise Unread(f"what came are no logs: {exc}") from None
+
+
+def _receipts(result: bytes) -> list[Receipt]:
+    try:
+        return facts.read_receipts(result)
+    except msgspec.DecodeError as exc:
+        raise Unread(f"what came are no receipts: {exc}") from None
 
 
 def _checked(first: Header, last: Header, logs: list[Log], *, alone: bool, has_all_logs: bool = False) -> Facts:

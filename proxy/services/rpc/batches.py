@@ -55,14 +55,13 @@ class Item(Whole):
         self.fault = fault
         self.on_error(rpc_error_of(fault))
 
-    def decline(self, why: bytes | Fault) -> int:
-        """It is not asked at all. What that costs: a refusal is free."""
+    def decline(self, why: bytes | Fault) -> None:
+        """It is not asked at all. A refusal is free."""
         if isinstance(why, Fault):
             self.on_fault(why)
         else:
             self.units = UNITS_OF_AN_ERROR
             self.on_error(why)
-        return self.units
 
     def _settle(self, outcome: str) -> None:
         if self.settled:

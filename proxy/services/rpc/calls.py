@@ -20,7 +20,7 @@ from proxy.core.caching import key_of
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.core.pricing import Prices
 from proxy.core.usage import Sheet
-from proxy.errors import Fault, Forbidden, InternalError
+from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest
 from proxy.services.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, Item
 from proxy.services.rpc.broadcasts import Broadcast
@@ -235,15 +235,18 @@ class Rpc:
         """Admit a whole batch, then answer its items; `done` is called when the last one is in."""
         batch = Batch(items, done, now, key.sheet)
         planned: list[tuple[Item, Plan, Call, int]] = []
+        declined: list[tuple[Item, bytes | Fault]] = []
         units = 0
         for item, what in zip(batch.items, items, strict=True):
             if isinstance(what, Malformed):
                 item.plan = route.unknown
-                units += item.decline(jsonrpc.error(what.code, what.message))
+                declined.append((item, jsonrpc.error(what.code, what.message)))
+                units += UNITS_OF_AN_ERROR
                 continue
             plan = self.check(item, route, key, what, subscriber)
             if not isinstance(plan, Plan):
-                units += item.decline(plan)
+                declined.append((item, plan))
+                units += 0 if isinstance(plan, Fault) else UNITS_OF_AN_ERROR
                 continue
             price = plan.units if plan.is_plain else self._price(plan, route, what)
             units += price
@@ -258,6 +261,8 @@ class Rpc:
             short.send(upstream, now)
             return short
         batch.units = units
+        for item, why in declined:
+            item.decline(why)
         batch.expect(len(planned))
         asked = []
         for item, plan, call, price in planned:
@@ -276,7 +281,12 @@ class Rpc:
             return None
         return upstream if all(may_be_short(plan, call) for _, plan, call, _ in planned) else None
 
-    # Money back
+    # Money taken, and given back
+
+    def malformed(self, key: Key, exc: Malformed, now: float) -> Fault:
+        """What whoever sent it is told. It costs what an error costs: nonsense must not be cheaper than calls."""
+        refusal = self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
+        return refusal or InvalidRequest(exc.message, details={"rpc_code": exc.code})
 
     def settle_batch(self, key: Key, batch: Batch | ShortBatch) -> int:
         """What a batch costs in the end: items that we failed are free."""

@@ -2,7 +2,7 @@
 
 A convoy carries flights; when its reply comes, each flight gets its own part and goes on by itself, as if it had been sent
 alone. Where the reply is not what a batch should be, the flights are sent again one by one, elsewhere if they can. An
-upstream that refuses the batch as such is sent smaller ones from then on, and in the end none.
+upstream that refuses the batch as such is sent smaller ones for a while, and in the end none.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Convoy:
     def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         now = time.monotonic()
-        if head.status == 429:
+        if head.wants_rest:
             for flight in self._still_carried(upstream):
                 flight.was_limited(upstream, now, head.retry_after_s)
             return
         if _is_refused(head, body):
-            upstream.batch = max(1, len(self._flights) // 2)
+            upstream.refused_batch(len(self._flights), now)
             for flight in self._still_carried(upstream):
                 flight.arrived(upstream)
                 flight.send(upstream, now)

@@ -58,7 +58,7 @@ class Filters:
             index, tag, own_id = int(text[2:4], 16), text[4 : 4 + _TAG], text[4 + _TAG :]
         except (msgspec.DecodeError, ValueError):
             return None
-        if index >= len(route.upstreams) or not own_id.isalnum() or not own_id.isascii():
+        if index >= len(route.upstreams) or not own_id.isalnum() or not text.isascii():
             return None
         return (index, own_id) if hmac.compare_digest(tag, self._tag(route, key, index, own_id)) else None
 

@@ -21,6 +21,7 @@ import msgspec
 from proxy.core import dialect, jsonrpc
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.services.rpc.asked import Asked
 from proxy.services.rpc.waiters import NOBODY, Waiter
 from proxy.wire.connection import OUT_OF_STEP, STALE, Connection, Piece
 from proxy.wire.http1 import ReplyHead
@@ -37,11 +38,10 @@ next_id = itertools.count(1000).__next__
 _monotonic = time.monotonic
 
 
-class Flight:
+class Flight(Asked):
     __slots__ = (
-        "_asked_at", "_first", "_first_at", "_second", "_second_at", "_spare", "_spare_error", "_streaming", "_tries",
-        "answered_by", "archive", "began", "done", "id", "is_piece", "least_head", "moves", "params", "plan", "route",
-        "slot", "tells_head", "tried", "waiters",
+        "_spare", "_spare_error", "_streaming", "_tries", "answered_by", "archive", "began", "done", "id", "is_handed_on",
+        "is_piece", "least_head", "moves", "params", "plan", "route", "slot", "tells_head", "tried", "waiters",
     )  # fmt: skip
 
     def __init__(self, route: Route, plan: Plan, params: bytes, waiter: Waiter, now: float) -> None:
@@ -57,18 +57,16 @@ class Flight:
         self.tells_head = False
         # A piece of a larger question: it is not cut again on its way.
         self.is_piece = False
+        # Somebody else looks for the answer: what fails from then on is no outcome.
+        self.is_handed_on = False
         self.archive = False
         self.done = False
         # The place of the upstream whose reply came last.
         self.answered_by = -1
         self.began = now
-        self._first: Upstream | None = None
-        self._first_at = 0.0
-        self._second: Upstream | None = None
-        self._second_at = 0.0
+        self._first = self._second = None
+        self._first_at = self._second_at = self._asked_at = 0.0
         self._streaming = False
-        # When the attempt that ended last was begun.
-        self._asked_at = 0.0
         # An answer that will do if nobody gives a better one.
         self._spare: bytes | msgspec.Raw | None = None
         self._spare_error = b""
@@ -122,7 +120,7 @@ class Flight:
 
     def on_tick(self, connection: Connection | None, now: float) -> None:
         """Called by the sweep: the deadline, and the hedge."""
-        if self.done:
+        if self.done or self.is_handed_on:
             return
         if self._streaming:
             if connection is not None and connection.is_stuck(now, self.route.call_timeout_s):
@@ -136,11 +134,7 @@ class Flight:
 
     def _is_late(self, now: float) -> bool:
         """Whether the upstream that was asked last takes longer than it mostly does."""
-        first, second = self._first, self._second
-        if first is None or (second is not None and self._second_at > self._first_at):
-            newest, age = second, now - self._second_at
-        else:
-            newest, age = first, now - self._first_at
+        newest, age = self._newest(now)
         if newest is None or age < HEDGE_FLOOR_S or not self.plan.may_repeat:
             return False
         return age > self.route.group.hedge_after_s(newest.health)
@@ -165,9 +159,6 @@ class Flight:
         self._tries += 1
         upstream.health.begin(now)
 
-    def is_carried_by(self, upstream: Upstream) -> bool:
-        return upstream is self._first or upstream is self._second
-
     def arrived(self, upstream: Upstream) -> None:
         self._ended(upstream)
 
@@ -188,27 +179,13 @@ class Flight:
             self.send(upstream, now)
         return upstream is not None
 
-    def _under_way(self) -> list[Upstream]:
-        return [upstream for upstream in (self._first, self._second) if upstream is not None]
-
-    def _ended(self, upstream: Upstream) -> float:
-        """One attempt is over; when it began."""
-        upstream.health.inflight -= 1
-        if upstream is self._first:
-            self._first = None
-            self._asked_at = self._first_at
-        else:
-            self._second = None
-            self._asked_at = self._second_at
-        return self._asked_at
-
     # What the connection tells
 
     def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         now = _monotonic()
         began = self._ended(upstream)
-        if head.status == 429:
+        if head.wants_rest:
             self._limited(upstream, now, head.retry_after_s)
             return
         try:
@@ -234,6 +211,7 @@ class Flight:
         if self.tells_head and not self._agrees_with_head(reply, upstream, now):
             return
         if self.plan.asks_on and self.route.is_null(reply.result) and self.route.ask_on(self):
+            self.is_handed_on = True
             return
         self.land(reply.result)
 
@@ -259,7 +237,9 @@ class Flight:
         start = b'%b%b,"result":' % (jsonrpc.HEAD, self.id)
         if len(self.waiters) != 1 or not self.waiters[0].streams or head.status != 200 or not head.plain:
             return False
-        if beginning[: len(start)] != start:
+        if self.tells_head or self.plan.tells_block:
+            return False  # What it says of the head is read before it is passed on.
+        if self.is_handed_on or beginning[: len(start)] != start:
             return False
         self._streaming = True
         self.answered_by = connection.upstream.health.index
@@ -286,7 +266,7 @@ class Flight:
     # Deciding
 
     def _limited(self, upstream: Upstream, now: float, retry_after_s: int) -> None:
-        """429: the upstream wants to be left alone. That is not a failure of its."""
+        """The upstream wants to be left alone. That is not a failure of its."""
         upstream.health.rest(now, retry_after_s or 1.0)
         self._after_failure(now, "an upstream is rate limited", sent=True)
 
@@ -301,25 +281,21 @@ class Flight:
         if verdict.kind == "already_known" and (known := self.plan.already_known(self.params)):
             self.land(known)
             return
-        told = self._told(error, verdict)
+        if self.is_handed_on:
+            return
+        told = dialect.told(error, verdict, in_our_codes=self.plan.normalises)
         if verdict.retry_elsewhere:
             if not verdict.blame:
                 self._spare_error = told
             if self._is_under_way() or self._send_another(now):
                 return
         elif verdict.kind == "range_too_large" and not self.is_piece and self.route.split(self, error):
+            self.is_handed_on = True
             return
         if self._spare is not None:
             self.land(self._spare)
         else:
             self.land_error(told)
-
-    def _told(self, error: bytes, verdict: dialect.Verdict) -> bytes:
-        """The error as its caller sees it."""
-        if self.plan.normalises:
-            return dialect.normalise(error)
-        # Where codes are a language of their own, ours would be none; but what is said of our own key is not for others.
-        return dialect.REFUSED if verdict.kind == "unauthorized" and self.plan.family.verdicts else error
 
     def _is_doubtful(self, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
         """An empty answer from an upstream that may not have the block yet: somebody else is asked first."""
@@ -345,11 +321,8 @@ class Flight:
             return False
         return True
 
-    def _is_under_way(self) -> bool:
-        return self._first is not None or self._second is not None
-
     def _after_failure(self, now: float, reason: str, *, sent: bool) -> None:
-        if self._is_under_way():
+        if self._is_under_way() or self.is_handed_on:
             return
         if (self.plan.may_repeat or not sent) and self._tries < MOST_TRIES:
             upstream = self.route.choose(self, now, self.tried)
@@ -413,7 +386,7 @@ class Flight:
         """The waiter is gone. A read that nobody waits for is given up; a write goes on to its end."""
         if self.done or waiter not in self.waiters:
             return
-        if not self._streaming and (len(self.waiters) > 1 or not self.plan.may_repeat):
-            self.waiters[self.waiters.index(waiter)] = NOBODY
-            return
-        self._close()
+        self.waiters[self.waiters.index(waiter)] = NOBODY
+        is_unwanted = self.plan.may_repeat and all(each is NOBODY for each in self.waiters)
+        if self._streaming or is_unwanted:
+            self._close()

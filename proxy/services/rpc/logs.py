@@ -2,7 +2,8 @@
 
 The upstream is asked for the whole first. Only when it refuses the range does this room cut it: at the size that the refusal
 names, else at ours, and a piece that is refused again is halved. A few pieces are under way at a time; one that fails, fails
-the whole: a caller must never take part of the logs for all of them.
+the whole: a caller must never take part of the logs for all of them. What would take too many pieces, or comes to too many
+bytes, is refused with a range that is likely to work.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.settings import Rpc as Limits
+from proxy.wire.connection import MOST
 
 AT_ONCE = 4
 # A dense chain can refuse any size: below this many blocks the refusal is passed on.
 SMALLEST = 1
+# One call's price pays for no more calls to upstreams than this, those for halves counted.
+MOST_PIECES = 1000
+MOST_ASKED = 4 * MOST_PIECES
 _serial = itertools.count(1)
 
 
@@ -39,74 +44,122 @@ class Logs:
         asked = logrange.parse(flight.params, flight.route.heads.tip)
         if asked is None or asked.blocks <= SMALLEST:
             return False
-        if asked.blocks > self._limits.max_logs_blocks:
-            flight.land_error(logrange.refusal(asked.first, asked.first + self._limits.max_logs_blocks - 1))
-            return True
         chunk = self._chunk(asked, error)
-        self._tasks.start(f"logs {next(_serial)}", lambda: self._answer(flight, asked, chunk))
+        most = min(self._limits.max_logs_blocks, chunk * MOST_PIECES)
+        if asked.blocks > most:
+            flight.land_error(logrange.refusal(asked.first, asked.first + most - 1))
+            return True
+        self._tasks.start(f"logs {next(_serial)}", lambda: _answer(flight, Split(flight, asked, chunk)))
         return True
 
     def _chunk(self, asked: LogRange, error: bytes) -> int:
         """The size that the refusal names; without one ours, or half of what was asked."""
-        named = logrange.narrowed(asked, dialect.classify(error).message)
-        if named is not None and 0 < named.blocks < asked.blocks:
-            return named.blocks
+        named = logrange.allowed_blocks(dialect.classify(error).message)
+        if named is not None and named < asked.blocks:
+            return named
         return min(self._limits.logs_chunk_blocks, (asked.blocks + 1) // 2)
 
-    async def _answer(self, flight: Flight, asked: LogRange, chunk: int) -> None:
-        outcome = await self._outcome(flight, asked, chunk)
-        if flight.done:
-            return  # Nobody waits any more.
-        match outcome:
-            case bytes():
-                flight.land(outcome)
-            case RpcError():
-                flight.land_error(outcome.error)
-            case Fault():
-                flight.land_fault(outcome)
 
-    async def _outcome(self, flight: Flight, asked: LogRange, chunk: int) -> bytes | RpcError | Fault:
-        """The pieces have the time that the whole has."""
-        limit_s = flight.route.call_timeout_s
-        try:
-            async with asyncio.timeout(max(0.0, flight.began + limit_s - time.monotonic())):
-                return await self._collect(flight, asked, chunk, asyncio.Semaphore(AT_ONCE))
-        except (RpcError, Fault) as exc:
-            return exc
-        except ValueError:
-            return InternalError("an upstream sent logs that are no array")
-        except TimeoutError:
-            return UpstreamTimeout(f"the logs did not come within {limit_s:g} s: ask for fewer blocks")
+async def _answer(flight: Flight, split: Split) -> None:
+    outcome = await _outcome(flight, split)
+    if flight.done:
+        return  # Nobody waits any more.
+    match outcome:
+        case bytes():
+            flight.land(outcome)
+        case RpcError():
+            flight.land_error(outcome.error)
+        case Fault():
+            flight.land_fault(outcome)
 
-    async def _collect(self, flight: Flight, asked: LogRange, chunk: int, gate: asyncio.Semaphore) -> bytes:
+
+async def _outcome(flight: Flight, split: Split) -> bytes | RpcError | Fault:
+    """The pieces have the time that the whole has."""
+    limit_s = flight.route.call_timeout_s
+    try:
+        async with asyncio.timeout(max(0.0, flight.began + limit_s - time.monotonic())):
+            return await split.collect()
+    except (RpcError, Fault) as exc:
+        return exc
+    except ValueError:
+        return InternalError("an upstream sent logs that are no array")
+    except TimeoutError:
+        return UpstreamTimeout(f"the logs did not come within {limit_s:g} s: ask for fewer blocks")
+
+
+class Split:
+    """One question in pieces: those that are left, and what has come of the others."""
+
+    def __init__(self, flight: Flight, asked: LogRange, chunk: int) -> None:
+        self._flight = flight
+        self._asked = asked
+        # The next one last.
+        self._left = list(asked.chunks(chunk))[::-1]
+        self._logs: dict[int, bytes] = {}
+        self._bytes = 0
+        self._blocks = 0
+        self._calls = 0
+        self._askers = 0
+
+    def __repr__(self) -> str:
+        return f"<Split of {self._asked.blocks} blocks: {self._blocks} here, {len(self._left)} pieces left>"
+
+    async def collect(self) -> bytes:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._part(flight, part, gate)) for part in asked.chunks(chunk)]
+                self._start_askers(group)
         except BaseExceptionGroup as failed:
             # The first that failed: the others were cancelled for it.
             raise failed.exceptions[0] from None
-        return logrange.merge(task.result() for task in tasks)
+        return logrange.merge(logs for _, logs in sorted(self._logs.items()))
 
-    async def _part(self, flight: Flight, part: LogRange, gate: asyncio.Semaphore) -> bytes:
-        try:
-            async with gate:
-                if flight.done:
-                    raise InternalError("nobody waits for these logs any more")
-                return await _ask(flight, part).result()
-        except RpcError as exc:
-            if dialect.classify(exc.error).kind != "range_too_large" or part.blocks <= SMALLEST:
-                raise
-        return await self._collect(flight, part, (part.blocks + 1) // 2, gate)
+    def _start_askers(self, group: asyncio.TaskGroup) -> None:
+        for _ in range(min(AT_ONCE - self._askers, len(self._left))):
+            self._askers += 1
+            group.create_task(self._ask_on(group))
 
+    async def _ask_on(self, group: asyncio.TaskGroup) -> None:
+        """Piece after piece, until none is left."""
+        while self._left:
+            part = self._left.pop()
+            asked = self._ask(part)
+            try:
+                logs = await asked.result()
+            except RpcError as exc:
+                if dialect.classify(exc.error).kind != "range_too_large" or (halves := part.halves()) is None:
+                    raise
+                self._left += reversed(halves)
+                self._start_askers(group)
+            else:
+                self._take(part, logs)
+        self._askers -= 1
 
-def _ask(whole: Flight, part: LogRange) -> Pending:
-    """One piece, as a flight of its own that is not cut again on the way."""
-    pending = Pending()
-    now = time.monotonic()
-    flight = Flight(whole.route, whole.plan, part.params(), pending, now)
-    flight.is_piece = True
-    flight.archive = whole.archive
-    flight.least_head = min(part.last, whole.route.heads.tip)
-    pending.flight = flight
-    whole.route.launch(flight, now)
-    return pending
+    def _take(self, part: LogRange, logs: bytes) -> None:
+        self._logs[part.first] = logs
+        self._blocks += part.blocks
+        self._bytes += len(logs)
+        if self._bytes > MOST:
+            raise self._too_much()
+
+    def _ask(self, part: LogRange) -> Pending:
+        """One piece, as a flight of its own that is not cut again on the way."""
+        whole = self._flight
+        if whole.done:
+            raise InternalError("nobody waits for these logs any more")
+        self._calls += 1
+        if self._calls > MOST_ASKED:
+            raise self._too_much()
+        pending = Pending()
+        now = time.monotonic()
+        flight = Flight(whole.route, whole.plan, part.params(), pending, now)
+        flight.is_piece = True
+        flight.archive = whole.archive
+        flight.least_head = min(part.last, whole.route.heads.tip)
+        pending.flight = flight
+        whole.route.launch(flight, now)
+        return pending
+
+    def _too_much(self) -> RpcError:
+        """Half of the blocks that were too many is likely to work."""
+        fewer = max(self._blocks // 2, 1)
+        return RpcError(logrange.refusal(self._asked.first, self._asked.first + fewer - 1))

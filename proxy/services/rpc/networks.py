@@ -212,6 +212,9 @@ class Route:
 
     def forget_recent(self) -> None:
         """What was true until now may not be: here, and in every other worker."""
+        if self.marks.moves != self.seen_moves:
+            # Another worker may have told a newer block meanwhile: ours must not take its place.
+            self.heads.raise_to(self.marks.tip)
         self.replies.head_moved()
         self.flights.clear()
         self.seen_moves = self.marks.tell(self.heads.tip)
@@ -249,6 +252,7 @@ class Route:
         what = self.heads.observe(self.group.members, now)
         if what == "reset":
             self.replies.clear()
+            self.seen_moves = self.marks.moves  # What the others have told is of the chain as it was.
             if self.shelf is not None:
                 self.shelf.chain = ""
         # What is recent is only known while somebody says where the head is.

@@ -21,14 +21,28 @@ _SCOPES = {
 # A key with neither has no business here, whatever the method.
 ANY_SCOPE = _SCOPES["read"] | _SCOPES["write"]
 
+_ENDS_LATEST = (b'"latest"]', b"[]")
+# The params of a call about the latest block, as callers mostly send them: the first byte of the first item, a byte, and all
+# that follows the first such byte. So the block is known to be the last item and to stand where the method has it: of
+# several blocks in a row an upstream may read the first, and the last would only make it cheap.
+_FIRST = (ord('"'), b"[", b'"latest"]')
+_SECOND = (ord('"'), b",", b'"latest"]')
+_AFTER_AN_OBJECT = (ord("{"), b"}", b',"latest"]')
+
+
+def _latest_shape(method: Method) -> tuple[int, bytes, bytes]:
+    if method.name in families.TAKE_OBJECTS:
+        return _AFTER_AN_OBJECT
+    return _FIRST if method.block_at == 0 else _SECOND
+
 
 class Plan:
     """One method on one network."""
 
     __slots__ = (
-        "asks_on", "by_range", "family", "has_block", "is_checked", "is_head_number", "is_plain", "keeps", "may_repeat",
-        "may_show_head", "method", "normalises", "request_tail", "scope", "shared", "short", "tally", "tells_block", "units",
-        "units_line",
+        "asks_on", "before_latest", "by_range", "family", "has_block", "is_checked", "is_head_number", "is_plain", "keeps",
+        "latest", "may_repeat", "may_show_head", "method", "normalises", "opens", "request_tail", "scope", "shared", "short",
+        "tally", "tells_block", "units", "units_line",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, units: int, tally: Tally, *, scope: int = 0) -> None:
@@ -43,6 +57,8 @@ class Plan:
         self.keeps = method.kind == "read" and method.cache != "never"
         self.units_line = b"X-Compute-Units: %d\r\n" % units
         self.has_block = method.block_at is not None
+        # How the usual params of a call about `latest` begin, and what follows what in them: see `_latest_shape`.
+        self.opens, self.before_latest, self.latest = _latest_shape(method)
         # Whether replies are kept or shared on this route; and whether a call may take the short way. The route says so.
         self.shared = False
         self.short = False
@@ -61,6 +77,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<Plan {self.method.name} {self.units} units>"
+
+    def is_latest(self, params: bytes) -> bool:
+        """Whether the call is about the latest block, and says so last or not at all."""
+        return params.endswith(_ENDS_LATEST) and self.family.block_ref(self.method, params).tag == "latest"
 
     @property
     def may_broadcast(self) -> bool:

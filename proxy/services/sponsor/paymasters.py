@@ -42,7 +42,11 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class Paymaster:
-    """One contract on one network. `gas`: its limits for verification and for afterwards, where an operation brings none."""
+    """One contract on one network.
+
+    `gas`: its limits for verification and for afterwards, where an operation brings none. `any_fee_wei`: up to so much for a
+    unit of gas it pays whatever the prices are.
+    """
 
     network: str
     version: str
@@ -51,6 +55,7 @@ class Paymaster:
     chain_id: int
     signer: Signer
     gas: tuple[int, int]
+    any_fee_wei: int = 0
 
 
 class Paymasters:

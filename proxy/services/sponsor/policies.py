@@ -7,6 +7,7 @@ the newest was looked at. So nothing is ever decided by what is not true any mor
 from __future__ import annotations
 
 import datetime
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ from proxy.store.policies import Policy, PolicyStore, absent
 
 __all__ = ("Meter", "Policies", "Policy", "Ready", "Spend", "UserMeter", "read_rules")
 
-# Policies in memory: lists of ten thousand addresses are large.
+# Policies in memory, and members of their lists in all: four lists of ten thousand are some megabytes.
 REMEMBERED = 256
+REMEMBERED_MEMBERS = 100_000
+# A selector is of a signature without short names.
+_ALIAS = re.compile(r"\b(u?int)\b", re.ASCII)
 DAYS_SHOWN = 31
 
 
@@ -33,6 +37,11 @@ DAYS_SHOWN = 31
 class Ready:
     policy: Policy
     rules: Rules
+
+    @property
+    def members(self) -> int:
+        """Of all its lists."""
+        return sum(len(value) for value in self.policy.rules.values() if isinstance(value, list))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +63,10 @@ class Policies:
         self._ledger = ledger
         self._most = most
         self._ready: OrderedDict[str, Ready] = OrderedDict()
+        self._members = 0
 
     def __repr__(self) -> str:
-        return f"<Policies {len(self._ready)} in memory>"
+        return f"<Policies {len(self._ready)} in memory, {self._members} members of lists>"
 
     async def create(self, key: Key, network: Network, *, name: str, given: Mapping[str, Any]) -> Policy:
         return await self._store.create(
@@ -87,7 +97,7 @@ class Policies:
 
     async def delete(self, policy_id: str, *, account: str) -> None:
         await self._store.delete(policy_id, account=account)
-        self._ready.pop(policy_id, None)
+        self._forget(policy_id)
 
     async def spend(self, found: Policy, page: Page) -> Spend:
         day = datetime.datetime.now(datetime.UTC).date()
@@ -109,13 +119,23 @@ class Policies:
         if found is None:
             read = await self._store.read(policy_id, account=account)
             found = Ready(read, read_rules(read.rules))
-            self._ready[policy_id] = found
+            self._remember(policy_id, found)
         if found.policy.account != account:
             raise absent(policy_id)
         self._ready.move_to_end(policy_id)
-        if len(self._ready) > REMEMBERED:
-            self._ready.popitem(last=False)
         return found
+
+    def _remember(self, policy_id: str, found: Ready) -> None:
+        """Whoever was not asked for longest goes; the newest stays, however large it is."""
+        self._forget(policy_id)
+        self._ready[policy_id] = found
+        self._members += found.members
+        while len(self._ready) > REMEMBERED or (self._members > REMEMBERED_MEMBERS and len(self._ready) > 1):
+            self._forget(next(iter(self._ready)))
+
+    def _forget(self, policy_id: str) -> None:
+        found = self._ready.pop(policy_id, None)
+        self._members -= found.members if found is not None else 0
 
 
 def read_rules(given: Mapping[str, Any]) -> Rules:
@@ -133,7 +153,10 @@ def _address(text: str) -> bytes:
 
 
 def _selector(text: str) -> bytes:
-    return bytes.fromhex(text[2:]) if text.startswith("0x") else abi.selector(text)
+    if text.startswith("0x"):
+        return bytes.fromhex(text[2:])
+    name, _, types = text.partition("(")
+    return abi.selector(f"{name}({_ALIAS.sub(lambda found: found[0] + '256', types)}")
 
 
 def _moment(text: str) -> float:

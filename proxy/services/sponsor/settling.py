@@ -3,6 +3,9 @@
 Two ways, of which each alone would do. `Settlements` is the follower's part: in the transaction of a block what its operations
 cost, and back again when the block is dropped. `Settling` has the last word: once a block is final that is younger than what
 was signed, or that holds it, the chain itself is asked what has landed; what has is closed at its cost, what has not is free.
+
+Both know an operation by its sender and nonce, of which an EntryPoint takes each once. Its hash says less: that of entry point
+0.8 covers what the sender delegates to in the moment of landing (EIP-7702), and its owner can change that after we signed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import asyncio
 import datetime
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from itertools import groupby
 from typing import Protocol
 
 from proxy import telemetry
@@ -21,7 +26,7 @@ from proxy.chains.evm.operations import Included
 from proxy.chains.registry import Network
 from proxy.store import ledger as ledger_room
 from proxy.store.blocks import Followed, Mark
-from proxy.store.ledger import Due, Event, LedgerStore
+from proxy.store.ledger import CLAIMED_AT_ONCE, Due, Event, LedgerStore
 from proxy.store.pool import Connection
 
 log = logging.getLogger("penstock.sponsor")
@@ -56,8 +61,8 @@ class Settlements:
         settled = await ledger_room.settle(
             connection, network.id, [_event(each) for each in events], coin=coin_of(known)
         )
-        for event, is_ours in zip(events, settled, strict=True):
-            if not is_ours and self._chains[known.facts.chain_id] == 1:
+        for event, paying in zip(events, settled, strict=True):
+            if paying is None and self._chains[known.facts.chain_id] == 1:
                 telemetry.unknown_payments_total.labels(network.id).inc()
                 log.warning(
                     "a paymaster paid for an operation that is in no ledger",
@@ -85,16 +90,23 @@ class Chain(Protocol):
     async def blocks(self, first: int, last: int) -> Facts: ...
 
 
+# An operation by what is unique on the chain: its entry point, sender and nonce.
+Name = tuple[bytes, bytes, int]
+
+
 class Settling:
     def __init__(
         self,
         ledger: LedgerStore,
         chains: Sequence[Chain],
+        payers: Mapping[str, Set[bytes]],
         *,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
+        """`payers`: the addresses of our paymasters, by network."""
         self._ledger = ledger
         self._chains = {chain.network.id: chain for chain in chains}
+        self._payers = payers
         self._now = now
 
     def __repr__(self) -> str:
@@ -109,12 +121,9 @@ class Settling:
     async def look(self) -> None:
         """Close all that is final, network by network."""
         for name in await self._ledger.unsettled_networks():
-            if (chain := self._chains.get(name)) is None:
-                continue
-            try:
-                await self._settle(chain)
-            except Exception as exc:  # whatever fails on one network, the others' money is not to wait for it
-                log.warning("not settled", extra={"network": name, "reason": str(exc)[:300]})
+            if (chain := self._chains.get(name)) is not None:
+                with _apart(name):
+                    await self._settle(chain)
 
     async def _settle(self, chain: Chain) -> None:
         final = chain.final
@@ -122,31 +131,56 @@ class Settling:
         if header is None:
             return
         time = int(header.timestamp, 16)
-        due = await self._ledger.claim_due(chain.network.id, final_block=final, final_time=time, at=self._now())
-        if not due:
-            return
-        landed = await self._landed(chain, min(each.since_block for each in due) + 1, final)
-        for each in due:
-            await self._close(chain, each, landed, final_block=final, final_time=time)
+        is_more = True
+        while is_more:
+            due = await self._ledger.claim_due(chain.network.id, final_block=final, final_time=time, at=self._now())
+            for group in _near(due, final):
+                with _apart(chain.network.id):
+                    await self._close_all(chain, group, final_block=final, final_time=time)
+            is_more = len(due) == CLAIMED_AT_ONCE
 
-    async def _landed(self, chain: Chain, first: int, last: int) -> dict[bytes, Included]:
+    async def _close_all(self, chain: Chain, due: Sequence[Due], *, final_block: int, final_time: int) -> None:
+        landed = await self._landed(chain, min(each.since_block for each in due) + 1, final_block)
+        for each in due:
+            event = landed.get((each.entry_point, each.sender, each.nonce))
+            if event is not None and await self._pays(chain, each, event):
+                await self._ledger.close(each.id, final_block=final_block)
+            elif each.state == "spent":
+                # Its block was dropped and nobody has told.
+                await self._ledger.reopen(each.id)
+            else:
+                await self._ledger.release(each.id, final_time=final_time)
+
+    async def _landed(self, chain: Chain, first: int, last: int) -> dict[Name, Included]:
         if first > last:
             return {}
         found = await chain.blocks(first, last)
-        return {event.hash: event for event in events_of(chain.network, found)}
+        return {(event.place.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)}
 
-    async def _close(
-        self, chain: Chain, due: Due, landed: Mapping[bytes, Included], *, final_block: int, final_time: int
-    ) -> None:
-        event = next((landed[name] for name in due.hashes if name in landed), None)
-        if event is not None:
-            await self._ledger.settle(chain.network.id, [_event(event)], coin=coin_of(chain.network))
-            await self._ledger.close(due.id, final_block=final_block)
-        elif due.state == "spent":
-            # Its block was dropped and nobody has told.
-            await self._ledger.reopen(due.id)
-        else:
-            await self._ledger.release(due.id, final_time=final_time)
+    async def _pays(self, chain: Chain, due: Due, event: Included) -> bool:
+        """Whether it is this reservation that pays: another policy may have signed for the nonce, or a stranger have paid."""
+        if event.hash not in due.hashes and event.paymaster not in self._payers.get(chain.network.id, ()):
+            return False
+        return await self._ledger.settle(chain.network.id, _event(event), coin=coin_of(chain.network)) == due.id
+
+
+@contextmanager
+def _apart(network: str) -> Iterator[None]:
+    """Whatever fails inside, the money of others is not to wait for it."""
+    try:
+        yield
+    except Exception as exc:
+        log.warning("not settled", extra={"network": network, "reason": str(exc)[:300]})
+
+
+def _near(due: Iterable[Due], final: int) -> Iterator[list[Due]]:
+    """In groups, by how far they go back: one that is far off makes nobody else's logs many, and few are read twice."""
+
+    def distance(each: Due) -> int:
+        return max(0, final - each.since_block).bit_length()
+
+    for _, group in groupby(sorted(due, key=distance), distance):
+        yield list(group)
 
 
 def events_of(network: Network, found: Facts) -> list[Included]:
@@ -164,4 +198,13 @@ def coin_of(network: Network) -> int:
 
 def _event(event: Included) -> Event:
     place = event.place
-    return Event(event.hash, event.cost_wei, place.block, place.block_hash, place.transaction)
+    return Event(
+        place.contract,
+        event.sender,
+        event.nonce,
+        event.hash,
+        event.cost_wei,
+        place.block,
+        place.block_hash,
+        place.transaction,
+    )

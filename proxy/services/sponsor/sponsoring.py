@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Decimal
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 from proxy import telemetry
@@ -25,11 +24,11 @@ from proxy.chains.registry import Network
 from proxy.core import policy, userop
 from proxy.core.access import Key
 from proxy.core.policy import Asked, Refusal
-from proxy.core.units import EXACT
 from proxy.core.userop import BadOperation, Operation
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.questions import Questions
+from proxy.services.sponsor.market import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import Policies, Ready
 from proxy.store.ledger import LedgerStore, Outcome, Wanted
@@ -55,17 +54,6 @@ _GAS = ("callGasLimit", "verificationGasLimit", "preVerificationGas", "maxFeePer
 _V06_ONLY = frozenset({"initCode", "paymasterAndData"})
 _V07_ONLY = frozenset({"factory", "factoryData", "paymaster", "paymasterData", *_LIMITS, "eip7702Auth"})
 _DEFAULT_VERSION = "0.7"
-
-
-class Price(Protocol):
-    @property
-    def usd(self) -> Decimal: ...
-
-
-class Prices(Protocol):
-    async def usd(self, network: Network, contract: str | None = None) -> Price | None:
-        """Without a contract, of the network's own coin."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +83,25 @@ class Sponsoring:
         policies: Policies,
         ledger: LedgerStore,
         paymasters: Paymasters,
-        prices: Prices,
+        market: Market,
         questions: Questions,
         *,
+        most_of_day: Mapping[str, int | None],
         refused: Callable[[str, bytes, str, str], None] = lambda *_: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`refused` is told of the policy, the sender, the rule and why."""
+        """`most_of_day`: what an account may have sponsored in a day, in pico-dollars by plan; None for any amount. `refused`
+        is told of the policy, the sender, the rule and why."""
         self._refused = refused
         self._policies = policies
         self._ledger = ledger
         self._paymasters = paymasters
-        self._prices = prices
+        self._market = market
         self._questions = questions
+        self._most_of_day = most_of_day
         self._wall = wall
-        # One reservation of a policy at a time: they wait for each other in any case, and here without a connection.
+        # One reservation at a time of a policy, or of an account that has a limit itself: they wait for each other in any case,
+        # and here without a connection.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -183,7 +175,7 @@ class Sponsoring:
 
     async def _sponsor(self, request: Request) -> Sponsorship:
         operation, payer = request.operation, request.paymaster
-        price = await self._price(request.network)
+        price = await self._market.coin(request.network)
         wei = paymaster.worst_gas(operation) * operation.max_fee_wei
         worst = policy.cost(wei, price=price, decimals=request.network.chain.native.decimals)
         ready = await self._decide(request, worst)
@@ -193,7 +185,8 @@ class Sponsoring:
             wanted = self._signed(
                 request, ready, worst=worst, price=price, counted=counted, delegate=delegate, late_s=late_s
             )
-            async with self._turns.setdefault(request.policy_id, asyncio.Lock()):
+            turn = request.policy_id if wanted.account_most is None else request.key.account.id
+            async with self._turns.setdefault(turn, asyncio.Lock()):
                 outcome = await self._ledger.reserve(wanted)
             telemetry.sponsorships_total.labels(request.network.id, outcome.kind).inc()
             if outcome.kind in ("granted", "same"):
@@ -229,7 +222,8 @@ class Sponsoring:
             worst=worst,
             now=self._wall(),
         )
-        if (refusal := policy.decide(rules, asked)) is not None:
+        refusal = policy.decide(rules, asked) or await self._overpriced(request)
+        if refusal is not None:
             return refusal
         if rules.min_gas_efficiency is None or worst is None:
             return None
@@ -250,6 +244,8 @@ class Sponsoring:
         operation, payer = request.operation, request.paymaster
         now = int(self._wall())
         life_s = min(ready.rules.expiry_seconds, LONGEST_S - BEFORE_S)
+        if ready.rules.ends_at is not None:
+            life_s = max(0, min(life_s, int(ready.rules.ends_at) - now))
         whenever = Terms(payer.address, payer.chain_id, 0, 0, counted)
         terms = replace(whenever, valid_until=now + life_s - late_s, valid_after=now - BEFORE_S)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
@@ -267,21 +263,27 @@ class Sponsoring:
             worst=worst,
             price=price,
             valid_until=terms.valid_until,
-            fresh_until=now + max(1, life_s // FRESH),
-            block=max(0, self._questions.route(request.network).heads.final),
+            fresh_until=now + min(life_s, max(1, life_s // FRESH)),
+            block=self._final(request.network),
             at=datetime.datetime.fromtimestamp(now, datetime.UTC),
+            account_most=self._most_of_day[request.key.account.plan],
         )
 
     # What the chain and the market say
 
-    async def _price(self, network: Network) -> int:
-        """Pico-dollars for one whole coin, rounded up."""
-        found = await self._prices.usd(network)
-        if found is None or found.usd <= 0:
-            raise Unavailable(
-                f"the price of {network.chain.native.symbol} is not known at the moment; try again shortly"
-            )
-        return int(EXACT.scaleb(found.usd, policy.DECIMALS).to_integral_value(ROUND_CEILING))
+    def _final(self, network: Network) -> int:
+        """A block that is too old to have what is signed now. Without one, all blocks of the chain would be searched for it."""
+        heads = self._questions.route(network).heads
+        if not heads.agreed:
+            raise Unavailable(f"it is not known yet how far {network.id} is; try again shortly")
+        return max(0, heads.final)
+
+    async def _overpriced(self, request: Request) -> Refusal | None:
+        """Who sends the operation may be who includes it, and earns what it offers above the price: the operator's money."""
+        fee = request.operation.max_fee_wei
+        if fee <= request.paymaster.any_fee_wei:
+            return None
+        return policy.overpriced(fee, fast_wei=await self._market.fast_wei(request.network))
 
     async def _sender_nonce(self, request: Request) -> int:
         """How often the paymaster of 0.6 has paid for the sender: its hash covers that."""
@@ -354,6 +356,12 @@ def _refused(request: Request, outcome: Outcome) -> Fault:
                     f"{whose} has {policy.usd(left)} USD left, less than the operation can cost",
                     policy.usd(left),
                 )
+            )
+        case "sponsored_usd_per_day":
+            said = f"the account has {policy.usd(left)} USD left today, less than the operation can cost"
+            return Forbidden(
+                f"refused by the plan's limit {outcome.kind}: {said}",
+                details={"rule": outcome.kind, "left": policy.usd(left)},
             )
         case "max_per_user_per_day":
             return _forbidden(

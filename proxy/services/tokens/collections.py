@@ -140,7 +140,7 @@ class Collections:
             (rows, total), block = await self._contracts.at_one_block(network, look)
             return {"nfts": await self._items(network, rows, block), "total": total, "as_of_block": block}
 
-        name = f"{holder.hex()}/{page.number}/{page.limit}@{await self._contracts.block(network)}"
+        name = f"{holder.hex()}/{page.number}/{page.limit}@{(await self._contracts.at(network)).name}"
         keep_s = about_a_block(network)
         found: dict[str, Any] = await self._kept.once(network.id, "owned", name, make=read, ttl_s=keep_s)
         return found

@@ -7,7 +7,9 @@ so that it is whole and says truly which block it is of; where the upstreams hav
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
@@ -18,7 +20,7 @@ from proxy.services.multicall import Multicall
 from proxy.store.cache import Kept
 from proxy.store.holdings import AsOf, HoldingStore
 
-# A name may change, seldom; a contract that said nothing may be a proxy without its code yet.
+# A name may change, seldom; a contract that left something unsaid may be a proxy without its code yet.
 KEPT_S, KEPT_UNKNOWN_S = 86_400.0, 3_600.0
 # Many requests at once ask the database once.
 INDEX_S = 0.2
@@ -28,8 +30,17 @@ TRIES = 4
 
 NAME, SYMBOL, DECIMALS = (abi.call(signature) for signature in ("name()", "symbol()", "decimals()"))
 _KIND = "token"
+_read_token = msgspec.json.Decoder(Token).decode
 
 T = TypeVar("T")
+
+
+class At(NamedTuple):
+    """A block, and what answers of it are kept under: the index's own block is in that by its hash, since another may come to
+    stand at the same height."""
+
+    block: int
+    name: str
 
 
 class Contracts:
@@ -46,14 +57,16 @@ class Contracts:
     def __repr__(self) -> str:
         return f"<Contracts read by {self._multicall!r}>"
 
-    async def block(self, network: Network) -> int:
+    async def at(self, network: Network) -> At:
         """The newest that the index and the chain both have. Unavailable without an index: an empty answer would be a lie."""
 
-        async def look() -> int:
-            return (await self._indexed(network)).block
+        async def look() -> tuple[int, str]:
+            found = await self._indexed(network)
+            return found.block, found.hash.hex()
 
-        indexed = await self._recent.once(network.id, "index", "", make=look, ttl_s=INDEX_S)
-        return min(int(indexed), await self._multicall.tip(network))
+        indexed, name = await self._recent.once(network.id, "index", "", make=look, ttl_s=INDEX_S)
+        block = min(int(indexed), await self._multicall.tip(network))
+        return At(block, f"{block}:{name}")
 
     async def at_one_block(self, network: Network, read: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """What is read of the index, by however many queries, and the block that all of it is of.
@@ -79,8 +92,8 @@ class Contracts:
 
     async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> dict[bytes, Token]:
         """Name, symbol and decimals of each: from memory, or all that are missing by one read."""
-        kept = await self._kept.get(network.id, _KIND, [contract.hex() for contract in contracts])
-        found = {contract: Token(**each) for contract, each in zip(contracts, kept, strict=True) if each is not None}
+        kept = await self._kept.get(network.id, _KIND, [contract.hex() for contract in contracts], read=_read_token)
+        found = {contract: token for contract, token in zip(contracts, kept, strict=True) if token is not None}
         missing = [contract for contract in contracts if contract not in found]
         if not missing:
             return found
@@ -91,8 +104,12 @@ class Contracts:
         return found | new
 
     async def _remember(self, network: Network, new: dict[bytes, Token]) -> None:
-        for ttl_s, is_named in ((KEPT_S, True), (KEPT_UNKNOWN_S, False)):
-            values = {contract.hex(): t for contract, t in new.items() if (t.symbol is not None) is is_named}
+        for ttl_s, is_whole in ((KEPT_S, True), (KEPT_UNKNOWN_S, False)):
+            values = {
+                contract.hex(): token
+                for contract, token in new.items()
+                if (token.symbol is not None and token.decimals is not None) is is_whole
+            }
             if values:
                 await self._kept.put(network.id, _KIND, values, ttl_s=ttl_s)
 

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
 from proxy.core import portfolio
-from proxy.core.portfolio import Holding
+from proxy.core.portfolio import Balances, Holding
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, Contracts, about_a_block, token_of
@@ -19,7 +19,8 @@ from proxy.services.tokens.market import Market
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
 
-# Contracts that are asked about one holder. Who has more was sent most of them unasked.
+# Contracts that are asked about one holder, and the answer says so where there are more. Who has more was sent most of them
+# unasked.
 MOST_CONTRACTS = 10_000
 _SUPPLY = abi.call("totalSupply()")
 # Somebody's balance: what has one is a token, even if it says nothing else.
@@ -39,26 +40,30 @@ class EvmTokens:
     def __repr__(self) -> str:
         return f"<EvmTokens of {self._contracts!r}>"
 
-    async def balances(self, network: Network, holder: bytes) -> dict[str, Any]:
+    async def balances(self, network: Network, holder: bytes) -> Balances:
         """All tokens of a holder, in the contract's order, and the block that they were read at."""
-        block = await self._contracts.block(network)
+        block, place = await self._contracts.at(network)
 
         async def read() -> dict[str, Any]:
-            return {"tokens": await self._read_balances(network, holder, block), "as_of_block": block}
+            return {**await self._read_balances(network, holder, block), "as_of_block": block}
 
         # The block is a part of the name, so that what is kept is never older than the index.
-        name = f"{holder.hex()}@{block}"
+        name = f"{holder.hex()}@{place}"
         keep_s = about_a_block(network)
-        found: dict[str, Any] = await self._kept.once(network.id, "balances", name, make=read, ttl_s=keep_s)
+        found: Balances = await self._kept.once(
+            network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
+        )
         return found
 
-    async def _read_balances(self, network: Network, holder: bytes, block: int) -> list[dict[str, Any]]:
-        candidates = await self._holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS)
+    async def _read_balances(self, network: Network, holder: bytes, block: int) -> dict[str, Any]:
+        found = await self._holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
+        candidates = found[:MOST_CONTRACTS]
         question = abi.call("balanceOf(address)", holder)
         calls = [(token.contract, question) for token in candidates]
         answers = await self._multicall.read(network, calls, block=block)
         held = {call[0]: raw for call, answer in zip(calls, answers, strict=True) if (raw := abi.uint(answer))}
-        return await self._listed(network, held, block)
+        tokens = await self._listed(network, held, block)
+        return {"tokens": tokens, "truncated": len(found) > len(candidates)}
 
     async def _listed(self, network: Network, held: Mapping[bytes, int], block: int) -> list[dict[str, Any]]:
         tokens = await self._contracts.known(network, [*held], block)

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from proxy.chains.registry import Network
+from proxy.core import units
 
 log = logging.getLogger("penstock.floors")
 
@@ -55,7 +56,7 @@ class Marketplace:
             price = _answer(fetched.body).floor_price_eth if fetched.outcome == "ok" else None
         except msgspec.DecodeError:
             price = None
-        if price is None or not price.is_finite() or price <= 0:
+        if price is None or not units.is_price(price):
             log.warning("no floor price", extra={"network": network.id, "outcome": fetched.outcome})
             return None
         return price

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+
+import msgspec
 
 from proxy.chains.registry import Network
 from proxy.chains.svm.address import LIST_IDS
 from proxy.services.prices import Prices
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+# A struct, since a list has hundreds: see core/portfolio.
+class Known(msgspec.Struct, frozen=True, gc=False):
     usd: Decimal | None
     logo: str | None
 
@@ -28,9 +29,9 @@ class Market:
         return f"<Market of {self._prices!r} and {len(self._logos)} logos>"
 
     async def known(self, network: Network, contracts: Sequence[str]) -> dict[str, Known]:
-        prices = await self._prices.usd_many(network, contracts)
+        prices, logos = await self._prices.usd_many(network, contracts), self._shown(network, contracts)
         return {
-            contract: Known(None if (price := prices[contract]) is None else price.usd, self._logo(network, contract))
+            contract: Known(None if (price := prices[contract]) is None else price.usd, logos.get(contract))
             for contract in contracts
         }
 
@@ -39,9 +40,11 @@ class Market:
         price = await self._prices.usd(network)
         return None if price is None else price.usd
 
-    def _logo(self, network: Network, contract: str) -> str | None:
-        if network.family == "evm":
-            chain_id, contract = network.facts.chain_id, contract.lower()
-        else:
-            chain_id = LIST_IDS.get(network.name)
-        return None if chain_id is None else self._logos.get((chain_id, contract))
+    def _shown(self, network: Network, contracts: Sequence[str]) -> dict[str, str]:
+        """The logos of those that have one."""
+        is_evm = network.family == "evm"
+        chain_id = network.facts.chain_id if is_evm else LIST_IDS.get(network.name)
+        if chain_id is None:
+            return {}
+        names = ((contract, (chain_id, contract.lower() if is_evm else contract)) for contract in contracts)
+        return {contract: logo for contract, name in names if (logo := self._logos.get(name)) is not None}

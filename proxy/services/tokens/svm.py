@@ -18,7 +18,7 @@ import msgspec
 from proxy.chains.registry import Network
 from proxy.chains.svm import address, tokens
 from proxy.core import portfolio, wording
-from proxy.core.portfolio import Holding, Token
+from proxy.core.portfolio import Balances, Holding, Token
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.questions import Questions
@@ -49,12 +49,14 @@ class SvmTokens:
     def __repr__(self) -> str:
         return f"<SvmTokens of {self._questions!r}>"
 
-    async def balances(self, network: Network, owner: bytes) -> dict[str, Any]:
+    async def balances(self, network: Network, owner: bytes) -> Balances:
         async def read() -> dict[str, Any]:
             return await self._read_balances(network, owner)
 
         name, keep_s = address.show(owner), about_a_block(network)
-        found: dict[str, Any] = await self._kept.once(network.id, "balances", name, make=read, ttl_s=keep_s)
+        found: Balances = await self._kept.once(
+            network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
+        )
         return found
 
     async def _read_balances(self, network: Network, owner: bytes) -> dict[str, Any]:

@@ -63,7 +63,8 @@ class Side {
     const reply = await reach(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
     const said = await reply.json().catch(() => null);
     if (reply.ok) return said;
-    if (reply.status === 401 && this.session) {
+    // A link that was used already, or a wrong password, ends no session that is there.
+    if (reply.status === 401 && this.session && !path.startsWith("/sign-in")) {
       this.session = null;
       dispatchEvent(new CustomEvent("signed-out", { detail: this.#name }));
     }

@@ -36,6 +36,23 @@ export function put(node, ...children) {
   return fill(node, children);
 }
 
+const FOCUSED = "a, button, summary, input, select, textarea, [tabindex]";
+
+/* Which control it is: what it says, and of which row. What a summary says changes. */
+function markOf(control) {
+  const { id, event } = control.closest("[data-id], [data-event]")?.dataset ?? {};
+  const said = control.tagName === "SUMMARY" && event ? "" : control.getAttribute("aria-label") ?? control.textContent;
+  return JSON.stringify([control.tagName, id, event, said]);
+}
+
+/* Everything inside a node, anew, for what is read again and again: whoever has the focus inside keeps it. */
+export function renew(node, ...children) {
+  const focused = node.contains(document.activeElement) ? markOf(document.activeElement) : null;
+  put(node, ...children);
+  if (focused === null) return;
+  [...node.querySelectorAll(FOCUSED)].find((control) => markOf(control) === focused)?.focus({ preventScroll: true });
+}
+
 /* A share of a bar, 0 to 1. Set on the object: the content security policy allows no style in attributes. */
 export function bar(share, tone = "") {
   const inside = el("i");

@@ -19,6 +19,7 @@ const GROUPS = [
 ];
 const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", queues: "Queues" };
 const WAS_OPERATOR = "penstock.operator";
+const IS_OVER = "penstock.over";
 const shell = document.getElementById("shell");
 const asset = (name) => new URL(name, import.meta.url).pathname;
 
@@ -27,15 +28,14 @@ let serial = 0;
 
 export const sides = { account, admin };
 
-export function go(hash) {
-  if (location.hash === hash) show();
-  else location.hash = hash;
-}
-
-/* #/webhooks/wh_1 -> ["webhooks", "wh_1"] */
+/* #/webhooks/wh_1 -> ["webhooks", "wh_1"]; whatever names no view is the first of them. */
 function address() {
-  const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  return parts[0] in VIEWS ? parts : ["overview"];
+  try {
+    const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+    return Object.hasOwn(VIEWS, parts[0]) ? parts : ["overview"];
+  } catch {
+    return ["overview"]; // a % that begins nothing
+  }
 }
 
 /* --- themes --- */
@@ -114,7 +114,9 @@ async function leave() {
   const open = [account, admin].filter((side) => side.isOpen);
   await Promise.allSettled(open.map((side) => side.leave()));
   remember(WAS_OPERATOR, null);
-  go("#/overview");
+  history.replaceState(null, "", location.pathname);
+  // With the page goes whatever its modules hold of this person, such as the explorer's key.
+  location.reload();
 }
 
 /* --- which view --- */
@@ -164,6 +166,10 @@ async function start() {
     await door("link", token);
     return;
   }
+  if (recall(IS_OVER)) {
+    remember(IS_OVER, null);
+    toast("Your session is over: please sign in again.", "bad");
+  }
   const wantsOperator = location.hash.startsWith("#/operator") || recall(WAS_OPERATOR);
   await Promise.all([account.look(), wantsOperator && admin.look()]);
   await show();
@@ -175,8 +181,7 @@ addEventListener("hashchange", () => {
   else show();
 });
 addEventListener("signed-out", () => {
-  toast("Your session is over: please sign in again.", "bad");
-  document.querySelector("dialog[open]")?.close();
-  show();
+  remember(IS_OVER, "1");
+  location.reload();
 });
 start().catch((failure) => put(main, failed(failure, () => location.reload())));

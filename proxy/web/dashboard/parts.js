@@ -1,6 +1,6 @@
 /* The parts that views are put together from: buttons, badges, tables, states of waiting, messages, dialogs. */
 
-import { el, put } from "./dom.js";
+import { el, put, renew } from "./dom.js";
 import * as words from "./words.js";
 
 const TONES = {
@@ -92,15 +92,17 @@ export const failed = (failure, again) => el("div.empty", { role: "alert" },
   el("p.title", null, failure.status === 404 ? "This is not here" : "This could not be loaded"),
   el("p", null, failure.message), again && el("div.actions", null, button("Try again", again)));
 
-/* A place that shows waiting, then what `load` makes, or why not; `again` loads once more and leaves the old in place meanwhile. */
+/*
+ * A place that shows waiting, then what `load` makes, or why not; `again` loads once more and leaves the old in place meanwhile. Of
+ * several under way the one that was begun last is shown.
+ */
 export function place(load, lines) {
   const node = el("div.place", null, waiting(lines));
+  let newest = 0;
   const again = async () => {
-    try {
-      put(node, await load());
-    } catch (failure) {
-      put(node, failed(failure, again));
-    }
+    const number = ++newest;
+    const made = await load().catch((failure) => failed(failure, again));
+    if (number === newest) renew(node, made);
   };
   return { node, again, ready: again() };
 }

@@ -4,6 +4,15 @@ insert into accounts (id, name, email, plan, requests_per_second, units_per_seco
 values ($1, $2, $3, $4, nullif($5::integer, -1), nullif($6::integer, -1), nullif($7::bigint, -1))
 returning *;
 
+-- lock_emails
+-- Until the end of the transaction nobody else gives an account its e-mail.
+select pg_advisory_xact_lock(hashtextextended('e-mails of accounts', 0));
+
+-- is_email_taken
+-- Whether an account would get an e-mail that another has. One that shares its own since before this was looked at may keep it.
+select exists (select from accounts where lower(email) = lower($1) and id is distinct from $2)
+    and not exists (select from accounts where lower(email) = lower($1) and id = $2);
+
 -- list_accounts
 select a.*, (select count(*) from keys k where k.account_id = a.id and k.status = 'active') as active_keys
 from accounts a order by a.created_at, a.id;
@@ -27,11 +36,18 @@ update accounts set
 where id = $1
 returning *;
 
+-- count_accounts
+select count(*) from accounts a
+where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0;
+
 -- page_accounts
--- Those whose id, name or e-mail has the text in it, the newest first.
+-- Those whose id, name or e-mail has the text in it, the newest first; with what each asked today, and what it leased of its day.
 select a.*, (select count(*) from keys k where k.account_id = a.id and k.status = 'active') as active_keys,
-    coalesce(q.used, 0) as used_today, count(*) over () as total
-from accounts a left join quota_days q on q.account_id = a.id and q.day = $2
+    coalesce(u.requests, 0) as asked_today, coalesce(q.used, 0) as leased_today
+from accounts a
+left join quota_days q on q.account_id = a.id and q.day = $2
+left join usage_series s on s.account_id = a.id and s.key_id = '' and s.network = '' and s.method = ''
+left join usage u on u.step = 'day' and u.series = s.id and u.at = $2::date::timestamp at time zone 'UTC'
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
 order by a.created_at desc, a.id limit $3 offset $4;
 

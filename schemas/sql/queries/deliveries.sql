@@ -15,11 +15,11 @@ with recursive seen as (
         where state in ('due', 'over_quota') and webhook_id > seen.webhook_id order by webhook_id, due_at limit 1
     ) next
 )
-select seen.webhook_id, coalesce(webhooks.status, 'deleted') as status, null::double precision as in_s
+select seen.webhook_id, coalesce(webhooks.status, 'deleted') as status, webhooks.url, null::double precision as in_s
 from seen left join webhooks on webhooks.id = seen.webhook_id
 where seen.due_at <= coalesce($1::timestamptz, now())
 union all
-select null, null, extract(epoch from min(seen.due_at) - coalesce($1, now()))::double precision
+select null, null, null, extract(epoch from min(seen.due_at) - coalesce($1, now()))::double precision
 from seen where seen.due_at > coalesce($1, now());
 
 -- claim
@@ -55,10 +55,11 @@ cross join lateral take_deliveries(account, (coalesce($4::timestamptz, now()) at
 update deliveries set counted = true where event_id = any($1::text[]);
 
 -- hold
--- Until the next day begins.
-update deliveries set state = 'over_quota',
-    due_at = (date_trunc('day', coalesce($2::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
-where event_id = any($1::text[]) and state in ('due', 'over_quota');
+-- Until the next day begins. It was claimed and not sent: that was no attempt.
+update deliveries set state = 'over_quota', claim = deliveries.claim - 1,
+    due_at = (date_trunc('day', coalesce($3::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
+from unnest($1::text[], $2::bigint[]) as held (event_id, claim)
+where deliveries.event_id = held.event_id and deliveries.claim = held.claim and state in ('due', 'over_quota');
 
 -- hold_more
 -- What else of these webhooks is due and was not taken from the day yet, so many at the most.
@@ -139,7 +140,8 @@ select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral 
 ) recent order by recent.event_id, recent.number;
 
 -- redeliver
--- From the start of its schedule. What is under way counts for nothing, and an inactive webhook's waits.
+-- From the start of its schedule. What is under way counts for nothing, and an inactive webhook's waits. An event that was taken
+-- back is not told again.
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
 )
@@ -147,17 +149,20 @@ update deliveries set
     state = case when whose.status = 'active' then 'due' else 'parked' end,
     due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
 from whose
-where webhook_id = whose.id and event_id = $2
+where webhook_id = whose.id and event_id = $2 and state <> 'dropped'
+    and not exists (select from events where id = $2 and taken_back)
 returning event_id;
 
 -- redeliver_since
--- So many of those that were made since then, the oldest first: from which one to go on, and how many they were.
+-- So many of those that were made since then, the oldest first: from which one to go on, and how many they were. Without a
+-- state only what is over; never what was taken back.
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
 ), picked as materialized (
     select event_id, created_at from deliveries
     where webhook_id = $1 and (created_at, event_id) > ($2::timestamptz, $3::text) and created_at <= $4::timestamptz
-        and ($5::text is null or state = $5)
+        and state <> 'dropped' and case when $5::text is null then state in ('delivered', 'failed') else state = $5 end
+        and not exists (select from events where id = deliveries.event_id and taken_back)
     order by created_at, event_id limit $6 for update
 ), changed as (
     update deliveries set
@@ -194,6 +199,12 @@ delete from watched_addresses where (webhook, address) in (
     select watched_addresses.webhook, address from watched_addresses join webhooks on number = webhook
     where status = 'deleted' limit $1
 );
+
+-- purge_changes
+-- What everybody has read by now.
+delete from watch_changes where ctid = any(array(
+    select ctid from watch_changes where changed_at < now() - interval '1 hour' limit $1
+));
 
 -- purge_webhooks
 -- Deleted ones of which nothing is left.

@@ -2,11 +2,12 @@
 -- Those that are new, each with its delivery if it lacks nothing and waits for nothing. Which were new.
 with given as (
     select * from unnest(
-        $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::bytea[], $8::text[], $9::bigint[], $10::text[]
-    ) as t (id, webhook_id, type, block, block_hash, body, lacks, after_block, takes_back)
+        $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::bytea[], $8::text[], $9::bigint[], $10::text[],
+        $11::text[]
+    ) as t (id, webhook_id, type, block, block_hash, body, lacks, after_block, finality, takes_back)
 ), made as (
-    insert into events (id, webhook_id, network, type, block, block_hash, body, lacks, after_block, takes_back)
-    select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, takes_back from given
+    insert into events (id, webhook_id, network, type, block, block_hash, body, lacks, after_block, finality, takes_back)
+    select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back from given
     on conflict (id) do nothing
     returning id, webhook_id, lacks is null and after_block is null as ready
 ), told as (
@@ -27,9 +28,31 @@ insert into events (id, webhook_id, network, type, body, test) values ($1, $2, $
 select id from events where id = any($1::text[]) and taken_back;
 
 -- release
--- What has waited for a block that is there now. Whether anything is to be told.
+-- What has waited for a block that is there now. Whether anything is to be told, and whether anything waits for the chain's word.
 with freed as (
-    update events set after_block = null where network = $1 and after_block <= $2
+    update events set after_block = null where network = $1 and after_block <= $2 and finality is null
+    returning id, webhook_id, lacks
+), told as (
+    insert into deliveries (event_id, webhook_id, state)
+    select freed.id, freed.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
+    from freed join webhooks on webhooks.id = freed.webhook_id and webhooks.status in ('active', 'paused')
+    where freed.lacks is null
+    on conflict do nothing
+    returning 1
+)
+select exists (select from told) as told, exists (select from events where network = $1 and finality is not null) as waits;
+
+-- waiting
+-- The words of the chain's own that are waited for, and the last block that is written.
+select word as finality, coalesce((select block from followed_networks where network = $1), 0) as head
+from unnest(array['safe', 'finalized']) as t (word)
+where exists (select from events where network = $1 and finality = word);
+
+-- release_final
+-- What has waited until its block is so, and now it is. Whether anything is to be told.
+with freed as (
+    update events set after_block = null, finality = null
+    where network = $1 and finality = $2 and after_block <= $3::bigint
     returning id, webhook_id, lacks
 ), told as (
     insert into deliveries (event_id, webhook_id, state)
@@ -42,10 +65,10 @@ with freed as (
 select exists (select from told);
 
 -- lacking
--- What must be found out, the oldest first.
-select id, type, block, block_hash, body, lacks from events
-where network = $1 and lacks is not null and (lacks -> 'nft' is not null) = $2 and id <> all($3::text[])
-order by created_at, id limit $4;
+-- What must be found out, the oldest first, from a place on.
+select id, type, block, block_hash, body, lacks, created_at from events
+where network = $1 and lacks is not null and (lacks -> 'nft' is not null) = $2 and (created_at, id) > ($3::timestamptz, $4::text)
+order by created_at, id limit $5;
 
 -- complete
 -- What lacks nothing any more; told if it waits for nothing. Whether anything is to be told.

@@ -33,10 +33,20 @@ delete from token_holdings where network = $1;
 delete from nft_holdings where network = $1;
 
 -- tokens_of
--- Zeros too: what a contract says of them may be another number.
-select contract, amount from token_holdings
-where network = (select number from followed_networks where network = $1) and holder = $2
-order by contract limit $3;
+-- Zeros too, after the others: what a contract says of them may be another number. Two parts, each in the index's order, so that
+-- no more is read than is returned.
+(
+    select contract, amount from token_holdings
+    where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0
+    order by contract limit $3
+)
+union all
+(
+    select contract, amount from token_holdings
+    where network = (select number from followed_networks where network = $1) and holder = $2 and amount <= 0
+    order by contract limit $3
+)
+limit $3;
 
 -- nfts_of
 select contract, token_id, amount, standard from nft_holdings

@@ -52,8 +52,8 @@ order by k.created_at, k.id;
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
-    coalesce(k.requests_per_second, a.requests_per_second) as requests_per_second,
-    coalesce(k.units_per_second, a.units_per_second) as units_per_second,
+    k.requests_per_second, k.units_per_second,
+    a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
     a.plan, a.requests_per_day, coalesce(q.used, 0) as used_today
 from keys k
 join accounts a on a.id = k.account_id
@@ -65,8 +65,8 @@ where k.status <> 'revoked' and (k.expires_at is null or k.expires_at > now());
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
-    coalesce(k.requests_per_second, a.requests_per_second) as requests_per_second,
-    coalesce(k.units_per_second, a.units_per_second) as units_per_second,
+    k.requests_per_second, k.units_per_second,
+    a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
     a.plan, a.requests_per_day, coalesce(q.used, 0) as used_today
 from keys k
 join accounts a on a.id = k.account_id

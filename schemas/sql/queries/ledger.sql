@@ -1,11 +1,11 @@
 -- reserve
-select * from gas_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
+select * from gas_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
 -- settle
--- What is on the chain, in the order of its blocks: for each whether anything was signed under its hash.
-select gas_settle($1, hash, wei, $2, block, block_hash, transaction)
-from unnest($3::bytea[], $4::numeric[], $5::bigint[], $6::bytea[], $7::bytea[]) with ordinality
-    as e (hash, wei, block, block_hash, transaction, place)
+-- What is on the chain, in the order of its blocks: for each the reservation that pays for it, or null.
+select gas_settle($1, entry_point, sender, nonce, hash, wei, $2, block, block_hash, transaction)
+from unnest($3::bytea[], $4::bytea[], $5::numeric[], $6::bytea[], $7::numeric[], $8::bigint[], $9::bytea[], $10::bytea[])
+    with ordinality as e (entry_point, sender, nonce, hash, wei, block, block_hash, transaction, place)
 order by place;
 
 -- reopen_above
@@ -39,12 +39,15 @@ with due as (
     select id from gas_reservations
     where network = $1 and looked_at < $4::timestamptz - make_interval(secs => $5)
         and ((state = 'open' and valid_until < $3) or (state = 'spent' and block <= $2))
-    order by id limit $6
+    order by since_block, id limit $6
     for update skip locked
 )
 update gas_reservations r set looked_at = $4 from due where r.id = due.id
-returning r.id, r.state, r.entry_point, r.since_block,
-    array(select s.op_hash from gas_signatures s where s.reservation_id = r.id) as hashes;
+returning r.id, r.state, r.entry_point, r.sender, r.nonce, r.since_block,
+    array(
+        select s.op_hash from gas_signatures s where s.reservation_id = r.id
+        union select r.op_hash where r.op_hash is not null
+    ) as hashes;
 
 -- read_total
 -- What counts towards the policy's limit today, and all that it ever had.

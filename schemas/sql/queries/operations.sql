@@ -1,10 +1,10 @@
 -- record_operation
 -- Before it is sent. Sent again, it is the same operation: what is known of it stays, but for a refusal.
-insert into operations as o (network, hash, lineage_id, key_id, entry_point, sender, nonce, operation)
-values ($1, $2, $3, $4, $5, $6, $7, $8)
+insert into operations as o (network, hash, lineage_id, key_id, entry_point, sender, nonce, operation, seen_block)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict (network, hash, lineage_id) do update
-set status = case when o.status = 'failed' and o.block is null then 'seen' else o.status end, error = null,
-    changed_at = now();
+set status = case when o.status = 'failed' and o.block is null then 'seen' else o.status end,
+    error = case when o.block is null then null else o.error end, changed_at = now();
 
 -- mark_sent
 update operations set status = 'sent', changed_at = now()
@@ -32,8 +32,38 @@ from (
 ) e
 where o.network = $1 and o.hash = e.hash;
 
+-- mark_replaced
+-- Those whose nonce an operation on the chain has used: they will never be on it.
+update operations o set
+    status = 'failed', block = e.block, block_hash = e.block_hash, changed_at = now(),
+    error = json_build_object(
+        'message', 'another operation has used its nonce', 'user_operation_hash', '0x' || encode(e.hash, 'hex')
+    )::text
+from (
+    select unnest($2::bytea[]) as hash, unnest($3::bytea[]) as entry_point, unnest($4::bytea[]) as sender,
+        unnest($5::numeric[]) as nonce, unnest($6::bigint[]) as block, unnest($7::bytea[]) as block_hash
+) e
+where o.network = $1 and o.sender = e.sender and o.nonce = e.nonce and o.entry_point = e.entry_point and o.hash <> e.hash
+    and o.status in ('seen', 'sent');
+
 -- take_back_inclusions
 -- All above a block, which a reorganisation has removed: the bundler has them, or sends them again.
 update operations set
-    status = 'sent', block = null, block_hash = null, transaction = null, cost_wei = null, changed_at = now()
+    status = 'sent', error = null, block = null, block_hash = null, transaction = null, cost_wei = null, changed_at = now()
 where network = $1 and block > $2;
+
+-- purge
+-- A bite of what is old, whatever became of it.
+delete from operations where (network, hash, lineage_id) in (
+    select network, hash, lineage_id from operations
+    where changed_at < now() - make_interval(days => $1::integer)
+    order by changed_at limit $2
+);
+
+-- purge_unsent
+-- And of what, as far as we know, no bundler has taken.
+delete from operations where (network, hash, lineage_id) in (
+    select network, hash, lineage_id from operations
+    where changed_at < now() - make_interval(days => $1::integer) and block is null and status in ('seen', 'failed')
+    order by changed_at limit $2
+);

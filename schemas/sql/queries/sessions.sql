@@ -1,10 +1,10 @@
 -- find_holder
 -- The account that an e-mail signs in to: the oldest that is not disabled.
-select a.id, p.hash from accounts a left join account_passwords p on p.account_id = a.id
+select a.id, a.email, p.hash from accounts a left join account_passwords p on p.account_id = a.id
 where lower(a.email) = lower($1) and not a.disabled order by a.created_at, a.id limit 1;
 
 -- read_holder
-select a.id, a.name, a.email, a.plan, a.created_at, p.hash from accounts a left join account_passwords p on p.account_id = a.id
+select a.id, a.email, p.hash from accounts a left join account_passwords p on p.account_id = a.id
 where a.id = $1;
 
 -- set_password

@@ -1,14 +1,20 @@
 -- find_series
--- The numbers of these series, in their order; new ones are made.
+-- The numbers of these series, in their order; new ones are made. Only those: an insert that finds its row takes a number all the
+-- same, and numbers run out.
 with given as materialized (
     select * from unnest($1::text[], $2::text[], $3::text[], $4::text[]) with ordinality as g (account_id, key_id, network, method, place)
+), known as materialized (
+    select s.* from given join usage_series s using (account_id, key_id, network, method)
 ), made as (
     insert into usage_series (account_id, key_id, network, method)
-    select account_id, key_id, network, method from given order by account_id, key_id, network, method
+    select account_id, key_id, network, method from given
+    where not exists (select from known k where (k.account_id, k.key_id, k.network, k.method) = (given.account_id, given.key_id, given.network, given.method))
+    order by account_id, key_id, network, method
     on conflict (account_id, key_id, network, method) do update set method = excluded.method
-    returning id, account_id, key_id, network, method
+    returning *
 )
-select made.id from given join made using (account_id, key_id, network, method) order by given.place;
+select id from given join (select * from known union all select * from made) found using (account_id, key_id, network, method)
+order by place;
 
 -- begin_batch
 -- Nothing is returned where this batch of the worker's was written before.
@@ -46,6 +52,7 @@ select set_config('work_mem', '64MB', true), set_config('jit', 'off', true);
 -- chart
 -- Sums by time and by what the caller wants them apart: an account, a key, a network, a method, or nothing. $6 to $8: whether the
 -- series that are read are apart by key, network and method; where one of these is enough, its sums are read instead of all.
+-- The $12 with the most requests have their names; all others are one, without.
 with wanted as materialized (
     select id, case $5::text when 'account' then account_id when 'key' then key_id when 'network' then network
         when 'method' then method else '' end as name
@@ -53,21 +60,31 @@ with wanted as materialized (
     where ($4::text is null or account_id = $4)
         and (key_id <> '') = $6 and (network <> '') = $7 and (method <> '') = $8
         and ($9::text is null or key_id = $9) and ($10::text is null or network = $10) and ($11::text is null or method = $11)
+), sums as materialized (
+    select u.at, w.name, sum(requests)::bigint as requests, sum(errors)::bigint as errors, sum(units)::bigint as units,
+        sum(hits)::bigint as hits, sum(t0)::bigint as t0, sum(t1)::bigint as t1, sum(t2)::bigint as t2, sum(t3)::bigint as t3, sum(t4)::bigint as t4,
+        sum(t5)::bigint as t5, sum(t6)::bigint as t6, sum(t7)::bigint as t7, sum(t8)::bigint as t8, sum(t9)::bigint as t9,
+        sum(t10)::bigint as t10, sum(t11)::bigint as t11, sum(t12)::bigint as t12, sum(t13)::bigint as t13, sum(t14)::bigint as t14
+    from wanted w join usage u on u.series = w.id
+    where u.step = $1 and u.at >= $2 and u.at < $3
+    group by u.at, w.name
+), ranked as (
+    select name, row_number() over (order by sum(requests) desc, name) <= $12::integer as is_shown from sums group by name
 )
-select extract(epoch from u.at)::bigint as at, w.name, sum(requests)::bigint as requests, sum(errors)::bigint as errors,
-    sum(units)::bigint as units, sum(hits)::bigint as hits,
+select extract(epoch from s.at)::bigint as at, case when is_shown then name end as name, sum(requests)::bigint as requests,
+    sum(errors)::bigint as errors, sum(units)::bigint as units, sum(hits)::bigint as hits,
     array[sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
         sum(t12), sum(t13), sum(t14)]::bigint[] as took
-from wanted w join usage u on u.series = w.id
-where u.step = $1 and u.at >= $2 and u.at < $3
-group by u.at, w.name;
+from sums s join ranked using (name)
+group by s.at, 2;
 
 -- rows
--- All there is of an account in a span, the oldest first.
-select u.at, s.key_id, k.name as key_name, s.network, s.method, requests, errors, units, hits,
+-- All there is of an account in a span, the oldest first; of one key, network or method, where these are given.
+select u.at, s.key_id, k.name as key_name, nullif(s.network, '-') as network, s.method, requests, errors, units, hits,
     array[t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14] as took
 from usage_series s join usage u on u.series = s.id left join keys k on k.id = s.key_id
 where s.account_id = $4 and s.key_id <> '' and s.method <> '' and u.step = $1 and u.at >= $2 and u.at < $3
+    and ($6::text is null or s.key_id = $6) and ($7::text is null or s.network = $7) and ($8::text is null or s.method = $8)
 order by u.at, s.key_id, s.network, s.method
 limit $5;
 

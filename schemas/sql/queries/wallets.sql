@@ -28,9 +28,14 @@ from (
 where w.network = $1 and w.address = d.address;
 
 -- unmark_deployed
--- The wallet is not on the chain: the block that deployed it is gone.
+-- The block that deployed it is gone; one that was noted since stays.
 update wallets set deployed_at = null, deploy_tx = null, deploy_block = null, deploy_block_hash = null
-where network = $1 and address = $2 and deploy_tx is not null;
+where network = $1 and address = $2 and deploy_block_hash = $3;
+
+-- unmark_absent
+-- What a reader has noted of blocks that are not what the chain became: none of these wallets was deployed in them.
+update wallets set deployed_at = null, deploy_tx = null, deploy_block = null, deploy_block_hash = null
+where network = $1 and deploy_block between $2 and $3 and address <> all($4::bytea[]);
 
 -- take_back_deployments
 -- All above a block, which a reorganisation has removed.

@@ -52,12 +52,11 @@ where id = $1 and account_id = $2 and status <> 'deleted'
 returning *;
 
 -- count_addresses
--- By as many more, or less, as there are now.
+-- By as many more, or less, as there are now. A filter without a list of addresses gets one by the first that is added, and none
+-- by one that is not there to be removed.
 update webhooks set
-    addresses = coalesce(addresses, 0) + $3,
-    addresses_version = case when addresses is null then $2 else addresses_version end,
-    version = $2,
-    updated_at = now()
+    addresses = case when addresses is null and $2::integer = 0 then null else coalesce(addresses, 0) + $2 end,
+    addresses_version = case when addresses is null and $2 <> 0 then version else addresses_version end
 where id = $1
 returning *;
 
@@ -128,10 +127,6 @@ returning address;
 -- note_addresses
 insert into watch_changes (webhook, version, address, added)
 select $1, $2, address, $4 from unnest($3::bytea[]) as t (address);
-
--- forget_notes
--- What everybody has read by now.
-delete from watch_changes where webhook = $1 and changed_at < now() - interval '1 hour';
 
 -- version_of
 -- Held until the end of the transaction: no webhook of the network changes meanwhile.

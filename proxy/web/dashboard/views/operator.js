@@ -7,4 +7,4 @@ import { showAllUsage } from "./usage.js";
 
 const PAGES = { upstreams: showUpstreams, accounts: showAccounts, usage: showAllUsage, queues: showQueues };
 
-export const show = ([page = "upstreams", ...rest]) => (PAGES[page] ?? showUpstreams)(rest);
+export const show = ([page, ...rest]) => (Object.hasOwn(PAGES, page) ? PAGES[page] : showUpstreams)(rest);

@@ -2,7 +2,7 @@
 
 import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
-import { bar, el, put, swatch } from "../dom.js";
+import { bar, el, put, renew, swatch } from "../dom.js";
 import { button, choice, empty, heading, note, poll, table } from "../parts.js";
 import * as words from "../words.js";
 
@@ -92,7 +92,7 @@ export class Usage {
     ]);
     if (number !== this.#newest) return;
     this.#flush = live.flush_s || this.#flush;
-    this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, step: whole.step })}`);
+    this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, ...this.wanted.only, step: whole.step })}`);
     put(this.#problem);
     this.#showTiles(whole.totals, live.today);
     this.#showChips(parts);
@@ -118,7 +118,7 @@ export class Usage {
       const { [by]: _, ...rest } = this.wanted.only;
       this.#want({ only: rest });
     }, { kind: "small", class: "small chip", "aria-label": `Show all again, not only ${value}` }));
-    put(this.#chips, chips.length > 0 && el("span.hint", null, "Only"), chips);
+    renew(this.#chips, chips.length > 0 && el("span.hint", null, "Only"), chips);
     this.#chips.classList.toggle("spread", chips.length > 0);
   }
 
@@ -156,7 +156,7 @@ export class Usage {
     }
     const most = Math.max(...parts.series.map(({ totals }) => totals.requests), 1);
     const colour = (each) => this.wanted.split && swatch(`var(--series-${parts.series.indexOf(each)})`);
-    put(this.#where, table(`Usage by ${this.by[this.wanted.by].toLowerCase()}`, [
+    renew(this.#where, table(`Usage by ${this.by[this.wanted.by].toLowerCase()}`, [
       { name: this.by[this.wanted.by], show: (each) => [colour(each), this.#only(each)] },
       { name: "Requests", kind: "num", show: ({ totals }) => el("div", null, words.number(totals.requests), bar(totals.requests / most)) },
       { name: "Errors", kind: "num", show: ({ totals }) => words.share(totals.errors, totals.requests) },

@@ -2,7 +2,7 @@
 
 import { account, contract, query } from "../api.js";
 import { Chart } from "../chart.js";
-import { el, put } from "../dom.js";
+import { el, renew } from "../dom.js";
 import * as forms from "../forms.js";
 import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, table, toast, working } from "../parts.js";
 import * as words from "../words.js";
@@ -25,6 +25,7 @@ class One {
   #users = el("div");
   #refused = el("div");
   #page = 1;
+  #isOpen = false;
   #chart = new Chart("Spent by day", { show: (value) => (value === null || value === undefined ? words.NONE : `$${words.compact(value)}`), together: "spend" });
 
   constructor(id) {
@@ -49,13 +50,14 @@ class One {
       toast(isActive ? "Nothing is sponsored until you resume it." : "The policy sponsors again.");
       await this.load();
     }, { kind: isActive ? "" : "main" });
-    put(this.#head, heading(policy.name, { actions: [turn, button("Edit limits", () => this.#edit(policy)),
+    renew(this.#head, heading(policy.name, { actions: [turn, button("Edit limits", () => this.#edit(policy)),
       button("Delete", () => this.#remove(policy), { kind: "danger" })] }),
     !isActive && note("Paused: nothing is sponsored. What was sponsored before stays good.", "wait"),
     card(null, facts([["Status", badge(policy.status)], ["Chain", policy.network], ["Spent", spentOf(policy.rules, spend)],
       ["Operations", words.number(spend.operations)], ["Left", spend.left_usd === null ? "no cap" : words.usd(spend.left_usd)],
       ["Starts anew", spend.resets_at ? words.time(spend.resets_at) : "never"], ["Id", el("code", null, policy.id)]]),
-    el("details.more", null, el("summary", null, "Rules"), codeBlock("rules", JSON.stringify(policy.rules, null, 2)).node)));
+    el("details.more", { open: this.#isOpen, ontoggle: ({ target }) => { this.#isOpen = target.open; } },
+      el("summary", null, "Rules"), codeBlock("rules", JSON.stringify(policy.rules, null, 2)).node)));
   }
 
   #showDays({ days }) {
@@ -67,7 +69,7 @@ class One {
   }
 
   #showUsers({ users, page, total }) {
-    put(this.#users, users.length ? [table("Senders", [
+    renew(this.#users, users.length ? [table("Senders", [
       { name: "Sender", show: (user) => el("code", null, user.sender) },
       { name: "Spent", kind: "num", show: (user) => words.usd(user.spent_usd) },
       { name: "Held", kind: "num", show: (user) => words.usd(user.reserved_usd) },
@@ -85,7 +87,7 @@ class One {
     const isThere = Object.values(document_.paths).some((path) => path.get?.operationId === REFUSALS);
     if (!isThere) return;
     const { refusals } = await account.get(`${this.#path}/refusals${query({ limit: LIMIT })}`);
-    put(this.#refused, card("Last refusals", refusals.length ? table("Last refusals", [
+    renew(this.#refused, card("Last refusals", refusals.length ? table("Last refusals", [
       { name: "When", show: (each) => words.time(each.at) },
       { name: "Rule", show: (each) => el("code", null, each.rule) },
       { name: "Sender", show: (each) => el("code", null, each.sender) },

@@ -1,7 +1,7 @@
 /* The health of every upstream, as all workers see it together, with cordon and uncordon. */
 
 import { admin } from "../api.js";
-import { bar, el, put } from "../dom.js";
+import { bar, el, put, renew } from "../dom.js";
 import * as forms from "../forms.js";
 import { badge, button, card, dialog, empty, heading, poll, table, toast, working } from "../parts.js";
 import * as words from "../words.js";
@@ -14,7 +14,7 @@ export async function showUpstreams() {
   const load = async () => {
     const said = await admin.get("/networks");
     put(lead, `As ${words.number(said.workers)} ${said.workers === 1 ? "worker sees" : "workers see"} them now.`);
-    put(inside, said.networks.length ? said.networks.map((network) => networkOf(network, load))
+    renew(inside, said.networks.length ? said.networks.map((network) => networkOf(network, load))
       : empty("No upstreams", "Name some in the settings: [[upstreams]] with network and url."));
   };
   const node = el("div", null, heading("Upstreams", { lead }), inside);

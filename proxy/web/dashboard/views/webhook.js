@@ -8,7 +8,7 @@ import * as words from "../words.js";
 import { filterForm } from "./filters.js";
 
 const LIMIT = 20;
-const STATES = { "": "all", pending: "pending", delivered: "delivered", failed: "failed", parked: "parked", held: "held" };
+const STATES = { "": "all", pending: "pending", delivered: "delivered", failed: "failed", parked: "parked", held: "held", taken_back: "taken back" };
 const OUTCOMES = {
   timeout: "no answer in time", unreachable: "no connection", reset: "the connection was lost",
   refused: "the address is not a public one", invalid: "what came was no HTTP",

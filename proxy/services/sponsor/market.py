@@ -1,0 +1,55 @@
+"""What the operator's money buys at the moment: what a coin is worth, and what a unit of gas is offered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import Protocol
+
+from proxy.chains.registry import Network
+from proxy.core import policy
+from proxy.core.fees import Fees
+from proxy.core.units import EXACT
+from proxy.errors import Unavailable
+
+
+class Price(Protocol):
+    @property
+    def usd(self) -> Decimal: ...
+
+
+class Prices(Protocol):
+    async def usd(self, network: Network, contract: str | None = None) -> Price | None:
+        """Without a contract, of the network's own coin."""
+        ...
+
+
+class GasReading(Protocol):
+    @property
+    def fees(self) -> Fees: ...
+
+
+class GasPrices(Protocol):
+    async def read(self, network: Network) -> GasReading: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """Unavailable while a price is not known."""
+
+    coins: Prices
+    gas: GasPrices
+
+    async def coin(self, network: Network) -> int:
+        """Pico-dollars for one whole coin, rounded up."""
+        found = await self.coins.usd(network)
+        if found is None or found.usd <= 0:
+            raise Unavailable(
+                f"the price of {network.chain.native.symbol} is not known at the moment; try again shortly"
+            )
+        return int(EXACT.scaleb(found.usd, policy.DECIMALS).to_integral_value(ROUND_CEILING))
+
+    async def fast_wei(self, network: Network) -> int:
+        """What a transaction in a hurry offers at most for a unit of gas."""
+        found = await self.gas.read(network)
+        return found.fees.estimates["fast"].max_fee_wei

@@ -1,0 +1,57 @@
+"""The hash of a transaction, as it is told from the bytes that are sent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sha3
+
+from proxy.chains.evm.transactions import hash_of_sent
+
+
+def rlp(item: bytes | list) -> bytes:  # type: ignore[type-arg]
+    """Recursive Length Prefix (yellow paper, appendix B)."""
+    if isinstance(item, bytes):
+        if len(item) == 1 and item[0] < 0x80:
+            return item
+        body, short = item, 0x80
+    else:
+        body, short = b"".join(map(rlp, item)), 0xC0
+    if len(body) < 56:
+        return bytes([short + len(body)]) + body
+    size = len(body).to_bytes((len(body).bit_length() + 7) // 8, "big")
+    return bytes([short + 55 + len(size)]) + size + body
+
+
+def told(raw: bytes) -> str | None:
+    found = hash_of_sent(json.dumps(["0x" + raw.hex()]).encode())
+    return None if found is None else json.loads(found)
+
+
+def keccak(raw: bytes) -> str:
+    return "0x" + sha3.keccak_256(raw).hexdigest()
+
+
+@pytest.mark.parametrize("fields", [[], [b"\x01"] * 14, [b"\x01", b"a" * 300, [b"b" * 32]]])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        [[b"x" * 131_072], [b"c" * 48], [b"p" * 48]],
+        # EIP-7594: the version of what is beside it comes first.
+        [b"\x01", [b"x" * 131_072], [b"c" * 48], [b"p" * 48] * 128],
+    ],
+)
+def test_blobs_beside_a_transaction_are_not_part_of_its_hash(fields: list[bytes], beside: list[bytes]) -> None:
+    expected = keccak(b"\x03" + rlp(fields))
+    assert told(b"\x03" + rlp([fields, *beside])) == expected
+
+
+def test_blob_transaction_that_is_sent_without_blobs_is_hashed_as_it_is() -> None:
+    raw = b"\x03" + rlp([b"\x01", b"\x02", b"t" * 20])
+    assert told(raw) == keccak(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x03", b"\x03\x01", b"\x03\xff", b"\x03\xc2\xf9\xff", b"\x03\xc1\xc5"])
+def test_what_is_no_transaction_has_no_hash(raw: bytes) -> None:
+    assert told(raw) is None

@@ -1,0 +1,80 @@
+"""Usage inside one worker: a database that refuses, and readers who come all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import threading
+
+import pytest
+
+from proxy.core.usage import Sheet, Tally, Touched
+from proxy.process import Tasks
+from proxy.services.usage import READ_AT_ONCE, Usage, Wanted
+from proxy.store.pool import Pool
+from proxy.store.usage import UsageStore
+from tests.database import connected
+from tests.service import until
+
+METHODS = [Tally("net/one", f"method_{n}") for n in range(5)]
+
+
+def span() -> Wanted:
+    now = datetime.datetime.now(datetime.UTC)
+    return Wanted(step="hour", first=now - datetime.timedelta(hours=2), last=now, account="acct", by="method")
+
+
+async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_written(
+    pool: Pool, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    touched: Touched = []
+    sheet = Sheet("acct", "key", touched)
+    usage = Usage(UsageStore(pool), touched, flush_s=0.02, keep_s={}, most_waiting=3)
+    tasks = Tasks()
+
+    def count() -> None:
+        for whole in METHODS:
+            sheet[whole].count("results", "", 2, 0.001)
+
+    def has_given_up() -> bool:
+        count()
+        return "usage given up" in caplog.text
+
+    async with connected(database) as connection:
+        await connection.execute("alter table usage_batches rename to elsewhere")
+        with caplog.at_level(logging.WARNING, "penstock.usage"):
+            tasks.start("usage", usage.run)
+            await until(has_given_up)
+        await connection.execute("alter table elsewhere rename to usage_batches")
+    # The batch that was refused was kept, and is written with all that comes after it.
+    before = sum(line.total.requests for line in await usage.chart(span()))
+    count()
+
+    async def is_written() -> bool:
+        lines = await usage.chart(span())
+        return len(lines) == len(METHODS) and sum(line.total.requests for line in lines) >= before + len(METHODS)
+
+    await until(is_written)
+    await tasks.close()
+
+
+async def test_tables_are_written_in_threads_and_only_some_at_once(pool: Pool) -> None:
+    usage = Usage(UsageStore(pool), [], flush_s=1.0, keep_s={})
+    loops, at_once, most = threading.get_ident(), 0, 0
+    counting, together = threading.Lock(), threading.Barrier(READ_AT_ONCE)
+
+    def write(rows: object) -> int:
+        nonlocal at_once, most
+        with counting:
+            at_once += 1
+            most = max(most, at_once)
+        together.wait(timeout=30)
+        with counting:
+            at_once -= 1
+        return threading.get_ident()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(usage.table(span(), write)) for _ in range(3 * READ_AT_ONCE)]
+    assert loops not in {task.result() for task in tasks}
+    assert most == READ_AT_ONCE

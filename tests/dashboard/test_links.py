@@ -1,0 +1,59 @@
+"""One-time links: to whom they are mailed, where they lead, and that a failure is the end of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from proxy.dashboard import url_of
+from proxy.process import Tasks
+from proxy.services.sessions import SignIn
+from proxy.settings import Dashboard
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Pool
+from proxy.store.sessions import SessionStore
+from tests.delivery.test_letters import PostOffice, office
+from tests.service import until
+
+__all__ = ("office",)
+
+PEPPER = "p" * 32
+SETTINGS = Dashboard("https://desk.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
+
+
+async def test_link_goes_to_the_address_that_the_account_has(pool: Pool, office: PostOffice) -> None:
+    """To the database two addresses may be one in which the mail server sees two: the Kelvin sign is a k in lower case."""
+    keys, tasks = KeyStore(pool, pepper=PEPPER, plans=("free",)), Tasks()
+    await keys.create_account(name="a", email="Kim@Example.com", plan="free")
+    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
+    await sign_in.ask_link("kim@example.com", address="192.0.2.1")
+    (letter,) = await until(lambda: office.letters)
+    assert letter["X-Rcpt"] == "Kim@Example.com"
+    await tasks.close()
+
+
+async def test_link_that_cannot_be_sent_is_told_once(
+    pool: Pool, office: PostOffice, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = Tasks()
+    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
+    with caplog.at_level(logging.WARNING):
+        await sign_in.ask_link("a\0b@example.com", address="192.0.2.1")
+        # Nothing is left that would try again.
+        await until(lambda: repr(tasks) == "<Tasks >")
+    assert [record.getMessage() for record in caplog.records] == ["sign-in link not sent"]
+    await tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080"),
+        ("2001:db8::1", "http://[2001:db8::1]:8080"),
+        ("0.0.0.0", "http://localhost:8080"),
+        ("::", "http://localhost:8080"),
+    ],
+)
+def test_link_leads_to_where_the_service_listens(host: str, url: str) -> None:
+    assert url_of(host, 8080) == url

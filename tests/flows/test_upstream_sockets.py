@@ -1,0 +1,173 @@
+"""Plain calls to an upstream behind a WebSocket: late, lost, left, in batches; and transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import WSMsgType, web
+
+from proxy.wire.socket import SocketUpstream
+from tests.flows.talk import rpc
+from tests.rpc_upstreams import Chain, ScriptedUpstream, tx_hash, value_of
+from tests.service import until
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+
+SEND = "eth_sendRawTransaction"
+RAW = "0xf86c" + "07" * 20
+
+
+class SocketServer(ScriptedUpstream):
+    """Answers each message as it would a request, several at a time."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.application.router.add_get("/", self._talk)
+        self.opened = 0
+        self._transports: list[Any] = []
+
+    @property
+    def ws(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/"
+
+    def cut(self) -> None:
+        """All sockets are reset."""
+        while self._transports:
+            self._transports.pop().abort()
+
+    async def _talk(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        self.opened += 1
+        self._transports.append(request.transport)
+        async with asyncio.TaskGroup() as group:
+            async for message in socket:
+                if message.type is WSMsgType.TEXT:
+                    group.create_task(self._tell(socket, orjson.loads(message.data)))
+        return socket
+
+    async def _tell(self, socket: web.WebSocketResponse, asked: Any) -> None:
+        if isinstance(asked, dict):
+            reply: Any = await self._reply(asked)
+        elif len(asked) > self.batch:
+            reply = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "no such batch"}}
+        else:
+            reply = [await self._reply(each) for each in asked]
+        if not socket.closed:
+            await socket.send_str(orjson.dumps(reply).decode())
+
+
+@asynccontextmanager
+async def socket_scene(**sections: Mapping[str, Any]) -> AsyncIterator[tuple[Worker, SocketServer, SocketUpstream]]:
+    server = SocketServer(Chain())
+    await server.open()
+    try:
+        async with worker({LIVE: [server.ws]}, **sections) as found:
+            upstream = found.app.networks.routes[LIVE].upstreams[0]
+            assert isinstance(upstream, SocketUpstream)
+            yield found, server, upstream
+    finally:
+        server.cut()
+        await server.close()
+
+
+def call(n: int) -> tuple[bytes, str]:
+    params = [{"data": hex(n)}, "latest"]
+    return rpc("eth_call", params), value_of("eth_call", params)
+
+
+@on_uvloop
+async def test_calls_share_one_socket_and_each_has_its_own_answer() -> None:
+    async with socket_scene(**NO_CACHE) as (found, server, upstream):
+        async with asyncio.TaskGroup() as group:
+            asked = [(group.create_task(found.ask(body)), result) for body, result in map(call, range(40))]
+        assert all(task.result().json["result"] == result for task, result in asked)
+        assert server.opened == 1
+        assert not upstream._pending
+
+
+@on_uvloop
+async def test_call_that_is_late_is_given_up_and_leaves_nothing_behind() -> None:
+    async with socket_scene(rpc={"call_timeout_s": 0.2}, **NO_CACHE) as (found, server, upstream):
+        server.held = {"eth_call"}
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(found.ask(call(n)[0])) for n in range(10)]
+        assert {task.result().status for task in asked} == {504}
+        assert (len(upstream._pending), len(upstream._queue), upstream.health.inflight) == (0, 0, 0)
+        # Its answer is nobody's when it comes.
+        server.gate.set()
+        assert (await found.ask(rpc("eth_chainId"))).status in (200, 503)
+
+
+@on_uvloop
+async def test_client_that_leaves_takes_its_call_back() -> None:
+    async with socket_scene(**NO_CACHE) as (found, server, upstream):
+        server.held = {"eth_call"}
+        talk = await found.talk()
+        await talk.send(found.post(call(1)[0]))
+        await until(lambda: server.count("eth_call") == 1, every_s=0.001)
+        await talk.close()
+        await until(lambda: not upstream._pending)
+        assert upstream.health.inflight == 0
+
+
+@on_uvloop
+async def test_reads_under_way_on_a_socket_that_is_lost_are_asked_again_on_another() -> None:
+    async with socket_scene(**NO_CACHE) as (found, server, upstream):
+        server.held = {"eth_call"}
+        found.app.networks.routes[LIVE].budget.earn()
+        for turn in range(3):
+            async with asyncio.TaskGroup() as group:
+                body, result = call(turn)
+                asking = group.create_task(found.ask(body))
+                await until(lambda turn=turn: server.count("eth_call") == 2 * turn + 1, every_s=0.001)
+                server.cut()
+                await until(lambda turn=turn: server.count("eth_call") == 2 * turn + 2, every_s=0.001)
+                server.gate.set()
+            server.gate.clear()
+            assert asking.result().json["result"] == result
+            for _ in range(20):
+                found.app.networks.routes[LIVE].budget.earn()
+        assert not upstream._pending
+        assert server.opened == 4
+
+
+@on_uvloop
+async def test_transaction_on_a_socket_that_is_lost_is_not_sent_again() -> None:
+    async with socket_scene() as (found, server, upstream):
+        assert (await found.ask(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
+        # It is known by now.
+        assert (await found.ask(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
+        server.held = {SEND}
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(found.ask(rpc(SEND, [RAW])))
+            await until(lambda: server.count(SEND) == 3, every_s=0.001)
+            server.cut()
+        asking.result().fault(500)
+        server.gate.set()
+        assert (await found.ask(rpc("eth_chainId"))).status == 200
+        assert server.count(SEND) == 3
+        assert not upstream._pending
+
+
+async def _batch(found: Worker, turn: int) -> None:
+    calls = [call(turn * 100 + n) for n in range(12)]
+    reply = await found.ask(b"[" + b",".join(body for body, _ in calls) + b"]")
+    assert [item["result"] for item in reply.json] == [result for _, result in calls]
+
+
+@on_uvloop
+async def test_batch_goes_out_in_one_message_and_one_that_is_refused_in_smaller_ones() -> None:
+    for sections in ({}, NO_CACHE):
+        async with socket_scene(**sections) as (found, server, upstream):
+            await _batch(found, 0)
+            assert upstream.batch == 20
+            server.batch = 3
+            for turn in range(1, 5):
+                await _batch(found, turn)
+            assert upstream.batch == 3
+            assert upstream.health.bad == 0
+            assert (len(upstream._pending), upstream.health.inflight) == (0, 0)

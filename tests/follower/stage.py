@@ -1,0 +1,129 @@
+"""A scene with webhooks, for the tests of their events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from proxy.hooks import Events
+from proxy.services.follower.following import Following
+from proxy.services.follower.sinks import Stale
+from proxy.services.webhooks import read_config
+from proxy.settings import SCHEMAS
+from proxy.store.blocks import Term
+from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.web import contract
+from tests.chain_upstream import Event, address
+from tests.database import connected
+from tests.follower.scene import NETWORK, Scene, scene
+
+A, B, C = address(1), address(2), address(3)
+COIN, ART, GAME = address(100), address(101), address(102)
+DOCUMENT = contract.load(SCHEMAS).document
+
+
+class Stage:
+    """A scene with webhooks, whose follower takes its steps when it is told to."""
+
+    def __init__(self, scene: Scene, events: Events, following: Following, term: Term) -> None:
+        self.scene = scene
+        self.events = events
+        self.following = following
+        self.term = term
+        self.store = WebhookStore(scene.running.pool)
+        self.account = ""
+
+    async def webhook(self, event_type: str, **config: Any) -> Webhook:
+        if not self.account:
+            async with connected(self.scene.database) as connection:
+                await connection.execute(
+                    "insert into accounts (id, name, email, plan) values ('acct', 'A', 'a@example.com', 'growth')"
+                )
+            self.account = "acct"
+        addresses = await read_config(event_type, config)
+        new = NewWebhook(
+            account="acct",
+            network=NETWORK,
+            live=False,
+            url="https://hooks.example.com/",
+            event_type=event_type,
+            config={name: value for name, value in config.items() if name != "addresses"},
+        )
+        return await self.store.create(WebhookStore.new_id(), new, addresses=addresses, secret=b"sealed", most=100)
+
+    async def step(self) -> None:
+        """As the follower's own loop does it."""
+        try:
+            await self.following.step(self.term)
+        except Stale:
+            await self.following.step(self.term)
+
+    async def mine(self, *blocks: list[Event]) -> None:
+        self.scene.chain.mine(*blocks)
+        await self.step()
+
+    async def rows(self, query: str) -> list[Any]:
+        async with connected(self.scene.database) as connection:
+            return [dict(row) for row in await connection.fetch(query)]
+
+    async def told(self, state: str = "due") -> list[dict[str, Any]]:
+        """The bodies that are to be delivered, in the order in which they were found."""
+        rows = await self.rows(
+            "select body from events join deliveries on event_id = events.id "
+            f"where state = '{state}' order by deliveries.created_at, block, events.id"
+        )
+        found = [orjson.loads(row["body"]) for row in rows]
+        for body in found:
+            check(body)
+        return found
+
+    async def deliver(self) -> None:
+        """Somebody has taken all that is due."""
+        async with connected(self.scene.database) as connection:
+            await connection.execute(
+                "update deliveries set claim = 1, state = 'delivered', finished_at = now() where state = 'due'"
+            )
+
+
+def check(body: dict[str, Any]) -> None:
+    """That what is told has the published shape."""
+    event_type = body.get("event_type") or body["type"]
+    schema = DOCUMENT["webhooks"][event_type]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    whole = {**schema, "components": DOCUMENT["components"]}
+    jsonschema_rs.Draft202012Validator(whole, validate_formats=True).validate(body)
+
+
+@asynccontextmanager
+async def staged(database: str, **options: Any) -> AsyncIterator[Stage]:
+    async with scene(database) as stage:
+        events = stage.running.events(stage.route)
+        async with stage.leading(events.sink, **options) as (following, term):
+            yield Stage(stage, events, following, term)
+
+
+def transaction(name: str, sender: bytes, recipient: bytes, value: int) -> dict[str, Any]:
+    return {
+        "hash": name,
+        "from": "0x" + sender.hex(),
+        "to": "0x" + recipient.hex(),
+        "value": hex(value),
+        "nonce": "0x0",
+        "input": "0x",
+        "transactionIndex": "0x0",
+    }
+
+
+def with_transaction(stage: Stage, name: str) -> None:
+    """Every block has this transaction from A to B."""
+    upstream = stage.scene.upstream
+
+    def block(params: list[Any]) -> Any:
+        found = upstream._eth_getBlockByNumber(params)
+        given = transaction(name, A, B, 5)
+        return found and {**found, "transactions": [given if params[1] else name]}
+
+    upstream.answers["eth_getBlockByNumber"] = block
