@@ -22,7 +22,7 @@ from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MAX_DEPTH, Malformed
 from proxy.core.nesting import is_deeper
-from proxy.errors import Fault
+from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.plans import Plan
@@ -195,7 +195,7 @@ class Front(Answers):
                 self.id = call[2]
                 self._hot.rpc.ask(self, route, key, call, now, fresh=head.fresh)
         except Malformed as exc:
-            self.on_fault(self._hot.rpc.malformed(key, exc, now))
+            self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
     def _ask_batch(self, head: Head, items: list[jsonrpc.Call | Malformed], now: float) -> None:
         asked = self._hot.rpc.ask_batch(items, head.route, head.key, now, self._on_batch, fresh=head.fresh)

@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import Call, Malformed
-from proxy.errors import Fault
+from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.calls import Pending, Rpc, RpcError
 from proxy.services.rpc.networks import Route
@@ -51,7 +51,7 @@ class RpcHandler:
             else:
                 reply = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
         except Malformed as exc:
-            raise self._rpc.malformed(key, exc, time.monotonic()) from None
+            raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
         if not reply:
             return web.Response(status=204)
         return web.Response(body=reply, content_type="application/json")

@@ -392,21 +392,3 @@ async def test_batch_that_is_refused_counts_nothing() -> None:
         (await ask(orjson.dumps(items * 3), key="small")).fault(429)
         (await ask(orjson.dumps(items * 4), key="small")).fault(400)
         assert tally(found, "other").errors == counted == 9
-
-
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b"[" * 3])
-def test_bodies_that_are_no_calls_cost_a_request_each_way(body: bytes) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with scene(1) as found:
-            for name, headers in (("hot", {}), ("cold", {"Expect": "100-continue"})):
-                found.worker.add_key(name, limits=Limits(3, 1000, 0))
-                async with await found.worker.talk() as talk:
-                    replies = []
-                    for _ in range(4):
-                        await talk.send(found.worker.post(body, key=name, network=found.network, **headers))
-                        reply = await talk.reply()
-                        replies.append(reply if reply.status != 100 else await talk.reply())
-                assert [reply.status for reply in replies] == [400, 400, 400, 429]
-
-    run()

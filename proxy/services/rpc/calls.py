@@ -20,7 +20,7 @@ from proxy.core.caching import key_of
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.core.pricing import Prices
 from proxy.core.usage import Sheet
-from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest
+from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, Item
 from proxy.services.rpc.broadcasts import Broadcast
@@ -281,12 +281,7 @@ class Rpc:
             return None
         return upstream if all(may_be_short(plan, call) for _, plan, call, _ in planned) else None
 
-    # Money taken, and given back
-
-    def malformed(self, key: Key, exc: Malformed, now: float) -> Fault:
-        """What whoever sent it is told. It costs what an error costs: nonsense must not be cheaper than calls."""
-        refusal = self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
-        return refusal or InvalidRequest(exc.message, details={"rpc_code": exc.code})
+    # Money back
 
     def settle_batch(self, key: Key, batch: Batch | ShortBatch) -> int:
         """What a batch costs in the end: items that we failed are free."""
