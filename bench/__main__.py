@@ -13,6 +13,7 @@ from bench import baselines, loaders, machine, plot, report, service
 from bench.cases import BIG, CASES, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
+from bench.processes import StartFailed
 from bench.runner import Runner
 
 HOME = Path(__file__).parent
@@ -35,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts |= {"rounds": options.rounds, "seconds": options.seconds, "settings": options.set}
     with _runner(options, layout, pair) as runner:
         for case in chosen:
-            runner.run(case)
+            try:
+                runner.run(case)
+            except StartFailed as error:
+                runner.skip(case.name, str(error))
     print("\n" + report.text(facts, runner.figures, runner.skips))
     _store(_output(options, chosen), facts, runner)
     return 0

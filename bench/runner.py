@@ -97,7 +97,7 @@ class Runner:
 
     def _generators(self, case: Case) -> list[Generator]:
         if "wrk" in case.generators and machine.find_tool("wrk") is None:
-            self._skip(f"{case.name}/wrk", "wrk is not installed")
+            self.skip(f"{case.name}/wrk", "wrk is not installed")
             return [each for each in case.generators if each != "wrk"]
         return list(case.generators)
 
@@ -130,7 +130,7 @@ class Runner:
     def _run_latency(self, case: Case) -> None:
         targets = self._ready(case)
         if "nginx" not in targets:
-            self._skip(case.name, "the load is half of nginx's rate, and nginx is missing")
+            self.skip(case.name, "the load is half of nginx's rate, and nginx is missing")
             return
         rate = self._nginx_rate(case, targets["nginx"]) / 2
         print(f"  at a fixed {rate:,.0f} calls/s", flush=True)
@@ -207,7 +207,7 @@ class Runner:
             try:
                 value = self._memory_of(case, target, count)
             except OSError as error:
-                self._skip(f"{case.name}: {name}", str(error))
+                self.skip(f"{case.name}: {name}", str(error))
                 continue
             rows[name] = Row([value])
             print(f"  {name:<10} {value:,.2f} {case.unit}", flush=True)
@@ -335,7 +335,7 @@ class Runner:
                     try:
                         sends[name] = stack.enter_context(sockets.fan(name, count, self.layout))
                     except StartFailed as error:
-                        self._skip(f"{case.name}: {name}", str(error))
+                        self.skip(f"{case.name}: {name}", str(error))
                 rows = self._fan_rows(case, sends)
             name = f"{case.name}/{wanted}" if len(sizes) > 1 else case.name
             method = f"{count:,} sockets; CPU time of the sending process, its clients on another core"
@@ -367,7 +367,7 @@ class Runner:
         try:
             found = sockets.crowd(target, count, self.layout, p99, rounds=self.rounds)
         except StartFailed as error:
-            self._skip(case.name, str(error))
+            self.skip(case.name, str(error))
             return
         parts = {
             "memory": ("KB/socket", {"penstock": Row([found.kilobytes])}),
@@ -409,11 +409,11 @@ class Runner:
             if name == "penstock" and case.cache and said != case.cache:
                 raise StartFailed(f"X-Cache says {said or 'nothing'} where the case needs {case.cache}")
         except StartFailed as error:
-            self._skip(f"{case.name}: {name}", str(error))
+            self.skip(f"{case.name}: {name}", str(error))
             return None
         return target
 
-    def _skip(self, what: str, why: str) -> None:
+    def skip(self, what: str, why: str) -> None:
         print(f"  SKIPPED {what}: {why}", flush=True)
         self.skips.append(Skip(what, why))
 

@@ -36,7 +36,7 @@ class Chain:
 
     def _header(self, number: int) -> bytes:
         own, parent = self.hashes[number + 1], self.hashes[number]
-        bloom = "f" * 512
+        bloom = ("f" if number else "0") * 512  # the first block has no logs
         return (
             f'{{"number":"{number:#x}","hash":"0x{own}","parentHash":"0x{parent}","timestamp":"{number + 1:#x}",'
             f'"logsBloom":"0x{bloom}","transactions":[],"miner":"0x{"0" * 40}","gasUsed":"0x1c9c380"}}'

@@ -80,7 +80,9 @@ async def main(url: str, seconds: float) -> None:
     assert network is not None
     pool = Pool(url, size=10, acquire_timeout_s=5.0)
     await pool.open()
-    account = await KeyStore(pool, pepper="p" * 32, plans=("free",)).create_account(name="b", email="a@b", plan="free")
+    account = await KeyStore(pool, pepper="p" * 32, plans=("free",)).create_account(
+        name="b", email=f"{time.time_ns()}@b", plan="free"
+    )
     key = Key(
         id="key", lineage="key", digest=b"", slot=0, live=True, scopes=~0, limits=Limits(1, 1, 0), disabled=False,
         dies_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
