@@ -131,10 +131,32 @@ class App:
         self.contract = contract.load(SCHEMAS)
         largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
-        shown = settings.rpc.show_upstream
         where = Where(tables.chains, self.networks, self.admission)
+        handlers = self._handlers(tables, gate, where)
+        self.web.add_routes(Pages(self.contract, self.readiness).routes())
+        self.web.add_routes(routes.of_contract(self.contract, handlers))
+        self.feeds = feeds_of(self.networks)
+        self.sockets = self._sockets(tables)
+        self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, where, self.sockets).answer, allow_head=False)])
+        self.hot = Hot(
+            self._head_reader(tables),
+            self.rpc,
+            self.admission,
+            self.turn,
+            max_head=settings.server.max_head_bytes,
+            max_requests=settings.server.keepalive_requests,
+            log=self.access,
+            shows_upstream=settings.rpc.show_upstream,
+        )
+        self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
+        self._server: asyncio.Server | None = None
+
+    def _handlers(self, tables: Tables, gate: Gate, where: Where) -> dict[str, routes.Handler]:
+        """Of every operation in the contract, by its id."""
+        settings = self.settings
+        shown = settings.rpc.show_upstream
         answers = {**self.data.answers(), **self.smart.answers(), **self.gas.answers(), **self.hooks.answers()}
-        handlers: dict[str, routes.Handler] = {
+        return {
             "rpc_call": RpcHandler(gate, where, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
                 gate,
@@ -163,11 +185,10 @@ class App:
             ).handlers(answers),
             **self.dashboard.handlers(gate, self.admission, self.contract, where, answers),
         }
-        self.web.add_routes(Pages(self.contract, self.readiness).routes())
-        self.web.add_routes(routes.of_contract(self.contract, handlers))
-        self.feeds = feeds_of(self.networks)
-        self.sockets = Sockets(
-            settings.sockets,
+
+    def _sockets(self, tables: Tables) -> Sockets:
+        return Sockets(
+            self.settings.sockets,
             door=self.door,
             admission=self.admission,
             keys=self.keyring,
@@ -178,19 +199,6 @@ class App:
             tasks=self.tasks,
             access=self.access,
         )
-        self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, where, self.sockets).answer, allow_head=False)])
-        self.hot = Hot(
-            self._head_reader(tables),
-            self.rpc,
-            self.admission,
-            self.turn,
-            max_head=settings.server.max_head_bytes,
-            max_requests=settings.server.keepalive_requests,
-            log=self.access,
-            shows_upstream=shown,
-        )
-        self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
-        self._server: asyncio.Server | None = None
 
     def _shared_replies(self) -> SharedReplies | None:
         """The second level of the cache, and its shelf for each network, where one is configured."""
