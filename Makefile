@@ -2,8 +2,10 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 ARGS ?=
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+# The distribution's own interpreter where it is new enough and has what a virtual environment needs: those are built with
+# profile-guided optimisation, which is worth 5 to 25 % of a call. Another: make PYTHON=python3.13
+PYTHON ?= $(shell for p in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 PY := .venv/bin/python
 DEVNET := config/devnet
 CHAIN := $(DEVNET)/node_modules/.installed-$(shell uname -m)
@@ -39,8 +41,8 @@ bench: .venv/.test $(CHAIN) $(LIBRARIES)
 	$(PY) -m bench $(ARGS)
 
 .venv/.made:
-	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer: none found on PATH"; exit 1; }
-	@"$(PYTHON)" -m venv .venv || { echo "python -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer with venv (on Debian: apt-get install python3-venv): none found on PATH"; exit 1; }
+	@"$(PYTHON)" -m venv .venv
 	@touch $@
 
 .venv/.run: requirements/run.txt | .venv/.made

@@ -20,10 +20,10 @@ TOOLS = Path(__file__).parent / "tools"
 ROOT = Path(__file__).parent.parent
 LIBRARIES = ROOT / "tests" / "clients"
 HEAD_BYTES = 600
+FAN_MESSAGES = 50_000  # in one measurement; and so many heads at least
 FAN_ROUNDS = 10
 IN_A_TURN = 8
 ANSWER_S = 180.0
-CANDIDATES = ("penstock", "aiohttp", "ws")
 
 
 class Tool:
@@ -94,7 +94,7 @@ def fan(candidate: str, count: int, layout: machine.Layout) -> Iterator[Callable
         target = Target("127.0.0.1", int(str(place["port"])), str(place["path"]), "")
         with _audience(target, count, layout.load) as audience:
 
-            def send(*, rounds: int = FAN_ROUNDS, together: int = 1) -> float:
+            def send(*, rounds: int = max(FAN_ROUNDS, FAN_MESSAGES // count), together: int = 1) -> float:
                 before = int(str(audience.ask()["bytes"]))
                 used = machine.cpu_seconds([server.pid])
                 server.ask(rounds=rounds, together=together, size=HEAD_BYTES)

@@ -7,8 +7,6 @@ The supervisor starts one for each part that its role has, ties it to itself and
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, cast
@@ -45,7 +43,7 @@ from proxy.store.windows import MARKS
 from proxy.supervisor import READY
 from proxy.telemetry import Tallies
 from proxy.wire.turn import Turn
-from proxy.worker import STDIN, first_line, stop_at_end
+from proxy.worker import first_line, heed_supervisor
 
 if TYPE_CHECKING:
     from proxy.services.admission import Admission
@@ -183,12 +181,7 @@ def main(part: str) -> int:
 
 async def _run(settings: Settings, tables: Tables, part: str) -> None:
     """Until the supervisor says so, or is gone. What is in the middle of a transaction is undone: it is done again later."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    os.set_blocking(STDIN, False)
-    loop.add_reader(STDIN, stop_at_end, stop)
+    stop = heed_supervisor(settings)
     running = Background(settings, tables)
     await running.open(asks=part not in ASK_NOTHING)
     if (starting := PARTS[part](running)) is not None:
@@ -196,5 +189,4 @@ async def _run(settings: Settings, tables: Tables, part: str) -> None:
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     await stop.wait()
-    loop.remove_reader(STDIN)
     await running.close()

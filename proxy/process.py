@@ -24,6 +24,7 @@ ROLES: dict[str, tuple[bool, tuple[str, ...]]] = {
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+CANCEL_AGAIN_S = 1.0
 
 T = TypeVar("T")
 
@@ -55,10 +56,11 @@ class Tasks:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancelled until they end: a cancellation can be lost, where it meets what its task was waiting for."""
+        while running := [task for task in self._tasks.values() if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
         self._tasks.clear()
 
 

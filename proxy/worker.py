@@ -18,7 +18,7 @@ from proxy.errors import Unavailable
 from proxy.process import unless_stopped
 from proxy.settings import Settings, Tables
 from proxy.store.windows import OwnWindows, Windows
-from proxy.supervisor import READY
+from proxy.supervisor import READY, STOP_GRACE_S
 
 STDIN = 0
 
@@ -47,12 +47,7 @@ def first_line() -> bytes:
 
 
 async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Windows) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    os.set_blocking(STDIN, False)
-    loop.add_reader(STDIN, stop_at_end, stop)
+    stop = heed_supervisor(settings)
     app = App(settings, tables, windows)
     if not await unless_stopped(stop, _start(app, socket.socket(fileno=listen_fd))):
         await app.pool.close()
@@ -60,7 +55,6 @@ async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Wi
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     await stop.wait()
-    loop.remove_reader(STDIN)
     await app.stop()
 
 
@@ -75,6 +69,20 @@ async def _start(app: App, listener: socket.socket) -> bool:
             await asyncio.sleep(0.5)
 
 
-def stop_at_end(stop: asyncio.Event) -> None:
+def heed_supervisor(settings: Settings) -> asyncio.Event:
+    """Set when it says so, or is gone."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    os.set_blocking(STDIN, False)
+    loop.add_reader(STDIN, _on_stdin, stop, settings.server.drain_s + STOP_GRACE_S)
+    return stop
+
+
+def _on_stdin(stop: asyncio.Event, within_s: float) -> None:
+    """At its end nobody is left who would end us if we did not by ourselves: the kernel does."""
     if os.read(STDIN, 4096) == b"":
+        asyncio.get_running_loop().remove_reader(STDIN)
+        signal.setitimer(signal.ITIMER_REAL, within_s)
         stop.set()

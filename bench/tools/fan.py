@@ -1,6 +1,6 @@
-"""A head for many sockets, from one process: Penstock's own sockets, or a loop over aiohttp's.
+"""A head for many sockets, from one process: Penstock's own sockets, a loop over aiohttp's, or nothing but the kernel's writes.
 
-Usage: fan.py penstock|aiohttp. It prints its port and path. For each line on standard input, a JSON object with `rounds`,
+Usage: fan.py penstock|aiohttp|write. It prints its port and path. For each line on standard input, a JSON object with `rounds`,
 `together` and `size`, it sends so many heads of that size to everybody, `together` of them in one turn of the loop, and says
 when that is done.
 """
@@ -57,8 +57,9 @@ class Announcer:
 
     async def run(self) -> None: ...
 
-    async def send(self, size: int) -> None:
-        events = (Event(head(size), 1),)
+    async def send(self, size: int, together: int) -> None:
+        """As a feed tells of a block's logs that match: all of them in one call."""
+        events = [Event(head(size), 1) for _ in range(together)]
         for listener in self._listeners:
             listener.on_events(events)
 
@@ -80,10 +81,22 @@ class Plain:
             self._sockets.append(made)
         return made
 
-    async def send(self, size: int) -> None:
+    async def send(self, size: int, together: int) -> None:
         data = b"x" * size
         for made in self._sockets:
-            await made.send_bytes(data)
+            for _ in range(together):
+                await made.send_bytes(data)
+
+
+class Writes(Plain):
+    """The limit: one frame, and a system call for each descriptor. Who does not take it all at once is an error."""
+
+    async def send(self, size: int, together: int) -> None:
+        data = bytes((0x81, 126, *size.to_bytes(2, "big"))) + b"x" * size
+        descriptors = [made.get_extra_info("socket").fileno() for made in self._sockets]
+        for descriptor in descriptors:
+            if os.write(descriptor, data * together) < len(data) * together:
+                raise BlockingIOError
 
 
 async def main(kind: str) -> None:
@@ -97,7 +110,7 @@ async def main(kind: str) -> None:
         say(port=port, path=path)
         await serve(feed)
     else:
-        plain = Plain()
+        plain = Plain() if kind == "aiohttp" else Writes()
         application = web.Application()
         application.router.add_get("/", plain.answer)
         runner = web.AppRunner(application, access_log=None)
@@ -148,8 +161,7 @@ async def serve(feed: Announcer | Plain) -> None:
 
 async def send_all(feed: Announcer | Plain, *, rounds: int, together: int, size: int) -> None:
     for start in range(0, rounds, together):
-        for _ in range(min(together, rounds - start)):
-            await feed.send(size)
+        await feed.send(size, min(together, rounds - start))
         await asyncio.sleep(SETTLE_S)
 
 

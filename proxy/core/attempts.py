@@ -7,8 +7,7 @@ event up. A test is tried once, and its failure says nothing about the webhook.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from proxy.core import retries
 from proxy.core.retries import Format
@@ -18,8 +17,7 @@ State = Literal["due", "parked", "delivered", "failed"]
 Cause = Literal["exhaust", "gone"]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The delivery's next state. `tries`: how often it failed in this round. `again_s`: when it is due again, from now."""
 
     state: State

@@ -25,7 +25,7 @@ digest would share an answer, so it is a cryptographic one: Python's own hash ha
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from typing import Literal, cast
 
@@ -35,6 +35,8 @@ from msgspec.structs import astuple
 Lifetime = Literal["never", "head", "forever"]
 
 KEY_BYTES = 16
+# Digests that are remembered, and of calls up to which size.
+REMEMBERED, SHORT = 8192, 512
 # What an entry takes beside its result's bytes: the result's object (33 and rounding), its key, its place, a share of the set.
 KEPT_OVERHEAD = 80
 # The same for a recent one: the result's object, the key's object, a dict entry at the usual load.
@@ -60,7 +62,16 @@ _EMPTY = _Set(b"")
 
 def key_of(method: bytes, params: bytes) -> bytes:
     """The key of a call. Params start with a bracket, so no two pairs join to the same bytes."""
-    return blake2b(method + params, digest_size=KEY_BYTES).digest()
+    text = method + params
+    return _digest_again(text) if len(text) <= SHORT else _digest(text)
+
+
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=KEY_BYTES).digest()
+
+
+# What is asked often is asked again: to look its digest up takes a third of the time.
+_digest_again = lru_cache(maxsize=REMEMBERED)(_digest)
 
 
 class Replies:

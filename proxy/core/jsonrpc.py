@@ -72,12 +72,12 @@ def is_batch(body: bytes) -> bool:
     return body[:1] == b"[" or body.lstrip(b" \t\r\n")[:1] == b"["
 
 
-def parse(body: bytes, envelope: Envelope | None = None, *, is_ascii: bool = False) -> Call:
-    """A single call, or Malformed. The envelope saves reading it again, `is_ascii` looking at its bytes."""
+def parse(body: bytes, envelope: Envelope | None = None) -> Call:
+    """A single call, or Malformed. The envelope saves reading it again."""
     try:
-        if not is_ascii and not body.isascii():
+        if not body.isascii():
             body.decode()  # Members that are kept as bytes are not read by the decoder: nonsense must not pass in them.
-        return _checked(envelope or _envelope(body))
+        return checked(envelope or _envelope(body))
     except _BAD as exc:
         raise _malformed(body, exc) from None
 
@@ -89,7 +89,7 @@ def parse_batch(body: bytes) -> list[Call | Malformed]:
     try:
         if not body.isascii():
             body.decode()
-        items: list[Call | Malformed] = list(map(_checked, _envelopes(body)))
+        items: list[Call | Malformed] = list(map(checked, _envelopes(body)))
     except (*_BAD, Malformed):
         items = _each_item(body)
     if not items:
@@ -117,7 +117,7 @@ def _item(raw: bytes) -> Call | Malformed:
         return exc
 
 
-def _checked(envelope: Envelope) -> Call:
+def checked(envelope: Envelope) -> Call:
     method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
     good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
     if len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH):

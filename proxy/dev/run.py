@@ -219,13 +219,15 @@ class Dev:
 
 async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, None]) -> T:
     """Both at once, and the faults of both when they fail; the result of the first."""
+    faults: list[str] = []
     try:
         async with asyncio.TaskGroup() as group:
             found = group.create_task(first)
             group.create_task(second)
+        return found.result()
     except* StartError as failed:
-        raise StartError([fault for exc in _leaves(failed) for fault in exc.faults]) from None
-    return found.result()
+        faults = [fault for exc in _leaves(failed) for fault in exc.faults]
+    raise StartError(faults)  # not above: before Python 3.11.4 what is raised there comes wrapped in a group
 
 
 def _leaves(group: BaseExceptionGroup[StartError]) -> Iterator[StartError]:

@@ -24,7 +24,7 @@ from proxy.core import attempts, retries, signatures
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.retries import Format
 from proxy.errors import Unavailable
-from proxy.store.deliveries import LEASE_S, Claimed, DeliveryStore, Result
+from proxy.store.deliveries import LEASE_S, Claimed, DeliveryStore, Due, Result
 from proxy.store.pool import AWAY, Pool
 from proxy.store.secrets import Vault
 from proxy.wire.receiver import Receiver, Reply
@@ -38,6 +38,8 @@ SOON_S = 0.05
 # Where many are under way, so many that end, or all that end within this time, are written together, and their places filled
 # together: statements for each would cost more than the delivery.
 MANY, GATHER_S = 48, 0.005
+# How long it is believed what was found due, while it is and nobody tells of more.
+BELIEVED_S = 0.05
 # How long to wait before Postgres is tried again.
 RETRY_S = 0.5
 # Opened secrets that are remembered.
@@ -78,6 +80,10 @@ class Deliverer:
         self._now = now
         self._secrets: dict[tuple[str, bytes], str] = {}
         self._done: list[Done] = []
+        # What was found due, and when; None where that may have changed. And whether somebody told of more since.
+        self._due: Due | None = None
+        self._listed_at = 0.0
+        self._has_news = False
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
         self._finished = asyncio.Event()
@@ -117,9 +123,9 @@ class Deliverer:
                 continue
             try:
                 notices.add_termination_listener(lambda _, lost=lost: lost.set())
-                await notices.add_listener("penstock_deliveries", lambda *_: self._wake.set())
+                await notices.add_listener("penstock_deliveries", lambda *_: self._note_due())
                 await notices.add_listener("penstock_accounts", lambda *heard: self._note_account(str(heard[3])))
-                self._wake.set()  # what was said while nobody listened
+                self._note_due()  # what was said while nobody listened
                 await lost.wait()
             except _LOST as exc:
                 log.warning("notices of deliveries lost", extra={"reason": type(exc).__name__})
@@ -127,9 +133,13 @@ class Deliverer:
                 notices.terminate()
             await asyncio.sleep(RETRY_S)
 
+    def _note_due(self) -> None:
+        self._due, self._has_news = None, True
+        self._wake.set()
+
     def _note_account(self, account: str) -> None:
         self._changed_accounts.add(account)
-        self._wake.set()
+        self._note_due()
 
     # Taking
 
@@ -145,7 +155,7 @@ class Deliverer:
         if self._changed_accounts:
             accounts, self._changed_accounts = self._changed_accounts, set()
             await self._store.release_held([*accounts])  # one that may more now need not wait for the next day
-        due = await self._store.list_due()
+        due = await self._list_due()
         if due.inactive:
             await self._store.park(due.inactive)
         rooms = self._lanes.rooms({webhook: receiver_of(url) for webhook, url in due.active.items()})
@@ -158,10 +168,22 @@ class Deliverer:
             for each in claimed:
                 self._lanes.begin(receiver_of(each.url))
                 group.create_task(self._attempt(each))
+            if len(claimed) < sum(rooms.values()):
+                self._due = None
         if due.inactive or due.active:
             # More may be there than was taken; if it only waits for places, those who leave them tell.
             return SOON_S if rooms or due.inactive else QUIET_S
         return QUIET_S if due.next_s is None else min(max(due.next_s, 0.0), QUIET_S)
+
+    async def _list_due(self) -> Due:
+        now = time.monotonic()
+        due = self._due if now - self._listed_at < BELIEVED_S else None
+        if due is None:
+            self._has_news = False
+            due = await self._store.list_due()
+            is_good = due.active and not due.inactive and not self._has_news
+            self._due, self._listed_at = (due if is_good else None), now
+        return due
 
     # Delivering
 

@@ -26,13 +26,12 @@ from proxy.web.hot import reply_length
 from proxy.web.messages import Messages
 from proxy.wire.connection import Connection as UpstreamConnection
 from proxy.wire.connection import Piece
+from proxy.wire.turn import DEFER_BELOW
 
 if TYPE_CHECKING:
     from proxy.web.door import Door
     from proxy.web.hot import Hot
 
-# Replies larger than this are written at once: to queue them would only copy them.
-DEFER_BELOW = 8192
 _monotonic = time.monotonic
 
 
@@ -80,9 +79,6 @@ class Answers(Messages):
             held = 0
         resets = int(edge + hot.resets)
         size = len(self.id) + len(result)
-        turn = hot.turn
-        if not turn.queue:
-            turn.arm()
         request_id = client.request_id or hot.request_id()
         reply = (
             hot.ok_stamp,
@@ -98,11 +94,11 @@ class Answers(Messages):
             result,
             b"}",
         )
-        turn.queue.append((self, b"".join(reply)))
         if hot.log is not None:
             hot.note(self, 200, request_id, now)
         self.left -= 1
         self.busy = False
+        hot.turn.write(self, b"".join(reply))
 
     def on_error(self, error: bytes) -> None:
         self._count("errors")
@@ -173,8 +169,7 @@ class Answers(Messages):
             if len(reply) < DEFER_BELOW:
                 self._hot.turn.write(self, reply)
             else:
-                self._hot.turn.flush()
-                self.transport.write(reply)
+                self._hot.turn.write_at_once(self, reply)
         self._done()
 
     def _done(self) -> None:

@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from proxy.core import jsonrpc
+from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MAX_DEPTH, Malformed
@@ -140,15 +140,10 @@ class Front(Answers):
         self._upstream = upstream
         upstream.health.inflight += 1
 
-    def _ask_large(self, head: Head, body: bytes) -> None:
+    def _ask_large(self, head: Head, data: bytes, start: int) -> None:
         """The long way from the start: what the short one saves is nothing to what a copy of a large body costs."""
-        try:
-            body.decode("ascii")  # half the time of isascii, for bodies of this size
-            envelope = _envelope(body)
-        except (UnicodeDecodeError, *_NOT_ONE):
-            self._ask_long(head, body, None)
-            return
-        self._ask_long(head, body, envelope, is_ascii=True)
+        call = outline.read_call(data, start)
+        self._ask_long(head, b"" if call else data[start:], None, call=call)
 
     def _ask_memory(self, route: Route, key: Key, plan: Plan, params: bytes, now: float) -> None:
         """A call whose answer may be known, or asked for already."""
@@ -176,8 +171,10 @@ class Front(Answers):
         tally.buckets[0] += 1
         self._reply_shortly(known, plan, now)
 
-    def _ask_long(self, head: Head, body: bytes, envelope: jsonrpc.Envelope | None, *, is_ascii: bool = False) -> None:
-        """The way of everything else. The envelope is given where it was read already: a large one takes its time."""
+    def _ask_long(
+        self, head: Head, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.Call | None = None
+    ) -> None:
+        """The way of everything else. The envelope or the call is given where it was read already."""
         self._began = now = _monotonic()
         self.plan = None
         self.units = 0
@@ -188,10 +185,10 @@ class Front(Answers):
             self.on_fault(self._hot.refusal(head, now))
             return
         try:
-            if envelope is None and jsonrpc.is_batch(body):
+            if call is None and envelope is None and jsonrpc.is_batch(body):
                 self._ask_batch(head, jsonrpc.parse_batch(body), now)
             else:
-                call = jsonrpc.parse(body, envelope, is_ascii=is_ascii)
+                call = call or jsonrpc.parse(body, envelope)
                 self.id = call[2]
                 self._hot.rpc.ask(self, route, key, call, now, fresh=head.fresh)
         except Malformed as exc:
@@ -263,9 +260,17 @@ class Front(Answers):
         self._take_off(upstream).on_fail(upstream, reason, sent=sent)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        flight = self._take_off(connection.upstream)
-        connection.replace(self, flight)
-        return flight.on_large(connection, head, beginning)
+        """One that is all there is passed on as it is; with others it takes a flight to see them to their end."""
+        plan: Plan = self.plan  # type: ignore[assignment]
+        start = b'%b%b,"result":' % (jsonrpc.HEAD, self._wire_id)
+        is_whole = len(beginning) == head.length and head.status == 200 and head.plain
+        if not is_whole or plan.tells_block or beginning[: len(start)] != start:
+            flight = self._take_off(connection.upstream)
+            connection.replace(self, flight)
+            return flight.on_large(connection, head, beginning)
+        self.cache = ""
+        self.on_stream(memoryview(beginning)[len(start) :], head.length - len(start), connection)
+        return True
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         if connection is not None and now - self._began > LOOK_AFTER_S:
@@ -273,8 +278,12 @@ class Front(Answers):
             connection.replace(self, flight)
             flight.on_tick(connection, now)
 
-    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
-        raise AssertionError("a large reply is a flight's")
-
     def on_end(self, connection: UpstreamConnection) -> None:
-        raise AssertionError("a large reply is a flight's")
+        self._upstream = None
+        health = connection.upstream.health
+        health.inflight -= 1
+        health.succeeded(_monotonic() - self._began)
+        self.on_stream_end()
+
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
+        raise AssertionError("what comes in pieces is a flight's")

@@ -80,8 +80,8 @@ class Messages(asyncio.Protocol):
         """Answer a request, now or later; `busy` until then."""
         raise NotImplementedError
 
-    def _ask_large(self, head: Head, body: bytes) -> None:
-        """The same for a body that should not be copied more than it must."""
+    def _ask_large(self, head: Head, data: bytes, start: int) -> None:
+        """The same for a body that should not be copied more than it must: what begins there, to the end."""
         raise NotImplementedError
 
     def pause_writing(self) -> None:
@@ -133,6 +133,9 @@ class Messages(asyncio.Protocol):
                 self._shape = self._hot.heads.shape(self._known_bytes, raw, head)
             # What is large is not for the quick way of small messages, which would copy it.
             self._known_bytes, self._known = raw if head.length < LARGE_BODY else NEVER, head
+            if len(data) == head.total:
+                self._serve(head, data, size)
+                return
             self._ahead = data[head.total :]
             self._serve(head, data[size : head.total])
 
@@ -211,13 +214,14 @@ class Messages(asyncio.Protocol):
             data, self._ahead = self._ahead, b""
             self._unusual(data)
 
-    def _serve(self, head: Head, body: bytes) -> None:
+    def _serve(self, head: Head, data: bytes, start: int = 0) -> None:
+        """The body begins there."""
         self.busy = True
         self._head = head
         if head.length < LARGE_BODY:
-            self._ask(head, body)
+            self._ask(head, data[start:])
         else:
-            self._ask_large(head, body)
+            self._ask_large(head, data, start)
 
     # What the door asks
 

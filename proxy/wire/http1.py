@@ -36,14 +36,15 @@ class BadReply(Exception):
 class ReplyHead:
     """How to read the body that follows. `length`: its bytes, CHUNKED or UNTIL_CLOSE."""
 
-    __slots__ = ("_retry_after", "close", "length", "plain", "status")
+    __slots__ = ("close", "length", "plain", "retry_after", "status")
 
     def __init__(self, status: int, length: int, *, close: bool, plain: bool, retry_after: bytes = b"") -> None:
         self.status = status
         self.length = length
         self.close = close
         self.plain = plain
-        self._retry_after = retry_after
+        # As it came, or empty.
+        self.retry_after = retry_after
 
     def __repr__(self) -> str:
         return f"<ReplyHead {self.status} length {self.length}{' close' if self.close else ''}>"
@@ -56,7 +57,7 @@ class ReplyHead:
     @property
     def retry_after_s(self) -> int:
         """RFC 9110, 10.2.3: seconds, or a date; 0 where it says neither."""
-        text = self._retry_after
+        text = self.retry_after
         if text.isdigit():
             return int(text) if len(text) < 6 else 0
         try:
@@ -89,6 +90,10 @@ def read_head(head: bytes) -> ReplyHead:
         plain=found.get(b"content-encoding", b"identity").lower() == b"identity",
         retry_after=found.get(b"retry-after", b""),
     )
+
+
+# For many connections to servers that repeat themselves: the same bytes mean the same.
+read_known_head = lru_cache(maxsize=64)(read_head)
 
 
 def _framing(lines: list[bytes]) -> dict[bytes, bytes]:

@@ -11,7 +11,6 @@ is cut.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
 import time
@@ -23,7 +22,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from proxy.wire.guard import Guard, Lookups
-from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
+from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
 
 MAX_REPLY = 64 * 1024
 # Of a body that is shown: more is not waited for. And how long after the head any body may take.
@@ -33,7 +32,8 @@ BODY_S = 1.0
 KEEPALIVE_S = 1.5
 # The next address of a name is tried beside one that has not answered by then (RFC 8305, 5).
 STAGGER_S = 0.25
-_RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*([^\r\n]{1,64})", re.IGNORECASE)
+# Dates are shorter.
+LONGEST_RETRY_AFTER = 64
 
 # Scheme, host and port.
 Origin = tuple[str, str, int]
@@ -69,10 +69,11 @@ class Line(asyncio.Protocol):
         self.is_open = False
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Said] | None = None
+        # When an answer must be there; and when its body must be.
+        self._deadline: asyncio.TimerHandle | None = None
         self._cut: asyncio.TimerHandle | None = None
         self._raw = b""
         self._head: ReplyHead | None = None
-        self._retry_after = ""
         self._chunks: Chunks | None = None
         self._body = bytearray()
         self._read = 0
@@ -85,9 +86,12 @@ class Line(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self.is_open = True
 
-    def ask(self, request: bytes) -> asyncio.Future[Said]:
+    def ask(self, request: bytes, within_s: float) -> asyncio.Future[Said]:
+        """What it says; TimeoutError after that."""
         assert self._transport is not None
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        self._deadline = loop.call_later(within_s, self._fail, TimeoutError())
         self._transport.write(request)
         return self._waiter
 
@@ -107,23 +111,21 @@ class Line(asyncio.Protocol):
         self._raw += data
         while (end := self._raw.find(b"\r\n\r\n")) >= 0:
             raw, rest = self._raw[: end + 4], self._raw[end + 4 :]
-            head = read_head(raw)
+            head = read_known_head(raw)
             self._raw = rest
             if head.status >= 200:
                 self._raw = b""
-                self._begin(head, raw)
+                self._begin(head)
                 return rest
         if len(self._raw) > MAX_HEAD_BYTES:
             raise BadReply("long head")
         return b""
 
-    def _begin(self, head: ReplyHead, raw: bytes) -> None:
+    def _begin(self, head: ReplyHead) -> None:
         self._head = head
         self._chunks = Chunks() if head.length == CHUNKED else None
         self._body.clear()
         self._read = 0
-        found = _RETRY_AFTER.search(raw)
-        self._retry_after = "" if found is None else found[1].decode("latin-1")
         if 200 <= head.status < 300:
             self._tell()
 
@@ -163,13 +165,21 @@ class Line(asyncio.Protocol):
             self._lines.on_idle(self)
 
     def _tell(self) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter = self._take_waiter()
         if waiter is not None and not waiter.done():
             assert self._head is not None
-            waiter.set_result(Said(self._head.status, bytes(self._body), self._retry_after))
+            retry_after = self._head.retry_after[:LONGEST_RETRY_AFTER].decode("latin-1")
+            waiter.set_result(Said(self._head.status, bytes(self._body), retry_after))
+
+    def _take_waiter(self) -> asyncio.Future[Said] | None:
+        waiter, self._waiter = self._waiter, None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        return waiter
 
     def _fail(self, exc: Exception) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter = self._take_waiter()
         if waiter is not None and not waiter.done():
             waiter.set_exception(exc)
         self.cut()
@@ -179,6 +189,8 @@ class Line(asyncio.Protocol):
         self._stop_timer()
         if self._head is not None:
             self._tell()
+        else:
+            self._take_waiter()
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()

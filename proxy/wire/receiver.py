@@ -11,15 +11,14 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from yarl import URL
 
 from proxy import __version__
 from proxy.wire.guard import Blocked, Guard, UrlRefused
 from proxy.wire.http1 import BadReply
-from proxy.wire.lines import Lines, Lost, Origin, Said, head_of, origin_of
+from proxy.wire.lines import Line, Lines, Lost, Origin, Said, head_of, origin_of
 
 # How an attempt ends: with a status; or without one, because nothing came in time, nobody was reached, the connection was lost,
 # the address may not be reached, or what came is no HTTP.
@@ -33,8 +32,7 @@ _UNSEEN = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 _HEADERS = {"User-Agent": f"Penstock-Webhooks/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     outcome: Outcome
     status: int | None = None
     excerpt: str | None = None
@@ -56,8 +54,7 @@ class Receiver:
 
     async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return _reply(await self._ask(*self._check(url), body, headers))
+            return _reply(await self._ask(*self._check(url), body, headers))
         except TimeoutError:
             return Reply("timeout")
         except (UrlRefused, Blocked):
@@ -72,9 +69,11 @@ class Receiver:
     async def _ask(self, origin: Origin, head: bytes, body: bytes, headers: Mapping[str, str]) -> Said:
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (head, named.encode("latin-1"), len(body), body)
-        line = self._lines.kept(origin) or await self._lines.connect(origin)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._timeout_s
+        line = self._lines.kept(origin) or await self._connect(origin, end)
         try:
-            return await line.ask(request)
+            return await line.ask(request, end - loop.time())
         except Lost as exc:
             # It was closed at the other end in the moment that we took it up again: that was no attempt.
             if not (exc.unused and line.is_used):
@@ -82,12 +81,16 @@ class Receiver:
         except BaseException:
             line.cut()
             raise
-        line = await self._lines.connect(origin)
+        line = await self._connect(origin, end)
         try:
-            return await line.ask(request)
+            return await line.ask(request, end - loop.time())
         except BaseException:
             line.cut()
             raise
+
+    async def _connect(self, origin: Origin, end: float) -> Line:
+        async with asyncio.timeout_at(end):
+            return await self._lines.connect(origin)
 
     def _check(self, text: str) -> tuple[Origin, bytes]:
         found = self._checked.get(text)

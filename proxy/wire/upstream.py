@@ -17,13 +17,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from yarl import URL
 
 from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import Health
 from proxy.wire.connection import Connection, Sink
-from proxy.wire.turn import Turn
+from proxy.wire.turn import DEFER_BELOW, Turn
 
 CONNECT_TIMEOUT_S = 3.0
 # Calls that wait for a connection: beyond that the upstream is as good as down.
@@ -76,10 +77,14 @@ def _length(size: int) -> bytes:
 _LENGTHS = [_length(size) for size in range(1024)]
 
 
+# In parts: a large one is never copied together.
+Request: TypeAlias = tuple[bytes, ...]
+
+
 @dataclass(slots=True)
 class Waiting:
     sink: Sink
-    request: bytes
+    request: Request
 
 
 class Upstream:
@@ -144,10 +149,7 @@ class Upstream:
         size = len(tail) + len(params)
         parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), call_id, tail, params, b"}")
         if self.depth == 1:
-            queue = self._turn.queue
-            if not queue:
-                self._turn.arm()
-            queue.append((connection, b"".join(parts)))
+            self._turn.write(connection, b"".join(parts))
         else:
             self._out += parts
         return call_id
@@ -158,7 +160,7 @@ class Upstream:
         `once`: it may be sent only once, so it takes no connection that may have been closed already. `fresh`: it has just
         met such a connection, and goes to a new one or to one that has just answered.
         """
-        request = b"".join((self.head, b"%d\r\n\r\n" % sum(map(len, body)), *body))
+        request = (self.head, b"%d\r\n\r\n" % sum(map(len, body)), *body)
         if fresh:
             self._wait(sink, request)
             return None
@@ -176,14 +178,16 @@ class Upstream:
         self._wait(sink, request)
         return None
 
-    def _write(self, connection: Connection, request: bytes) -> None:
+    def _write(self, connection: Connection, request: Request) -> None:
         """In the order in which the connection's sinks were added, whichever way they came."""
         if connection is self._corked:
-            self._out.append(request)
+            self._out += request
+        elif sum(map(len, request)) > DEFER_BELOW:
+            self._turn.write_at_once(connection, *request)
         else:
-            self._turn.write(connection, request)
+            self._turn.write(connection, b"".join(request))
 
-    def _submit_corked(self, sink: Sink, request: bytes) -> Connection | None:
+    def _submit_corked(self, sink: Sink, request: Request) -> Connection | None:
         connection = self._corked
         if connection is None or len(connection.sinks) >= self.depth:
             connection = self._cork()
@@ -191,7 +195,7 @@ class Upstream:
                 self._wait(sink, request)
                 return None
         connection.sinks.append(sink)
-        self._out.append(request)
+        self._out += request
         return connection
 
     def _cork(self) -> Connection | None:
@@ -214,7 +218,7 @@ class Upstream:
             self._turn.flush()
             connection.transport.write(b"".join(out))
 
-    def _wait(self, sink: Sink, request: bytes) -> None:
+    def _wait(self, sink: Sink, request: Request) -> None:
         if len(self._waiting) >= MAX_WAITING:
             self._loop.call_soon(self._refuse, sink)
             return

@@ -92,7 +92,8 @@ def _unpack() -> None:
     (part / "chromium").chmod(0o755)
     for name in ("al2023.tar", "fonts.tar"):
         with tarfile.open(part / name) as packed:
-            packed.extractall(part, filter="data")
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later have it
+            packed.extractall(part)
         (part / name).unlink()
     (part / "fonts.conf").write_text(FONTS.format(here=UNPACKED))
     shutil.rmtree(UNPACKED, ignore_errors=True)

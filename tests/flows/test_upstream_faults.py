@@ -316,7 +316,7 @@ def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes
             assert upstream.health.bad == 0
             # What was refused once is tried again, and not for ever later.
             found.upstreams[0].batch = 1000
-            upstream.tick(upstream.now + SMALLER_S + 1.0)
+            upstream.tick(time.monotonic() + SMALLER_S + 1.0)
             assert upstream.batch == 20
             upstream.refused_batch(20, upstream.now)
             upstream.tick(upstream.now + SMALLER_S + 1.0)

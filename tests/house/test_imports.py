@@ -82,7 +82,7 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
 PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "decimal", "enum"),
     *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re"),
-    *("string", "struct", "types", "typing", "zlib", "msgspec", "sha3"),
+    *("string", "struct", "types", "typing", "zlib", "msgspec", "orjson", "sha3"),
 }
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
 PURE_RINGS = ("core", "chains")

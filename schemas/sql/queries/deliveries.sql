@@ -25,14 +25,14 @@ from seen where seen.due_at > coalesce($1, now());
 -- claim
 -- So many of each webhook, oldest first; what somebody else is about to take is left to them.
 with picked as materialized (
-    select taken.event_id, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
+    select taken.event_id, taken.place, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
         case when webhooks.old_secret_until > coalesce($3::timestamptz, now()) then webhooks.old_secret end as old_secret,
         accounts.id as account_id, accounts.plan
     from unnest($1::text[], $2::integer[]) as wanted (webhook_id, room)
     join webhooks on webhooks.id = wanted.webhook_id and webhooks.status = 'active'
     join accounts on accounts.id = webhooks.account_id
     cross join lateral (
-        select event_id from deliveries
+        select event_id, ctid as place from deliveries
         where deliveries.webhook_id = wanted.webhook_id and state in ('due', 'over_quota')
             and due_at <= coalesce($3, now())
         order by due_at limit wanted.room for update skip locked
@@ -41,7 +41,7 @@ with picked as materialized (
 update deliveries set
     state = 'due', claim = claim + 1, due_at = coalesce($3, now()) + make_interval(secs => $4::double precision)
 from picked join events on events.id = picked.event_id
-where deliveries.event_id = picked.event_id
+where deliveries.ctid = picked.place  -- where it stays: it is locked
 returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
     old_secret, account_id, plan, events.type, test, body;
 
@@ -98,15 +98,16 @@ where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
     and not exists (select from webhooks where id = deliveries.webhook_id);
 
 -- finish
--- How attempts ended: each is written down, and its delivery moved on, if that is still where the attempt took it up.
+-- How attempts ended: each is written down, and its delivery moved on, if that is still where the attempt took it up. The
+-- state is compared as an expression: found by their keys these are few, through the index of all that is due they may be many.
 with done as materialized (
-    select * from unnest(
-        $1::text[], $2::bigint[], $3::double precision[], $4::integer[], $5::text[], $6::smallint[], $7::text[],
-        $8::text[], $9::smallint[], $10::double precision[]
-    ) as t (event_id, claim, ago_s, took_ms, outcome, status, excerpt, state, tries, again_s)
+    select * from json_to_recordset($1::json) as t (
+        event_id text, claim bigint, ago_s double precision, took_ms integer, outcome text, status smallint, excerpt text,
+        state text, tries smallint, again_s double precision
+    )
 ), told as (
     insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt)
-    select done.event_id, done.claim, coalesce($11::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
+    select done.event_id, done.claim, coalesce($2::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
         status, excerpt
     from done
     on conflict do nothing
@@ -114,10 +115,10 @@ with done as materialized (
 update deliveries set
     state = done.state,
     tries = done.tries,
-    due_at = case when again_s is null then due_at else coalesce($11, now()) + make_interval(secs => again_s) end,
-    finished_at = case when done.state in ('delivered', 'failed') then coalesce($11, now()) end
+    due_at = case when again_s is null then due_at else coalesce($2, now()) + make_interval(secs => again_s) end,
+    finished_at = case when done.state in ('delivered', 'failed') then coalesce($2, now()) end
 from done
-where deliveries.event_id = done.event_id and deliveries.claim = done.claim and deliveries.state = 'due';
+where deliveries.event_id = done.event_id and deliveries.claim = done.claim and concat(deliveries.state) = 'due';
 
 -- add
 insert into deliveries (event_id, webhook_id) values ($1, $2);

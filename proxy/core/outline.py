@@ -1,0 +1,50 @@
+"""Large calls read by their outline: what is long in them is mostly one string of hex digits.
+
+A parser looks at every byte of such a string. Here it is found by its quotes and written anew by orjson, which flies over
+what needs no escape: a string that comes out longer than it went in has one, or an end elsewhere, and the body is read in
+full instead. What is left, the outline, is a small call like any other and is read as strictly.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from proxy.core.jsonrpc import NOT_JSON, Call, Malformed, checked, read_envelope
+
+# Of the outline: a body with more besides its longest string is made of something else.
+MOST_AROUND = 4096
+# What stands in the outline for the string that was taken out. Everything else in it is ASCII.
+_MARK = '"…"'.encode()
+
+
+def read_call(data: bytes, start: int = 0) -> Call | None:
+    """The call that begins there, if it is good and can be read so; None says nothing about it."""
+    middle = (start + len(data)) // 2
+    opens, closes = data.rfind(b'"', start, middle), data.find(b'"', middle)
+    if opens < 0 or closes < 0:
+        return None
+    before, after = data[start:opens], data[closes + 1 :]
+    string = _plain(memoryview(data)[opens + 1 : closes]) if _is_around_a_string(before, after) else None
+    if string is None:
+        return None
+    try:
+        method, params, id_ = checked(read_envelope(b"".join((before, _MARK, after))))
+    except (*NOT_JSON, Malformed):
+        return None
+    first, mark, second = params.partition(_MARK)
+    return (method, b"".join((first, string, second)), id_) if mark else None
+
+
+def _is_around_a_string(before: bytes, after: bytes) -> bool:
+    """Without a backslash anywhere quotes are what they seem: after an even number of them, the next one opens a string."""
+    around = before + after
+    return len(around) < MOST_AROUND and around.isascii() and b"\\" not in around and before.count(b'"') % 2 == 0
+
+
+def _plain(content: memoryview) -> bytes | None:
+    """A string's content with its quotes, if it is the same in any spelling."""
+    try:
+        string = orjson.dumps(str(content, "ascii"))
+    except UnicodeDecodeError:
+        return None
+    return string if len(string) == len(content) + 2 else None
