@@ -97,6 +97,7 @@ class Deliverer:
         """A supervised loop. One that was stopped before has left nothing under way: its leases end, and all is sent again."""
         self._lanes.clear()
         self._done.clear()
+        self._due = None
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write_for_ever())
             while not self._stopping:

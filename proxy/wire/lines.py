@@ -189,8 +189,6 @@ class Line(asyncio.Protocol):
         self._stop_timer()
         if self._head is not None:
             self._tell()
-        else:
-            self._take_waiter()
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
