@@ -70,7 +70,7 @@ def _digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=KEY_BYTES).digest()
 
 
-# What is asked often is asked again: to look its digest up takes a third of the time.
+# What is asked often is asked again: to look its digest up takes a quarter of the time.
 _digest_again = lru_cache(maxsize=REMEMBERED)(_digest)
 
 

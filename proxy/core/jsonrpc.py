@@ -169,6 +169,11 @@ def result_reply(id: bytes, result: bytes | msgspec.Raw) -> bytes:  # noqa: A002
     return b"".join((HEAD, id, b',"result":', result, b"}"))
 
 
+def result_start(id: bytes) -> bytes:  # noqa: A002
+    """How a reply with a result begins."""
+    return b'%b%b,"result":' % (HEAD, id)
+
+
 def error_reply(id: bytes, error: bytes) -> bytes:  # noqa: A002
     return b"".join((HEAD, id or NULL, b',"error":', error, b"}"))
 

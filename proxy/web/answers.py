@@ -125,7 +125,7 @@ class Answers(Messages):
         """The beginning of a large result, under our own head. Without a length it goes out in chunks."""
         self._hot.turn.flush()
         self.chunked = left is None
-        start = b'%b%b,"result":' % (jsonrpc.HEAD, self.id)
+        start = jsonrpc.result_start(self.id)
         self._source = connection
         if self._stalled_since:
             connection.pause()

@@ -23,7 +23,7 @@ from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MAX_DEPTH, Malformed
 from proxy.core.nesting import is_deeper
 from proxy.errors import Fault, InvalidRequest
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.plans import Plan
 from proxy.telemetry import LATENCY_S
@@ -262,14 +262,13 @@ class Front(Answers):
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         """One that is all there is passed on as it is; with others it takes a flight to see them to their end."""
         plan: Plan = self.plan  # type: ignore[assignment]
-        start = b'%b%b,"result":' % (jsonrpc.HEAD, self._wire_id)
-        is_whole = len(beginning) == head.length and head.status == 200 and head.plain
-        if not is_whole or plan.tells_block or beginning[: len(start)] != start:
+        start = result_at(plan, self._wire_id, head, beginning) if len(beginning) == head.length else 0
+        if not start:
             flight = self._take_off(connection.upstream)
             connection.replace(self, flight)
             return flight.on_large(connection, head, beginning)
         self.cache = ""
-        self.on_stream(memoryview(beginning)[len(start) :], head.length - len(start), connection)
+        self.on_stream(memoryview(beginning)[start:], head.length - start, connection)
         return True
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:

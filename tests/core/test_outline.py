@@ -1,5 +1,7 @@
 """Large calls read by their outline: never otherwise than in full."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,21 +55,35 @@ def test_what_is_not_plain_is_left_to_the_parser(body: bytes) -> None:
     assert outline.read_call(body) is None
 
 
-TOKENS = st.sampled_from(
-    [
-        *("{", "}", "[", "]", ":", ",", '"', '""', "\\", '\\"', '"a"', "1", "null", " ", "\n", "é", "…", '"…"'),
-        *('"jsonrpc"', '"2.0"', '"id"', '"method"', '"params"', '"eth_call"', f'"{LONG}"', LONG, f'"{LONG}é"'),
-    ]
+TEXT = st.text(st.sampled_from('ab"\\\n\x7fé…{}[],:'), max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT | st.just(LONG),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
 )
 
 
-@given(st.lists(TOKENS, max_size=8), st.lists(TOKENS, max_size=8), st.sampled_from(["7", '"\\""', f'"{LONG}"']))
-def test_both_ways_read_the_same(before: list[str], after: list[str], id_: str) -> None:
-    params = "[" + "".join(before) + f'"{LONG}"' + "".join(after) + "]"
-    for body in (body_of(params, id_=id_), body_of(f'["{LONG}"]', id_=id_, more="".join(after))):
-        call = outline.read_call(body)
-        if call is not None:
-            assert call == jsonrpc.parse(body)
+@given(VALUES, VALUES, st.booleans(), st.sampled_from(["7", '"a"', '"\\""', f'"{LONG}"']))
+def test_good_calls_are_read_as_by_the_parser(before: object, after: object, ascii_only: bool, id_: str) -> None:
+    params = json.dumps([before, LONG, {"data": after}], ensure_ascii=ascii_only)
+    body = body_of(params, id_=id_)
+    call = outline.read_call(body)
+    is_plain = params.isascii() and "\\" not in params + id_ and params.count(LONG) == 1 and LONG not in id_
+    assert (call is not None) == is_plain
+    assert call is None or call == jsonrpc.parse(body)
+
+
+@given(st.data())
+def test_bytes_that_were_changed_are_never_read_otherwise(data: st.DataObject) -> None:
+    """Near the ends of the string and anywhere around it: one byte put in, or one taken out."""
+    body = body_of(f'[{{"to":"0x01","data":"{LONG}"}},"latest"]')
+    first, last = body.index(b"0xab"), body.rindex(b"ab") + 2
+    at = data.draw(st.integers(0, first + 4) | st.integers(last - 4, len(body)))
+    put_in = data.draw(st.sampled_from([b"", b'"', b"\\", b'\\"', b"\n", b"\xff", b"[", b"}", b",", b'","id":8,"x":"']))
+    changed = body[:at] + put_in + body[at + (not put_in) :]
+    call = outline.read_call(changed)
+    if call is not None:
+        assert call == jsonrpc.parse(changed)
 
 
 def test_a_bad_call_is_told_by_the_parser() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from proxy.core.headchain import Block
 from proxy.errors import Fault
 from proxy.services.feed.lines import LISTENERS, HeadLine
@@ -72,3 +74,21 @@ async def test_line_that_was_done_begins_again() -> None:
     line.tell([block(2)])
     await settled()
     assert all(ear.heard == [1, 2] for ear in ears)
+
+
+async def test_listener_that_fails_does_not_end_it_for_the_others() -> None:
+    class Broken(Ear):
+        def on_events(self, events: Sequence[Event]) -> None:
+            raise RuntimeError
+
+    line, ears = HeadLine(), [Ear() for _ in range(MANY)]
+    line.listeners = dict.fromkeys([Broken(), *ears])
+    with pytest.raises(RuntimeError):
+        line.tell([block(1)])
+    await settled()
+    assert ears[-1].heard == [1]
+    line.listeners = dict.fromkeys(ears)
+    line.tell([block(2)])
+    await settled()
+    assert ears[0].heard == [2]
+    assert ears[-1].heard == [1, 2]

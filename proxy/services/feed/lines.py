@@ -75,13 +75,14 @@ class HeadLine:
     def _tell_some(self) -> None:
         events, listeners = self._telling[0]
         some = tuple(itertools.islice(listeners, LISTENERS))
+        if len(some) < LISTENERS:
+            self._telling.popleft()
+        # First: what goes wrong with one listener must not end the telling for all.
+        if self._telling:
+            asyncio.get_running_loop().call_soon(self._tell_some)
         for listener in some:
             if listener in self.listeners:
                 listener.on_events(events)
-        if len(some) < LISTENERS:
-            self._telling.popleft()
-        if self._telling:
-            asyncio.get_running_loop().call_soon(self._tell_some)
 
 
 def events_of(blocks: Sequence[Block]) -> list[Event]:

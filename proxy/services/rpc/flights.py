@@ -38,6 +38,14 @@ next_id = itertools.count(1000).__next__
 _monotonic = time.monotonic
 
 
+def result_at(plan: Plan, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
+    """Where the result begins in a large reply to our call; 0 where it may not be passed on as it comes. What tells of a block
+    is read first."""
+    start = jsonrpc.result_start(id_)
+    is_good = head.status == 200 and head.plain and not plan.tells_block and beginning[: len(start)] == start
+    return len(start) if is_good else 0
+
+
 class Flight(Asked):
     __slots__ = (
         "_spare", "_spare_error", "_streaming", "_tries", "answered_by", "archive", "began", "done", "id", "is_handed_on",
@@ -234,12 +242,10 @@ class Flight(Asked):
 
     def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
         """Pass a large result on as it comes, if one waits who can take it and the beginning is a reply to our call."""
-        start = b'%b%b,"result":' % (jsonrpc.HEAD, self.id)
-        if len(self.waiters) != 1 or not self.waiters[0].streams or head.status != 200 or not head.plain:
+        if len(self.waiters) != 1 or not self.waiters[0].streams or self.tells_head or self.is_handed_on:
             return False
-        if self.tells_head or self.plan.tells_block:
-            return False  # What it says of the head is read before it is passed on.
-        if self.is_handed_on or beginning[: len(start)] != start:
+        start = result_at(self.plan, self.id, head, beginning)
+        if not start:
             return False
         self._streaming = True
         self.answered_by = connection.upstream.health.index
@@ -248,8 +254,8 @@ class Flight(Asked):
             if other is not connection.upstream:
                 self._ended(other)
                 other.leave(self)
-        left = head.length - len(start) if head.length >= 0 else None
-        self.waiters[0].on_stream(memoryview(beginning)[len(start) :], left, connection)
+        left = head.length - start if head.length >= 0 else None
+        self.waiters[0].on_stream(memoryview(beginning)[start:], left, connection)
         return True
 
     def on_piece(self, connection: Connection, piece: Piece) -> None:
