@@ -14,20 +14,21 @@ CLIENTS := tests/clients
 LIBRARIES := $(CLIENTS)/node_modules/.installed-$(shell uname -m)
 BROWSER := tests/browser
 
-.PHONY: help run test lint unit browser bench lock clean
+.PHONY: help run test lint unit source browser compile bench lock clean
 
 help:
-	@echo "make run    the whole service on this machine (make run ARGS='--port 9000 --fresh')"
-	@echo "make test   lint, types and every test"
-	@echo "make lint   ruff and mypy only"
-	@echo "make bench  the load tests; report and plot are kept in bench/"
-	@echo "make lock   renew the pinned requirements from setup.cfg"
-	@echo "make clean  remove what the other targets installed"
+	@echo "make run      the whole service on this machine (make run ARGS='--port 9000 --fresh')"
+	@echo "make test     lint, types and every test"
+	@echo "make lint     ruff and mypy only"
+	@echo "make compile  the hot path as machine code, where there is a C compiler; test and bench do so too"
+	@echo "make bench    the load tests; report and plot are kept in bench/"
+	@echo "make lock     renew the pinned requirements from setup.cfg"
+	@echo "make clean    remove what the other targets installed"
 
 run: .venv/.run $(CHAIN) $(BUNDLER)
 	@exec $(PY) -m proxy dev $(ARGS)
 
-test: lint unit
+test: lint unit source
 
 lint: .venv/.test
 	$(PY) -m ruff check .
@@ -35,9 +36,19 @@ lint: .venv/.test
 	$(PY) -m mypy
 
 unit: .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
+	@$(PY) -m proxy compile || true
 	$(PY) -m pytest $(ARGS)
 
+# What is compiled, once more as it is written.
+source: .venv/.test
+	PENSTOCK_SOURCE=1 $(PY) -m pytest tests/core tests/store/test_windows.py tests/wire tests/web tests/flows/test_upstream_*.py \
+		tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
+
+compile: .venv/.test
+	@$(PY) -m proxy compile
+
 bench: .venv/.test $(CHAIN) $(LIBRARIES)
+	@$(PY) -m proxy compile || true
 	$(PY) -m bench $(ARGS)
 
 .venv/.made:

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from proxy import compiled
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -141,6 +143,7 @@ def facts(layout: Layout) -> dict[str, object]:
         "load_average_before": [round(x, 2) for x in os.getloadavg()],
         "python": platform.python_version(),
         "python_pgo": built_with_pgo(),
+        "hot_path": "compiled" if compiled.in_use() else "from its sources",
         "packages": {name: _version(name) for name in ("aiohttp", "uvloop", "orjson", "msgspec")},
         "baselines": {"nginx": _tool("nginx", "-v"), "haproxy": _tool("haproxy", "-v"), "wrk": _tool("wrk", "-v")},
     }

@@ -25,7 +25,8 @@ def _facts_text(facts: dict[str, object]) -> str:
     return (
         f"{facts['date']}, {facts['machine']} ({facts['cpu']}), {facts['cores']} cores, Linux {facts['kernel']}\n"
         f"{facts['layout']}; load average before: {facts['load_average_before']}\n"
-        f"Python {facts['python']} built {build} PGO; {_pairs(facts['packages'])}; {_pairs(facts['baselines'])}"
+        f"Python {facts['python']} built {build} PGO, the hot path {facts['hot_path']}\n"
+        f"{_pairs(facts['packages'])}; {_pairs(facts['baselines'])}"
     )
 
 

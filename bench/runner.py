@@ -16,6 +16,7 @@ from bench.loaders import Generator, Load, Sample, Target, measure
 from bench.processes import StartFailed
 
 CACHED_REPLIES = 1_000_000
+TAIL_ROUNDS = 3  # of latency for each of another case: one round's tail says more of the machine than of the candidate
 BESIDE_RATE = 1_000  # calls in a second while heads go to everybody
 
 
@@ -114,15 +115,16 @@ class Runner:
         return measure(generator, load, target, layout or self.layout, workdir=self.workdir)
 
     def _interleave(
-        self, targets: dict[str, Target], take: Callable[[Target], Sample], case: Case, label: str
+        self, targets: dict[str, Target], take: Callable[[Target], Sample], case: Case, label: str, *, rounds: int = 0
     ) -> dict[str, Row]:
         """Each round measures every candidate once, each time beginning with another."""
         rows = {name: Row() for name in targets}
-        for turn in range(self.rounds):
+        rounds = rounds or self.rounds
+        for turn in range(rounds):
             for name in _rotated(list(targets), turn):
                 sample = take(targets[name])
                 rows[name].samples.append(sample)
-                print(f"  {label} {turn + 1}/{self.rounds}  {name:<10} {_describe(case, sample)}", flush=True)
+                print(f"  {label} {turn + 1}/{rounds}  {name:<10} {_describe(case, sample)}", flush=True)
         return rows
 
     # --- latency ------------------------------------------------------------------------------------------------------
@@ -134,7 +136,8 @@ class Runner:
             return
         rate = self._nginx_rate(case, targets["nginx"]) / 2
         print(f"  at a fixed {rate:,.0f} calls/s", flush=True)
-        rows = self._interleave(targets, partial(self._sample, case, rate=rate), case, "open loop")
+        take = partial(self._sample, case, rate=rate)
+        rows = self._interleave(targets, take, case, "open loop", rounds=TAIL_ROUNDS * self.rounds)
         direct = rows.pop("direct").samples
         for name, read in (("p50", _p50), ("p99", _p99)):
             base = [read(sample) for sample in direct]

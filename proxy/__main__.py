@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +14,7 @@ from proxy.commands import (
     admin,
     background,
     check,
+    compiling,
     dev,
     index,
     keys,
@@ -23,7 +26,21 @@ from proxy.commands import (
 )
 from proxy.errors import Fault, StartError
 
-COMMANDS = (dev, serve, check, migrate, accounts, keys, admin, operations, index, webhooks, worker, background)
+COMMANDS = (
+    dev,
+    serve,
+    check,
+    compiling,
+    migrate,
+    accounts,
+    keys,
+    admin,
+    operations,
+    index,
+    webhooks,
+    worker,
+    background,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.register(commands)
     args = parser.parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
     except StartError as exc:
         for fault in exc.faults:
             print(f"penstock: {fault}", file=sys.stderr)
@@ -46,6 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our words has had enough, as `head` does
+        return _reader_left()
+
+
+def _reader_left() -> int:
+    """What is still in the buffer goes nowhere, or the interpreter would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

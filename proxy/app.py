@@ -256,7 +256,7 @@ class App:
         for name, feed in self.feeds.by_network.items():
             self.tasks.start(f"feed {name}", feed.run)
         self.tasks.start("door", self.door.sweep)
-        self.tasks.start("hot", self.hot.run)
+        self.tasks.start("date", self._tell_date)
         self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
             self.tasks.start("access log", self.access.run)
@@ -270,6 +270,12 @@ class App:
             await asyncio.sleep(SWEEP_S)
             self.networks.sweep()
             self.smart.bundlers.sweep()
+
+    async def _tell_date(self) -> None:
+        """Once a second, when it changes."""
+        while True:
+            self.hot.tick()
+            await asyncio.sleep(1.0 - time.time() % 1.0)
 
     async def _tally(self) -> None:
         """Once a second, what was counted goes where the supervisor finds it."""

@@ -15,9 +15,10 @@ from proxy.services.rpc.plans import plans_of, unknown_of
 from proxy.settings import Bundler, Settings, Tables
 from proxy.settings import Upstream as UpstreamSettings
 from proxy.telemetry import Tally
+from proxy.wire.address import Address
 from proxy.wire.socket import SocketUpstream
 from proxy.wire.turn import Turn
-from proxy.wire.upstream import Address, Upstream
+from proxy.wire.upstream import Upstream
 
 
 class Builder:

@@ -182,8 +182,9 @@ class Supervisor:
 
     async def _close_listeners(self) -> None:
         """Workers are still accepting: let them empty the queues, into which nobody new comes."""
-        for listener in self._listeners:
-            refuse_new(listener)
+        are_closed = [refuse_new(listener) for listener in self._listeners]
+        if not all(are_closed):
+            log.info("this kernel lets only root close a queue: who connects at the last moment may be reset")
         if self._workers:
             end = time.monotonic() + QUEUE_S
             await asyncio.sleep(HANDSHAKE_S)
@@ -355,16 +356,19 @@ _NO_SYN = b"".join(
 )
 
 
-def refuse_new(listener: socket.socket) -> None:
-    """No new connection from now on; those in the queue, or half-way there, are not touched.
+def refuse_new(listener: socket.socket) -> bool:
+    """No new connection from now on; those in the queue, or half-way there, are not touched. Whether the kernel allowed it.
 
     Closing a listening socket resets whoever waits in its queue, though they may have sent their request already. There is
-    no call to stop listening and keep the queue: a filter that drops every SYN does it.
+    no call to stop listening and keep the queue: a filter that drops every SYN does it. Some kernels let only root have one.
     """
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
-    listener.setsockopt(
-        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
-    )
+    asked = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, asked)
+    except OSError:
+        return False
+    return True
 
 
 def waiting(listener: socket.socket) -> int:

@@ -173,7 +173,10 @@ def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
 
 
 # A key may stand in a path, a query or a message; only its prefix is ever written.
-_KEY = re.compile(r"(svc_(?:live|test)_|whsec_|adm_)[0-9A-Za-z+/=_-]+")
+_PREFIXES = "svc_(?:live|test)_|whsec_|adm_"
+_KEY = re.compile(rf"({_PREFIXES})[0-9A-Za-z+/=_-]+")
+# A request's id that is echoed and written: whoever sends a key as one gets another.
+REQUEST_ID = f"(?!.*(?:{_PREFIXES}))[A-Za-z0-9_-]{{1,64}}"
 # Of an address only scheme and host are written: credentials stand before the host, and behind it upstreams have their
 # keys. An address ends where the JSON string around it does, so that what is left is still JSON.
 _ADDRESS = re.compile(r'(?<=://)(?:[^\s"\\]|\\["\\])+')

@@ -125,7 +125,7 @@ def test_upstreams_are_kept_in_order(write: Write) -> None:
     block = '[[upstreams]]\nnetwork = "ethereum/{}"\nurl = "https://example.com/{}"\n'
     found = load(write(block.format("mainnet", 1) + block.format("mainnet", 2) + block.format("sepolia", 3)))
     assert [upstream.url[-1] for upstream in found.upstreams] == ["1", "2", "3"]
-    assert settings.upstream_faults(found, settings.load_tables()) == []
+    assert list(settings.network_faults(found.tree, settings.load_tables())) == []
 
 
 def test_settings_survive_the_way_to_a_worker(write: Write) -> None:
@@ -206,8 +206,41 @@ def test_file_that_cannot_be_read_or_parsed_is_named(write: Write, tmp_path: Pat
 
 def test_upstream_of_an_unknown_network_is_a_fault(write: Write) -> None:
     found = load(write('[[upstreams]]\nnetwork = "ethereum/nowhere"\nurl = "https://example.com"\n'))
-    (fault,) = settings.upstream_faults(found, settings.load_tables())
+    (fault,) = settings.network_faults(found.tree, settings.load_tables())
     assert fault.startswith("upstreams.0.network: there is no network ethereum/nowhere")
+
+
+def test_unknown_networks_are_named_beside_whatever_else_is_wrong(write: Write) -> None:
+    path = write("""
+        [server]
+        port = "x"
+        [follower]
+        networks = ["*", "no/where", 7]
+        start = { "not/there" = 1 }
+        [prices]
+        feeds = 3
+        [[upstreams]]
+        network = 5
+        [[upstreams]]
+        network = "nowhere"
+        url = "https://example.com"
+        [[upstreams]]
+        network = "ethereum/nowhere"
+        url = "https://example.com"
+        [[paymasters]]
+        network = "ethereum/mainnet"
+        entry_point = "9.9"
+        address = "0x0000000000000000000000000000000000000000"
+        signer_env = "NOT_THERE"
+        """)
+    with pytest.raises(StartError) as failed:
+        settings.load(path, environ=GIVEN, tables=settings.load_tables())
+    found = {fault.split(": ")[0] for fault in failed.value.faults}
+    assert found >= {
+        *("server.port", "follower.networks", "follower.networks.2", "follower.start", "prices.feeds"),
+        *("upstreams.0", "upstreams.0.network", "upstreams.1.network", "upstreams.2.network"),
+        *("paymasters.0", "paymasters.0.entry_point"),
+    }
 
 
 # What is never shown
@@ -262,7 +295,7 @@ def test_price_of_an_unknown_network_is_a_fault(write: Write) -> None:
         f"[prices]\nfeeds = [{feed}]\n"
         'fixed = [{ network = "eth/mainnet", usd = "1.5" }, { network = "no/where", usd = "1" }]\n'
     )
-    found = settings.upstream_faults(load(path), settings.load_tables())
+    found = list(settings.network_faults(load(path).tree, settings.load_tables()))
     assert [fault.split(": ")[0] for fault in found] == ["prices.feeds.0.network", "prices.fixed.1.network"]
 
 
@@ -305,7 +338,8 @@ def test_check_of_wrong_settings_names_each_and_exits_two(write: Write) -> None:
     path = write('[server]\nport = "x"\n[[upstreams]]\nnetwork = "no/where"\nurl = "https://example.com"\n')
     done = command("check", "--config", str(path), env={**GIVEN, "PENSTOCK_LOG__LEVEL": "loud"})
     assert (done.returncode, done.stdout) == (2, "")
-    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["log.level", "server.port"]
+    named = {line.split(": ")[1] for line in done.stderr.splitlines()}
+    assert named == {"log.level", "server.port", "upstreams.0.network"}
 
 
 def test_serve_refuses_to_start_on_wrong_settings() -> None:
@@ -353,7 +387,7 @@ def test_signer_that_is_not_there_is_named_and_never_repeated(
     write: Write, text: str, environ: dict[str, str], named: str
 ) -> None:
     found = load(write(PAYMASTER + text))
-    faults = list(settings.paymaster_faults(found, settings.load_tables(), environ))
+    faults = list(settings.paymaster_faults(found.tree, settings.load_tables(), environ))
     assert [fault for fault in faults if fault.startswith(named)], faults
     assert not [fault for fault in faults for value in environ.values() if value[2:10] in fault]
 

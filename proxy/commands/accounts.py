@@ -20,6 +20,7 @@ COLUMNS = (
     "name",
     "email",
     "plan",
+    "disabled",
     "requests_per_second",
     "units_per_second",
     "requests_per_day",

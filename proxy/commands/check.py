@@ -29,16 +29,13 @@ def loaded(config: Path | None) -> tuple[Settings, Tables]:
     faults: list[str] = []
     found, tables = None, None
     try:
-        found = settings.load(config, environ=settings.environment())
-    except StartError as exc:
-        faults += exc.faults
-    try:
         tables = settings.load_tables()
     except StartError as exc:
         faults += exc.faults
-    if found is not None and tables is not None:
-        faults += settings.upstream_faults(found, tables)
-        faults += settings.paymaster_faults(found, tables, settings.environment())
-        if not faults:
-            return found, tables
-    raise StartError(faults)
+    try:
+        found = settings.load(config, environ=settings.environment(), tables=tables)
+    except StartError as exc:
+        faults += exc.faults
+    if found is None or tables is None:
+        raise StartError(faults)
+    return found, tables

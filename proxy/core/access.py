@@ -11,7 +11,6 @@ import hmac
 import ipaddress
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 from zlib import crc32
 
@@ -80,6 +79,15 @@ def scope_names(bits: int) -> list[str]:
 _ORIGIN = re.compile(r"https?://(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?", re.ASCII)
 
 
+def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address of a client, if it is one. A socket of both families shows IPv4 in IPv6's clothes (RFC 4291, 2.5.5.2)."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
+
+
 def block_of(text: str) -> str:
     """A block of addresses in its usual form; ValueError says what is wrong with it."""
     return str(ipaddress.ip_network(text.strip(), strict=False))
@@ -99,6 +107,8 @@ class Fence:
     def __init__(self, blocks: tuple[str, ...], origins: tuple[str, ...]) -> None:
         self.blocks = blocks
         self.origins = origins
+        # Read when they are first asked for: most processes that know a fence never hold anybody against it.
+        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fence) and (self.blocks, self.origins) == (other.blocks, other.origins)
@@ -109,10 +119,6 @@ class Fence:
     def __repr__(self) -> str:
         return f"<Fence {', '.join((*self.blocks, *self.origins))}>"
 
-    @cached_property
-    def _networks(self) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-        return [ipaddress.ip_network(block) for block in self.blocks]
-
     def refusal(self, address: str, origin: str) -> str:
         """Why a request from there is refused; empty: it is not."""
         if self.blocks and not self._has_address(address):
@@ -122,14 +128,10 @@ class Fence:
         return ""
 
     def _has_address(self, address: str) -> bool:
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        # A socket of both families shows an IPv4 client in IPv6's clothes (RFC 4291, 2.5.5.2).
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        return any(found in block for block in self._networks)
+        if not self._networks:
+            self._networks = [ipaddress.ip_network(block) for block in self.blocks]
+        found = address_of(address)
+        return found is not None and any(found in block for block in self._networks)
 
     def _has_origin(self, origin: str) -> bool:
         if "*" in origin or not _ORIGIN.fullmatch(origin):

@@ -8,7 +8,7 @@ the upstream is written anew from those parts.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -28,7 +28,7 @@ MAX_BATCH = 100
 MAX_ID_BYTES = 256
 MAX_METHOD = 128
 # No method's params are nested as deeply.
-MAX_DEPTH = 500
+MAX_DEPTH: Final = 500
 NULL = b"null"
 NO_PARAMS = b"[]"
 

@@ -12,10 +12,10 @@ guards (store/windows shares one among the workers of a host): a key's request e
 from __future__ import annotations
 
 from collections.abc import MutableSequence
-from typing import Protocol
+from typing import Final, Protocol
 
 # Sums of a tenth are not exact in binary: without this a bucket of ten would refuse its tenth request.
-TOLERANCE_S = 1e-6
+TOLERANCE_S: Final = 1e-6
 
 
 class Edges(Protocol):

@@ -16,9 +16,25 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 # Upper edges of the latency histogram, in seconds; one more bucket holds the rest.
-EDGES_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+EDGES_S: Final[tuple[float, ...]] = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
 # How fast the averages follow: the last twenty calls or so.
 FOLLOW = 0.05
 # A run of failures that opens the breaker; and the share of failures, once there were enough calls to tell.

@@ -14,12 +14,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import add
-from typing import Literal
+from typing import Final, Literal
 
 from proxy.core.routing import EDGES_S
 
 # Upper edges of the buckets, the same for calls as for upstreams; one more holds the rest.
-LATENCY_S = EDGES_S
+LATENCY_S: Final[tuple[float, ...]] = EDGES_S
 BUCKETS = len(LATENCY_S) + 1
 
 Step = Literal["minute", "hour", "day"]

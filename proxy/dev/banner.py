@@ -56,7 +56,13 @@ class Ready:
         said = asdict(self)
         on_chain = said.pop("contracts")
         accounts = [asdict(account) for account in ACCOUNTS if account not in WORKING]
-        return {**said, **on_chain, "funded_account": asdict(FUNDED), "accounts": accounts}
+        return {
+            **said,
+            **on_chain,
+            "funded_account": asdict(FUNDED),
+            "accounts": accounts,
+            "admin_token": self.sign_in["admin_token"],
+        }
 
 
 def banner(ready: Ready, data: Path) -> str:

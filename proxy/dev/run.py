@@ -162,8 +162,8 @@ class Dev:
             {**found.tree, "upstreams": upstreams, "bundlers": bundlers, "paymasters": paymasters}
         )
         tables = settings_room.load_tables()
-        faults = settings_room.upstream_faults(found, tables)
-        faults += settings_room.paymaster_faults(found, tables, settings_room.environment())
+        faults = [*settings_room.network_faults(found.tree, tables)]
+        faults += settings_room.paymaster_faults(found.tree, tables, settings_room.environment())
         if faults:
             raise StartError([fault.replace("upstreams", "--upstream", 1) for fault in faults])
         return found

@@ -52,7 +52,6 @@ class Admission:
         self._keyring = keyring
         self._quotas = quotas
         self._failures = failures
-        self.edge = windows.edge
         self.windows = windows
 
     def __repr__(self) -> str:

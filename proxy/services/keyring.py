@@ -31,6 +31,8 @@ MEMO = 131_072
 OVERLAP = datetime.timedelta(seconds=10)
 # How long to wait before Postgres is tried again.
 RETRY_S = 0.5
+# How long the connection that notices come on may take to show that it is one.
+DEAF_S = 2.0
 
 
 class HasLimits(Protocol):
@@ -77,15 +79,15 @@ class Keyring:
 
     def find(self, text: str, now: float) -> Key | None:
         """The key's record, if it is known and holds at this moment."""
-        key = self._memo.get(text) or self._learn(text)
-        if key is None or not key.alive or key.dies_at <= now:
-            return None
-        return key
+        key = self._memo.get(text)
+        if key is None or not key.alive:
+            key = self._learn(text)
+        return None if key is None or not key.alive or key.dies_at <= now else key
 
     def _learn(self, text: str) -> Key | None:
-        if not is_well_formed(text):
-            return None
-        key = self._by_digest.get(digest(self._pepper, text))
+        """What is remembered of a key that was changed is found out here, by whoever asks: to look for it would take longer."""
+        self._memo.pop(text, None)
+        key = self._by_digest.get(digest(self._pepper, text)) if is_well_formed(text) else None
         if key is not None:
             if len(self._memo) >= MEMO:
                 self._memo.clear()
@@ -125,7 +127,8 @@ class Keyring:
                 async with asyncio.timeout(self._reload_s):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                # Who hears nothing may be deaf: a router on the way forgets a connection that is silent, and tells nobody.
+                await notices.execute("select 1", timeout=DEAF_S)
             self._wake.clear()
 
     def _note_key(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
@@ -177,7 +180,6 @@ class Keyring:
         """It no longer holds; whoever remembers it sees that it is not alive."""
         key.alive = False
         del self._by_id[key.id], self._by_digest[key.digest]
-        self._memo = {text: known for text, known in self._memo.items() if known is not key}
         for tell in self.on_gone:
             tell(key)
 

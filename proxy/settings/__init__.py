@@ -7,7 +7,7 @@ Only this room reads the environment.
 
 from __future__ import annotations
 
-from proxy.settings.crosschecks import paymaster_faults, signer_key, upstream_faults
+from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
 from proxy.settings.loading import data_directory, environment, from_tree, load, masked
 from proxy.settings.schemas import CONFIG, SCHEMAS
 from proxy.settings.sections import (
@@ -75,7 +75,7 @@ __all__ = [
     "load",
     "load_tables",
     "masked",
+    "network_faults",
     "paymaster_faults",
     "signer_key",
-    "upstream_faults",
 ]

@@ -1,37 +1,66 @@
-"""Settings that name a network, held against the tables that know them all; and the keys that paymasters sign with."""
+"""Settings that name a network, held against the tables that know them all; and the keys that paymasters sign with.
+
+They are looked at as plain data, so that whoever has other faults as well hears of all at once.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
-from proxy.settings.sections import Bundler, FixedPrice, Paymaster, PriceFeed, Settings, Upstream
+import msgspec
+
+from proxy.settings.sections import Bundler, FixedPrice, Paymaster, PriceFeed, Upstream
 from proxy.settings.tables import Tables
 
 # Of secp256k1: a private key is below it.
 _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
-def upstream_faults(settings: Settings, tables: Tables) -> list[str]:
-    """Upstreams and prices of networks that no chain file knows."""
-    named: dict[str, tuple[Upstream | Bundler | Paymaster | PriceFeed | FixedPrice, ...]] = {
-        "upstreams": settings.upstreams,
-        "bundlers": settings.bundlers,
-        "paymasters": settings.paymasters,
-        "prices.feeds": settings.prices.feeds,
-        "prices.fixed": settings.prices.fixed,
-    }
-    return [
-        f"{name}.{place}.network: there is no network {each.network} in config/chains"
-        for name, found in named.items()
-        for place, each in enumerate(found)
-        if tables.chains.find(*each.network.split("/")) is None
-    ] + [
-        f"follower.networks: there is no network {name} in config/chains"
-        for name in (*settings.follower.networks, *settings.follower.start)
-        if name != "*" and tables.chains.find(*name.split("/")) is None
-    ]
+# Where networks are named: lists of tables by their place among the settings, and of what kind the tables are.
+_NAMING: dict[str, type[Upstream | Bundler | Paymaster | PriceFeed | FixedPrice]] = {
+    "upstreams": Upstream,
+    "bundlers": Bundler,
+    "paymasters": Paymaster,
+    "prices.feeds": PriceFeed,
+    "prices.fixed": FixedPrice,
+}
+T = TypeVar("T")
+
+
+def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Networks that no chain file knows."""
+    for name, kind in _NAMING.items():
+        for place, each in _listed(tree, name, kind):
+            if _is_unknown(each.network, tables):
+                yield f"{name}.{place}.network: there is no network {each.network} in config/chains"
+    for name in ("follower.networks", "follower.start"):
+        for network in _at(tree, name):
+            if _is_unknown(network, tables):
+                yield f"{name}: there is no network {network} in config/chains"
+
+
+def _is_unknown(network: Any, tables: Tables) -> bool:
+    """What cannot be the name of a network, as `*` and what the schema refuses, is none that is unknown."""
+    return isinstance(network, str) and network.count("/") == 1 and tables.chains.find(*network.split("/")) is None
+
+
+def _at(tree: Mapping[str, Any], name: str) -> Any:
+    """What stands there, if it can be gone through."""
+    found: Any = tree
+    for step in name.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping | list | tuple) else ()
+
+
+def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """The tables of a list that are whole, with their places; of the others the schema says what they lack."""
+    for place, each in enumerate(_at(tree, name)):
+        with suppress(msgspec.ValidationError):
+            yield place, msgspec.convert(each, kind, strict=False)
 
 
 def signer_key(paymaster: Paymaster, environ: Mapping[str, str]) -> bytes:
@@ -47,11 +76,11 @@ def signer_key(paymaster: Paymaster, environ: Mapping[str, str]) -> bytes:
     return bytes.fromhex(digits)
 
 
-def paymaster_faults(settings: Settings, tables: Tables, environ: Mapping[str, str]) -> Iterator[str]:
+def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[str, str]) -> Iterator[str]:
     """Paymasters of entry points that their chain has not, two for one, and signers whose key is not there."""
     seen: set[tuple[str, str]] = set()
-    for place, each in enumerate(settings.paymasters):
-        network = tables.chains.find(*each.network.split("/"))
+    for place, each in _listed(tree, "paymasters", Paymaster):
+        network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
         name = f"paymasters.{place}"
         if network is not None and each.entry_point not in network.chain.entry_points:
             yield f"{name}.entry_point: {each.network} has no entry point {each.entry_point}"

@@ -13,25 +13,35 @@ import msgspec
 import orjson
 
 from proxy.errors import StartError
+from proxy.settings.crosschecks import network_faults, paymaster_faults
 from proxy.settings.files import read
 from proxy.settings.schemas import CONFIG, is_secret, schema_faults
 from proxy.settings.sections import Settings
+from proxy.settings.tables import Tables
 
 PREFIX = "PENSTOCK_"
-# Names with our prefix that are no settings: where `dev` keeps its state, what its chain reads (config/devnet), and the tests'
-# browser (tests/browser).
-_NOT_SETTINGS = frozenset({"PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG", "PENSTOCK_CHROMIUM"})
+# Names with our prefix that are no settings: where `dev` keeps its state, what its chain reads (config/devnet), the tests'
+# browser (tests/browser), and whether the sources run although they are compiled (proxy/compiled.py).
+_NOT_SETTINGS = frozenset(
+    {"PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG", "PENSTOCK_CHROMIUM", "PENSTOCK_SOURCE"}
+)
 
 
 def load(
-    path: Path | None = None, *, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+    path: Path | None = None,
+    *,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+    tables: Tables | None = None,
 ) -> Settings:
-    """The effective settings, or a StartError with every fault."""
+    """The effective settings, or a StartError with every fault; by the tables, also of networks that are in none."""
     defaults = tree = read(CONFIG / "default.toml")
     if path is not None:
         tree = _merged(tree, read(path))
     tree, faults = _with_environment(tree, environ, defaults)
     tree = _merged(tree, overrides or {})
+    if tables is not None:
+        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
     return from_tree(tree, faults=faults)
 
 

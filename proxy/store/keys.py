@@ -162,7 +162,8 @@ class KeyStore:
                 sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key)
             )
             if row is None:
-                raise InvalidRequest(f"key {key_id} is {old['status']}: only an active key can be rotated")
+                state = "expired" if old["status"] == "active" else old["status"]
+                raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated")
             await connection.execute(sql.keys.expire_key, key_id, float(overlap_s))
         return _shown(row), key
 

@@ -7,7 +7,7 @@ bytes here (`hot.py` has their parts), leaves at the end of the turn, and makes 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from proxy.web.door import Door
     from proxy.web.hot import Hot
 
-_monotonic = time.monotonic
+_monotonic: Final = time.monotonic
 
 
 class Answers(Messages):
@@ -70,7 +70,7 @@ class Answers(Messages):
         client: Head = self._head  # type: ignore[assignment]
         key = client.key
         # As the bucket is now, and not as this call left it: others have taken from it since.
-        edge = hot.edge(key.slot)
+        edge = hot.windows.edge(key.slot)
         if edge < now - 1.0:
             edge = now - 1.0
         rate = key.requests_per_second

@@ -19,9 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from aiohttp import http_parser, web
+from aiohttp.http_exceptions import LineTooLong
 
 from proxy import telemetry
-from proxy.errors import InvalidRequest, RateLimited, RequestTimeout, StartError, of_status
+from proxy.core.access import address_of
+from proxy.errors import InvalidRequest, RateLimited, RequestTimeout, StartError, Unavailable, of_status
 from proxy.settings import Server
 from proxy.web.reply import fault_reply, raw_fault
 
@@ -36,7 +38,11 @@ MAX_LINE_BYTES = 8190
 
 _LATE_HEAD = raw_fault(RequestTimeout("the request's head did not arrive in time"))
 _NOT_HTTP = raw_fault(InvalidRequest("the request is not valid HTTP"))
-_CROWDED = raw_fault(RateLimited("too many connections from this address", retry_after_s=1))
+# To whoever is turned away: by whose doing there is no room.
+_NO_ROOM = {
+    "full": raw_fault(Unavailable("too many connections; try again shortly")),
+    "address": raw_fault(RateLimited("too many connections from this address", retry_after_s=1)),
+}
 
 
 def require_c_parser() -> None:
@@ -60,13 +66,14 @@ class Guest(Protocol):
 class Visitor(web.RequestHandler):
     """One connection in aiohttp's hands: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
-    __slots__ = ("_address", "_door", "_phase", "_since", "_stalled_since", "_unsent", "on_lost")
+    __slots__ = ("_address", "_door", "_left", "_phase", "_since", "_stalled_since", "_unsent", "on_lost")
 
     def __init__(self, door: Door, address: str, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._door = door
         self._address = address
         self._phase: Literal["idle", "reading", "busy"] = "idle"
+        self._left = door.limits.keepalive_requests
         self._since = door.now()
         self._stalled_since = 0.0
         self._unsent = 0
@@ -112,7 +119,13 @@ class Visitor(web.RequestHandler):
     def begin_request(self) -> None:
         """The head is complete and its handler runs."""
         self._phase = "busy"
+        self._left -= 1
         self._door.timed.discard(self)
+
+    @property
+    def has_had_its_share(self) -> bool:
+        """Whether its request is the last that the connection may make."""
+        return self._left <= 0
 
     def end_request(self) -> None:
         self._phase = "idle"
@@ -131,6 +144,14 @@ class Visitor(web.RequestHandler):
         if self._phase == "idle" and now - self._since >= quiet_s:
             self.force_close()
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp itself refuses before the gate sees it, such as an expectation on a path that nobody serves."""
+        if isinstance(resp, web.HTTPException):
+            resp = self.handle_error(request, resp.status)
+        return await super().finish_response(request, resp, start_time)
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
@@ -141,7 +162,7 @@ class Visitor(web.RequestHandler):
                 log.error("unhandled", exc_info=exc)
             reply = fault_reply(of_status(status, "internal error"))
         else:
-            reply = fault_reply(of_status(status, "the request is not valid HTTP"))
+            reply = fault_reply(of_status(status, _words_of(exc)))
         reply.force_close()
         return reply
 
@@ -184,7 +205,7 @@ class Door:
             reason = "address"
         if reason is not None:
             telemetry.connections_refused_total.labels(reason).inc()
-            self._end_with(guest, _CROWDED)
+            self._end_with(guest, _NO_ROOM[reason])
 
     def leave(self, guest: Guest, address: str) -> None:
         self.timed.discard(guest)
@@ -250,11 +271,8 @@ class Door:
     def trusts(self, address: str) -> bool:
         if not self._trusted:
             return False
-        try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(parsed in block for block in self._trusted)
+        found = address_of(address)
+        return found is not None and any(found in block for block in self._trusted)
 
     def client_address(self, peer: str, forwarded: Sequence[str]) -> str:
         """The right-most address that no trusted proxy has: what stands left of it anyone can write."""
@@ -293,6 +311,13 @@ class Door:
             await asyncio.sleep(0.05)
         for guest in tuple(self.guests):
             guest.force_close()
+
+
+def _words_of(exc: BaseException | None) -> str:
+    """The parser's own words repeat what it was given."""
+    if isinstance(exc, LineTooLong):
+        return f"a line of the request's head is longer than {MAX_LINE_BYTES} bytes"
+    return "the request is not valid HTTP"
 
 
 def _untaken(transport: asyncio.Transport) -> int:

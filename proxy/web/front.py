@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MAX_DEPTH, Malformed
 from proxy.core.nesting import is_deeper
+from proxy.core.usage import LATENCY_S
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.plans import Plan
-from proxy.telemetry import LATENCY_S
 from proxy.web.answers import Answers
 from proxy.web.heads import Head
 from proxy.wire.connection import NEVER, Piece
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from proxy.web.hot import Hot
 
 # A call that has been under way for this long is looked at by the sweep.
-LOOK_AFTER_S = 0.05
-_OPENERS = b"[{"
-_monotonic = time.monotonic
-_envelope = jsonrpc.read_envelope
-_reply = jsonrpc.read_any_reply
-_NOT_ONE = jsonrpc.NOT_JSON
-_NO_REPLY = jsonrpc.Reply()
-_ID_STARTS = jsonrpc.ID_STARTS
+LOOK_AFTER_S: Final = 0.05
+_OPENERS: Final = b"[{"
+_monotonic: Final = time.monotonic
+_envelope: Final = jsonrpc.read_envelope
+_reply: Final = jsonrpc.read_any_reply
+_NOT_ONE: Final = jsonrpc.NOT_JSON
+_NO_REPLY: Final = jsonrpc.Reply()
+_ID_STARTS: Final = jsonrpc.ID_STARTS
 
 
 class Front(Answers):
@@ -65,12 +65,11 @@ class Front(Answers):
 
     def data_received(self, data: bytes) -> None:
         if not self.busy and not self._ahead and data.startswith(self._known_bytes):
-            head = self._known
-            if len(data) == head.total and head.key.alive:  # type: ignore[union-attr]
+            head: Head = self._known  # type: ignore[assignment]
+            if len(data) == head.total and head.key.alive:
                 self.busy = True
                 self._head = head
-                body = data[head.size :]  # type: ignore[union-attr]
-                self._ask(head, body)  # type: ignore[arg-type]
+                self._ask(head, data[head.size :])
                 return
         self._unusual(data)
 
@@ -205,6 +204,8 @@ class Front(Answers):
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
+        client: Head = self._head  # type: ignore[assignment]
+        plan: Plan = self.plan  # type: ignore[assignment]
         try:
             reply = _reply(body)
         except _NOT_ONE:
@@ -217,7 +218,7 @@ class Front(Answers):
             or head.status != 200
             or not head.plain
             or not body.isascii()
-            or (self.plan.asks_on and self._head.route.is_null(result))  # type: ignore[union-attr]
+            or (plan.asks_on and client.route.is_null(result))
         ):
             self._take_off(upstream).on_reply(connection, head, body)
             return
@@ -231,9 +232,8 @@ class Front(Answers):
         if not health.good & 7 or health.failures_in_a_row or health.pause_s:
             health.succeeded(took)
             health.good -= 1
-        plan: Plan = self.plan  # type: ignore[assignment]
         units = self.units
-        tally = self._head.key.sheet[plan.tally]  # type: ignore[union-attr]
+        tally = client.key.sheet[plan.tally]
         tally.results += 1
         tally.units += units
         tally.seconds += took

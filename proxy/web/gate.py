@@ -46,7 +46,9 @@ REQUEST_ID = web.RequestKey("request_id", str)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 
 _UNSAID = "application/octet-stream"
-_WELL_FORMED = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+# The one expectation there is (RFC 9110, 10.1.1).
+CONTINUE = "100-continue"
+_WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
 # Unique over workers and restarts, at the price of a counter: a random stem for each process.
 STEM = f"req_{secrets.token_hex(5)}".encode()
 _serial = itertools.count(1)
@@ -74,6 +76,8 @@ class Gate:
         request[REQUEST_ID] = given if _WELL_FORMED.fullmatch(given) else new_request_id()
         try:
             reply = await self._answer(request, handler)
+            if KEY not in request:
+                self._recognise(request)
             if not reply.prepared:
                 self.sign(request, reply)
             self._record(request, reply, time.monotonic() - began)
@@ -89,7 +93,6 @@ class Gate:
         except Fault as fault:
             return fault_reply(fault)
         except web.HTTPException as exc:
-            self._recognise(request)
             return fault_reply(_of_http(exc, request))
         except (asyncio.CancelledError, ConnectionError):
             raise
@@ -101,7 +104,7 @@ class Gate:
             return self._bug(request)
 
     def _recognise(self, request: web.Request) -> None:
-        """A key on a path that does not ask for one is no reason to refuse, but its headers are told."""
+        """A key that nobody asked for, or that was refused where it came from, opens nothing; its headers are told."""
         key = self._admission.known(_presented(request), time.monotonic())
         if key is not None:
             request[KEY] = key
@@ -116,6 +119,8 @@ class Gate:
         size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         if size > self._settings.max_head_bytes:
             raise of_status(431, f"the request's head is larger than {self._settings.max_head_bytes} bytes")
+        if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
+            raise of_status(417, f"the header Expect may only say {CONTINUE}")
 
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """The headers that every reply carries."""
@@ -130,7 +135,9 @@ class Gate:
         key = request.get(KEY)
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
-        if self._door.draining or reply.status in (408, 413):
+        connection = request.protocol
+        is_last = isinstance(connection, Visitor) and connection.has_had_its_share
+        if is_last or self._door.draining or reply.status in (408, 413):
             reply.force_close()
 
     def _record(self, request: web.Request, reply: web.StreamResponse, took_s: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from proxy.core.access import Key
 from proxy.services.rpc.networks import Route
+from proxy.telemetry import REQUEST_ID
 
 MOST_REMEMBERED = 8192
 # A longer head is read anew each time: so many remembered ones cannot take more than 16 MB.
@@ -27,7 +28,7 @@ MAX_HEADERS = 64
 # Every byte that may stand in a head, but for the line ends.
 _PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+_REQUEST_ID = re.compile(REQUEST_ID.encode())
 _DIGITS = re.compile(rb"[0-9]{1,7}")
 # What a head means that does not say.
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"

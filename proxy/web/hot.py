@@ -6,7 +6,7 @@ import asyncio
 import time
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import orjson
@@ -27,15 +27,15 @@ from proxy.wire.turn import Turn
 if TYPE_CHECKING:
     from proxy.web.answers import Answers
 
-_LINE = (
+_LINE: Final = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
     b'"method":"%b","status":%d,"ms":%.3f,"key":"%b","units":%d,"cache":"%b"}\n'
 )
-_HEX = [b"%02x" % number for number in range(256)]
-DIGITS = [b"%d" % number for number in range(1024)]
-_CLOSE = b"Connection: close\r\n"
-_UNITS = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
-CACHE = {"": b"", "hit": b"X-Cache: hit\r\n", "miss": b"X-Cache: miss\r\n", "join": b"X-Cache: join\r\n"}
+_HEX: Final = [b"%02x" % number for number in range(256)]
+DIGITS: Final = [b"%d" % number for number in range(1024)]
+_CLOSE: Final = b"Connection: close\r\n"
+_UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
+CACHE: Final = {"": b"", "hit": b"X-Cache: hit\r\n", "miss": b"X-Cache: miss\r\n", "join": b"X-Cache: join\r\n"}
 
 
 def reply_length(size: int) -> bytes:
@@ -43,7 +43,7 @@ def reply_length(size: int) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (size + len(HEAD) + len(',"result":}'), HEAD)
 
 
-REPLY_LENGTHS = [reply_length(size) for size in range(1024)]
+REPLY_LENGTHS: Final = [reply_length(size) for size in range(1024)]
 
 
 def _upstream_line(front: Answers) -> bytes:
@@ -80,7 +80,6 @@ class Hot:
         self.max_requests = max_requests
         self.log = log
         self.windows = admission.windows
-        self.edge = admission.edge
         self._admission = admission
         self.draining = False
         # Whether replies say which upstream they came from.
@@ -109,12 +108,6 @@ class Hot:
         """From now on every reply is its connection's last."""
         self.draining = self.careful = True
 
-    async def run(self) -> None:
-        """A supervised loop."""
-        while True:
-            self.tick()
-            await asyncio.sleep(1.0 - time.time() % 1.0)
-
     # Replies
 
     def request_id(self) -> bytes:
@@ -129,7 +122,7 @@ class Hot:
         head = front.head
         key = head.key
         rate = key.requests_per_second
-        edge = max(self.edge(key.slot), now - 1.0)
+        edge = max(self.windows.edge(key.slot), now - 1.0)
         held = int((now - edge + TOLERANCE_S) * rate)
         resets = int(edge + self.resets)
         units = front.units
@@ -205,7 +198,7 @@ class Hot:
 
     def _rates(self, key: Key, now: float) -> bytes:
         # A bucket that has been full for a while is full now: its window has not ended in the past.
-        edge = max(self.edge(key.slot), now - 1.0)
+        edge = max(self.windows.edge(key.slot), now - 1.0)
         remaining = limits.remaining(edge, now, key.requests_per_second)
         resets = int(edge + self.resets)
         return b"".join((key.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))

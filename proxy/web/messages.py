@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy.errors import Fault, RequestTimeout
 from proxy.web.heads import Head, Shape
@@ -27,8 +27,8 @@ MAX_AHEAD = 262_144
 SHAPES = 4
 # A body of this size takes longer to copy than to decide about.
 LARGE_BODY = 16_384
-_END = b"\r\n\r\n"
-_monotonic = time.monotonic
+_END: Final = b"\r\n\r\n"
+_monotonic: Final = time.monotonic
 
 
 class Messages(asyncio.Protocol):

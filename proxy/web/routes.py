@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import HttpVersion11, web
 
-from proxy.errors import of_status
 from proxy.web.contract import Contract
-from proxy.web.reply import fault_reply
+from proxy.web.gate import CONTINUE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BASE = "/v1"
@@ -26,12 +25,9 @@ def of_contract(contract: Contract, handlers: Mapping[str, Handler]) -> list[web
     ]
 
 
-async def expect(request: web.Request) -> web.StreamResponse | None:
-    """`Expect: 100-continue` is answered; any other expectation is refused in the contract's body (RFC 9110, 10.1.1)."""
-    if request.headers.get("Expect", "").lower() != "100-continue":
-        return fault_reply(of_status(417, "the header Expect may only say 100-continue"))
-    if request.version == HttpVersion11:
+async def expect(request: web.Request) -> None:
+    """`Expect: 100-continue` is answered; what else somebody may expect is the gate's to refuse."""
+    if request.headers["Expect"].lower() == CONTINUE and request.version == HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # What was written so far is no part of the reply.
         request.writer.output_size = 0
-    return None

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
 
 if TYPE_CHECKING:
     from proxy.wire.upstream import Upstream
 
-LARGE = 65_536
+LARGE: Final = 65_536
 MOST = 25 * 1024 * 1024
 # A large reply is offered once its beginning is long enough to be recognised.
 BEGINNING = 512
@@ -28,10 +28,10 @@ BEGINNING = 512
 STALE = "connection closed between calls"
 # And one that waited behind a reply which was no answer to its call: what comes next cannot be trusted either.
 OUT_OF_STEP = "malformed reply before"
-_END = b"\r\n\r\n"
+_END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
 # What no bytes that are read at once begin with, because they are fewer.
-NEVER = bytes(1 << 20)
+NEVER: Final = bytes(1 << 20)
 
 
 # A part of a large reply: a view where a copy would be the only reason for bytes.
@@ -108,11 +108,9 @@ class Connection(asyncio.Protocol):
         try:
             if self._head is not None:
                 data = bytes(self._continue_body(data))
-                self._usual = self._head is None
-                if not data:
-                    return
-            self._read_replies(data)
-            self._usual = self._head is None and not self._part
+            if data:
+                self._read_replies(data)
+            self._usual = self._is_between_replies()
         except BadReply as exc:
             self.fail(f"malformed reply: {exc}")
 
@@ -243,6 +241,9 @@ class Connection(asyncio.Protocol):
         else:
             self.upstream.release(self)
 
+    def _is_between_replies(self) -> bool:
+        return self._head is None and not self._part
+
     def _begin_body(self, head: ReplyHead) -> None:
         if not self.sinks:
             raise BadReply("nobody asked")
@@ -274,7 +275,8 @@ class Connection(asyncio.Protocol):
             done = self._left == 0
         if piece:
             self._take_piece(piece)
-        if done and self._head is not None:
+        # Whoever took the piece may have ended the connection.
+        if done and not self._is_between_replies():
             self._finish_body()
         return rest
 

@@ -17,8 +17,8 @@ import msgspec
 from yarl import URL
 
 from proxy.core import jsonrpc
+from proxy.wire.address import CONNECT_TIMEOUT_S
 from proxy.wire.connection import MOST
-from proxy.wire.upstream import CONNECT_TIMEOUT_S
 
 # A connection that says nothing is asked whether it is there; without an answer in half this time it is lost.
 HEARTBEAT_S = 10.0

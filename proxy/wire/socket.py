@@ -1,29 +1,26 @@
 """An upstream behind a WebSocket: every call and every reply is a message, told apart by ids.
 
-One socket carries all calls of a worker. It is opened when the first call needs it and again when a call needs it after it was
-lost; what was under way on it then has failed, and each sink decides what that means. To the rest of the house it is an
-`Upstream` like any other, only that nothing goes the short way.
+One socket carries all calls of a worker (`courier.py`); what was under way on one that is lost has failed, and each sink
+decides what that means. To the rest of the house it is an `Upstream` like any other, only that nothing goes the short way.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 
-import aiohttp
 from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.core.routing import Health
-from proxy.wire.connection import MOST, Connection, Sink
+from proxy.wire.address import Address
+from proxy.wire.connection import Connection, Sink
+from proxy.wire.courier import Courier
 from proxy.wire.feed import Stream
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.turn import Turn
-from proxy.wire.upstream import CONNECT_TIMEOUT_S, MAX_WAITING, Address, Upstream
+from proxy.wire.upstream import MAX_WAITING, Upstream
 
-HEARTBEAT_S = 20.0
 _FINE = ReplyHead(200, 0, close=False, plain=True)
 # The id of our own call, or of the first in a batch of ours: always a number, always in this place.
 _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
@@ -42,20 +39,17 @@ class Line(Connection):
 
 
 class SocketUpstream(Upstream):
-    __slots__ = ("_batches", "_headers", "_line", "_pending", "_queue", "_runner", "_session", "_url", "_wake")
+    __slots__ = ("_batches", "_courier", "_headers", "_line", "_pending", "_url")
 
     def __init__(self, health: Health, url: str, headers: dict[str, str], turn: Turn, *, batch: int) -> None:
-        super().__init__(health, Address("", 0, tls=False, head=b""), turn, limit=1, depth=1, batch=batch)
+        super().__init__(health, Address("", 0, tls=None, head=b""), turn, limit=1, depth=1, batch=batch)
         self._url = URL(url, encoded=True)
         self._headers = headers
         self._line = Line(self)
         self._pending: dict[bytes, Sink] = {}
         # Of those the batches, oldest first.
         self._batches: dict[bytes, None] = {}
-        self._queue: deque[tuple[bytes, bytes]] = deque()
-        self._wake = asyncio.Event()
-        self._runner: asyncio.Task[None] | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._courier = Courier(self._url, headers, self.label, self._receive, self._fail_all)
 
     def __repr__(self) -> str:
         return f"<SocketUpstream {self.label}: {len(self._pending)} under way>"
@@ -73,12 +67,7 @@ class SocketUpstream(Upstream):
         if text[:1] == b"[":
             self._batches[found[1]] = None
         self._pending[found[1]] = sink
-        self._queue.append((found[1], text))
-        self._wake.set()
-        if self._runner is None or self._runner.done():
-            self._runner = self._loop.create_task(self._run(), name=f"socket {self.label}")
-            self._tasks.add(self._runner)
-            self._runner.add_done_callback(self._tasks.discard)
+        self._courier.send(found[1], text)
         return self._line
 
     def stream(self, on_lost: Callable[[], None]) -> Stream:
@@ -90,7 +79,7 @@ class SocketUpstream(Upstream):
         left = [call_id for call_id, waiting in self._pending.items() if waiting is sink]
         for call_id in left:
             self._take(call_id)
-        self._queue = deque(queued for queued in self._queue if queued[0] not in left)
+        self._courier.drop(left)
 
     def replace(self, sink: Sink, successor: Sink) -> None:
         for call_id, waiting in self._pending.items():
@@ -102,57 +91,10 @@ class SocketUpstream(Upstream):
         for sink in tuple(self._pending.values()):
             sink.on_tick(self._line, now)
 
-    async def close(self) -> None:
-        try:
-            # Whoever is told that its call failed may ask once more, over a socket that is then closed too.
-            while self._tasks:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.wait(self._tasks)
-        finally:
-            if self._session is not None:
-                await self._session.close()
+    def close(self) -> Awaitable[None]:
+        return self._courier.close()
 
-    # The socket
-
-    async def _run(self) -> None:
-        """Open the socket, carry calls until it is lost, and say so to whoever was under way."""
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                socket = await self._dial()
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            self._fail_all("connection refused", sent=False)
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                writer = group.create_task(self._send_queue(socket))
-                await self._read(socket)
-                writer.cancel()
-        except* (aiohttp.ClientError, OSError):
-            pass
-        finally:
-            self._fail_all("connection lost", sent=True)
-            await socket.close()
-
-    async def _dial(self) -> aiohttp.ClientWebSocketResponse:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False)
-        return await self._session.ws_connect(
-            self._url, headers=self._headers, heartbeat=HEARTBEAT_S, max_msg_size=MOST, compress=0
-        )
-
-    async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        while True:
-            while self._queue:
-                _, body = self._queue.popleft()
-                await socket.send_str(body.decode())
-            self._wake.clear()
-            await self._wake.wait()
-
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        async for message in socket:
-            if message.type is aiohttp.WSMsgType.TEXT:
-                self._receive(message.data.encode())
+    # What the courier brings
 
     def _receive(self, body: bytes) -> None:
         sink = self._sink_of(body)
@@ -178,12 +120,9 @@ class SocketUpstream(Upstream):
         self._batches.pop(call_id, None)
         return self._pending.pop(call_id, None)
 
-    def _fail_all(self, reason: str, *, sent: bool) -> None:
-        """What still stands in the queue never left us. Whoever asks again does so over another socket."""
-        self._runner = None
-        unsent = {call_id for call_id, _ in self._queue}
+    def _fail_all(self, reason: str, *, unsent: Collection[bytes]) -> None:
+        """Whoever asks again does so over another socket."""
         pending, self._pending = self._pending, {}
         self._batches.clear()
-        self._queue.clear()
         for call_id, sink in pending.items():
-            sink.on_fail(self, reason, sent=sent and call_id not in unsent)
+            sink.on_fail(self, reason, sent=call_id not in unsent)

@@ -8,12 +8,12 @@ for, and to wait costs 2 µs for each write: after a flush of one, the next few 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 # What is larger than this is not for a turn: while it waited, the next ones would drive it out of the processor's cache.
-DEFER_BELOW = 8192
+DEFER_BELOW: Final = 8192
 # Writes that leave at once before the next one tells whether the turns are still quiet.
-QUIET_WRITES = 16
+QUIET_WRITES: Final = 16
 
 
 class Owner(Protocol):

@@ -11,22 +11,18 @@ worth half as much again in throughput where the upstream is one's own: a slow c
 from __future__ import annotations
 
 import asyncio
-import base64
-import ssl
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
-
-from yarl import URL
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import Health
+from proxy.wire.address import Address
 from proxy.wire.connection import Connection, Sink
 from proxy.wire.turn import DEFER_BELOW, Turn
 
-CONNECT_TIMEOUT_S = 3.0
 # Calls that wait for a connection: beyond that the upstream is as good as down.
 MAX_WAITING = 4096
 # Many servers close a connection that was idle for 5 s: a call that may be sent only once does not take that chance.
@@ -37,36 +33,8 @@ SMALLER_S = 60.0
 LONGEST_SMALLER_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an upstream is and what every request to it begins with."""
-
-    host: str
-    port: int
-    tls: bool
-    head: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, url: str, headers: Mapping[str, str]) -> Address:
-        parsed = URL(url, encoded=True)
-        host, port = parsed.host or "", parsed.port or (443 if parsed.scheme == "https" else 80)
-        # RFC 3986, 3.2.2: an IPv6 address stands in brackets wherever a port may follow.
-        named = f"[{host}]" if ":" in host else host
-        lines = [
-            f"POST {parsed.raw_path_qs} HTTP/1.1",
-            f"Host: {named}" if parsed.is_default_port() else f"Host: {named}:{port}",
-            "Content-Type: application/json",
-            "Accept: application/json",
-        ]
-        if parsed.user is not None:
-            pair = f"{parsed.user}:{parsed.password or ''}"
-            lines.append(f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}")
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        return cls(host, port, parsed.scheme == "https", "\r\n".join([*lines, "Content-Length: "]).encode("latin-1"))
-
-
 # The ids of the short way, all of one length: so the length of a request follows from its method and params.
-_IDS = [b"%d" % number for number in range(700, 956)]
+_IDS: Final = [b"%d" % number for number in range(700, 956)]
 
 
 def _length(size: int) -> bytes:
@@ -74,7 +42,7 @@ def _length(size: int) -> bytes:
     return b"%d\r\n\r\n%b" % (size + len(HEAD) + 3 + 1, HEAD)
 
 
-_LENGTHS = [_length(size) for size in range(1024)]
+_LENGTHS: Final = [_length(size) for size in range(1024)]
 
 
 # In parts: a large one is never copied together.
@@ -90,7 +58,7 @@ class Waiting:
 class Upstream:
     __slots__ = (
         "_address", "_connecting", "_corked", "_larger_at", "_loop", "_most_batch", "_open", "_out", "_smaller_s", "_tasks",
-        "_tls", "_turn", "_waiting",
+        "_turn", "_waiting",
         "batch", "depth", "head", "health", "idle", "label", "limit", "now", "rests",
     )  # fmt: skip
 
@@ -108,14 +76,13 @@ class Upstream:
         self.head = address.head
         self._turn = turn
         self._loop = asyncio.get_running_loop()
-        self._tls = ssl.create_default_context() if address.tls else None
         self.idle: list[Connection] = []
         # Whether a connection that has its reply can go to rest without a question: one call each, and nobody waits.
         self.rests = depth == 1
         self._open: set[Connection] = set()
         self._waiting: deque[Waiting] = deque()
         self._connecting = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Connection]] = set()
         # The connection that takes this turn's calls, where several may be under way on one.
         self._corked: Connection | None = None
         self._out: list[bytes] = []
@@ -230,21 +197,22 @@ class Upstream:
         """If somebody waits, and there is room."""
         if len(self._open) + self._connecting < self.limit and self._connecting < len(self._waiting):
             self._connecting += 1
-            task = self._loop.create_task(self._connect())
+            task = self._loop.create_task(self._address.dial(self._connection))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._dialled)
 
-    async def _connect(self) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self), self._address.host, self._address.port, ssl=self._tls
-                )
-        except (OSError, TimeoutError) as exc:
-            self._connecting -= 1
-            self._fail_waiting("connection timed out" if isinstance(exc, TimeoutError) else "connection refused")
-            return
+    def _connection(self) -> Connection:
+        return Connection(self)
+
+    def _dialled(self, task: asyncio.Task[Connection]) -> None:
+        self._tasks.discard(task)
         self._connecting -= 1
+        if task.cancelled():
+            return
+        if failed := task.exception():
+            self._fail_waiting("connection timed out" if isinstance(failed, TimeoutError) else "connection refused")
+            return
+        connection = task.result()
         # An upstream that closes what it has just accepted can be quicker than this task.
         if connection.transport is None or connection.transport.is_closing():
             self._fail_waiting("connection lost")
@@ -332,13 +300,13 @@ class Upstream:
     def _refuse(self, sink: Sink) -> None:
         sink.on_fail(self, "too many calls are waiting", sent=False)
 
-    async def close(self) -> None:
+    def close(self) -> Awaitable[None]:
         for task in tuple(self._tasks):
             task.cancel()
         self._waiting.clear()
         for connection in tuple(self._open):
             connection.abort()
-        await asyncio.sleep(0)
+        return asyncio.sleep(0)
 
 
 def _load(connection: Connection) -> int:

@@ -87,6 +87,8 @@ async def test_account_and_key_are_fenced_and_disabled_from_the_command_line(des
     await until(lambda: is_(200))
     assert (await said(desk, "accounts", "disable", account["id"]))["disabled"] is True
     await until(lambda: is_(403))
+    head, *rows = (await run(desk, "accounts", "list")).stdout.splitlines()
+    assert [row[head.index("disabled") :].split()[0] for row in rows if account["id"] in row] == ["True"]
     assert (await said(desk, "accounts", "enable", account["id"]))["disabled"] is False
     await until(lambda: is_(200))
     wrong = await run(desk, "keys", "set", made["id"], "--allow-ip", "somewhere")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
+import sys
 from datetime import datetime
 
 import orjson
 import pytest
 
 from proxy.core.access import is_well_formed
-from tests.service import Service, command
+from tests.service import ROOT, Service, command
 
 
 async def run(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
@@ -74,6 +77,19 @@ async def test_tables_are_for_people(service: Service) -> None:
     assert all(line[head.index("name") - 1] == " " for line in rows)
     shown = (await run(service, "accounts", "show", account["id"])).stdout
     assert dict(line.split(maxsplit=1) for line in shown.splitlines())["email"] == account["email"]
+
+
+async def test_reader_that_has_had_enough_is_no_fault(service: Service) -> None:
+    """As in `keys list | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = ("keys", "list", "--data", str(service.data))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "proxy", *words), cwd=ROOT, stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    _, said = await process.communicate()
+    assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.fixture(scope="module")

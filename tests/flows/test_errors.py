@@ -233,10 +233,22 @@ async def test_expect_continue_is_answered_before_the_body_is_sent(service: Serv
         assert (await talk.ask(body)).json["result"] == "0x7a69"
 
 
-async def test_expectation_that_nobody_knows_gets_the_contract_body(service: Service, key: str) -> None:
-    reply = await ask_once(service, post(READ, key=key, Expect="the-unexpected"))
-    assert reply.status in (400, 417)
-    reply.fault(reply.status)
+@pytest.mark.parametrize(
+    ("method", "target"), [("POST", "/v1/rpc/dev/mainnet"), ("GET", "/v1/wallets"), ("GET", "/healthz"), ("GET", "/no")]
+)
+async def test_expectation_that_nobody_knows_gets_the_contract_body(
+    service: Service, key: str, method: str, target: str
+) -> None:
+    (await ask_once(service, request(method, target, READ, key=key, Expect="the-unexpected"))).fault(400)
+
+
+async def test_unknown_expectation_is_answered_as_every_other_error(service: Service, key: str) -> None:
+    async with await Talk.open(service.port) as talk:
+        said = await talk.ask(post(READ, key=key, Expect="the-unexpected"))
+        assert "Expect" in said.fault(400)["message"]
+        assert said.headers["x-request-id"]
+        assert said.headers["x-ratelimit-limit"]
+        assert (await talk.call(key=key)).status == 200
 
 
 async def test_absolute_target_is_the_same_path(service: Service, key: str) -> None:

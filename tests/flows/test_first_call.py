@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from tests.service import Service
 
+NAMES = {
+    *("base_url", "ws_url", "dashboard_url", "metrics_url", "upstream_url", "bundler_url"),
+    *("keys", "funded_account", "entry_points", "factories", "paymasters", "tokens", "nfts", "admin_token"),
+}
+
+
+async def test_ready_file_has_what_programs_look_for(service: Service) -> None:
+    assert set(service.ready) >= NAMES
+    assert service.base.endswith("/v1")
+    assert set(service.keys) == {"free", "growth", "enterprise", "test"}
+    assert set(service.ready["funded_account"]) == {"address", "private_key"}
+
+
+async def test_operators_token_of_the_ready_file_opens_the_operators_part(service: Service) -> None:
+    response = await service.get("/v1/admin/networks", Authorization=f"Bearer {service.ready['admin_token']}")
+    assert response.status == 200
+
 
 async def test_banner_key_reads_the_dev_chain(service: Service) -> None:
     response = await service.rpc("eth_chainId", key="free")

@@ -125,6 +125,28 @@ async def test_what_the_router_refuses_has_the_rate_headers_too(
     check_headers(reply, 1000)
 
 
+@pytest.mark.parametrize(("target", "status"), [("/healthz", 200), ("/v1/openapi.json", 200), ("/docs/nope.js", 404)])
+async def test_open_page_tells_a_key_its_rate_too(service: Service, reading_key: str, target: str, status: int) -> None:
+    reply = await ask_once(service, request("GET", target, key=reading_key))
+    assert reply.status == status
+    check_headers(reply, 1000)
+
+
+async def test_head_that_is_too_large_has_the_rate_headers_too(service: Service, reading_key: str) -> None:
+    wide = {f"X-{place}": "a" * 4000 for place in range(5)}
+    reply = await ask_once(service, post(rpc("eth_chainId"), key=reading_key, **wide))
+    assert "head" in reply.fault(400)["message"]
+    check_headers(reply, 1000)
+
+
+async def test_key_that_is_used_from_elsewhere_is_told_its_rate(service: Service) -> None:
+    account = await service.new_account("free", "--requests-per-second", "1000")
+    fenced = await service.new_key(account["id"], "--allow-ip", "203.0.113.0/24")
+    reply = await ask_once(service, post(rpc("eth_chainId"), key=str(fenced["key"])))
+    assert "address" in reply.fault(403)["message"]
+    check_headers(reply, 1000)
+
+
 @pytest.fixture(scope="module")
 async def reading_key(service: Service) -> str:
     account = await service.new_account("free", "--requests-per-second", "1000")

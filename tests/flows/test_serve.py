@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ import orjson
 import pytest
 from aiohttp import web
 
+from proxy import settings
 from proxy.dev.postgres import Postgres
-from proxy.supervisor import listeners, refuse_new, waiting
+from proxy.supervisor import Supervisor, listeners, refuse_new, waiting
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.talk import Closed, Reply, Talk, fresh_call, post
@@ -26,6 +28,8 @@ from tests.service import command, descendants, is_running, owner_of, until
 
 SEPOLIA = "ethereum/sepolia"
 CONNECTIONS = 12
+SO_LOCK_FILTER = 44
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="some kernels let only root have a filter")
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +204,7 @@ async def test_request_that_waits_in_the_queue_at_sigterm_is_answered(serving: P
     await talk.close()
 
 
+@AS_ROOT
 async def test_socket_that_takes_nobody_new_keeps_its_queue() -> None:
     """What stands behind the drain: a closed socket would reset those who wait, one that listens on would lose the next."""
     (listener,) = listeners("127.0.0.1", 0, 1)
@@ -208,7 +213,7 @@ async def test_socket_that_takes_nobody_new_keeps_its_queue() -> None:
         port = listener.getsockname()[1]
         early = await Talk.open(port)
         await early.send(b"hello")
-        refuse_new(listener)
+        assert refuse_new(listener)
         assert waiting(listener) == 1
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
@@ -218,6 +223,20 @@ async def test_socket_that_takes_nobody_new_keeps_its_queue() -> None:
         assert accepted.recv(5) == b"hello"
         accepted.close()
         await early.close()
+    with pytest.raises(ConnectionRefusedError):
+        await Talk.open(port)
+
+
+async def test_kernel_that_allows_no_filter_keeps_nobody_from_stopping() -> None:
+    """As some do to whoever is not root; a socket whose filters are locked does it to everybody."""
+    environ = {"DATABASE_URL": "postgresql://nowhere", "PENSTOCK_KEYS__PEPPER": PEPPER}
+    supervisor = Supervisor(settings.load(environ=environ))
+    supervisor._listeners = listeners("127.0.0.1", 0, 2)
+    port = supervisor._listeners[0].getsockname()[1]
+    for listener in supervisor._listeners:
+        listener.setsockopt(socket.SOL_SOCKET, SO_LOCK_FILTER, 1)
+        assert not refuse_new(listener)
+    await supervisor.stop()
     with pytest.raises(ConnectionRefusedError):
         await Talk.open(port)
 

@@ -69,6 +69,12 @@ ADDED = {
     ("POST", "/webhooks/{id}/redeliver"): "webhooks:manage",
     ("POST", "/webhooks/{id}/test"): "webhooks:manage",
 }
+# What cannot be answered without the network.
+ASKING = {
+    *BY_METHOD,
+    *("list_token_balances", "read_token_metadata", "read_nft", "read_nft_collection", "list_owned_nfts"),
+    *("read_wallet", "sponsor_operation", "backtest_webhook"),
+}
 # Open to everybody, and not a part of the contract.
 OPEN = {"/healthz", "/readyz", "/docs", "/docs/{name}", f"{BASE}/openapi.json"}
 OPEN |= {"/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
@@ -159,6 +165,18 @@ def test_operation_says_how_it_can_fail_and_who_may_call(name: str) -> None:
     assert spec.get("security", DOCUMENT["security"])
     for key in ("summary", "description", "tags"):
         assert spec[key]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_with_a_body_says_what_becomes_of_a_large_a_slow_and_a_foreign_one(name: str) -> None:
+    spec = DOCUMENT["paths"][OPERATIONS[name].path][OPERATIONS[name].method.lower()]
+    assert ({"408", "413", "415"} <= set(spec["responses"])) == (OPERATIONS[name].body is not None)
+
+
+@pytest.mark.parametrize("name", sorted(ASKING))
+def test_operation_that_asks_a_network_says_that_it_may_be_late(name: str) -> None:
+    spec = DOCUMENT["paths"][OPERATIONS[name].path][OPERATIONS[name].method.lower()]
+    assert {"404", "503", "504"} <= set(spec["responses"])
 
 
 @pytest.mark.parametrize("name", [name for name, schema in SHAPES.items() if "examples" in schema])

@@ -13,6 +13,7 @@ SUPPORT = {"settings", "telemetry", "process"}
 
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {
+    "compiled": set(),
     "errors": set(),
     "core": {"errors"},
     "chains": {"core", "errors"},
@@ -146,8 +147,8 @@ def test_pure_module_knows_no_clock_no_chance_no_io_and_no_log(module: str) -> N
 
 
 def test_only_settings_reads_the_environment() -> None:
-    """And what starts a process, or is the root of one."""
-    allowed = {"settings", "supervisor", "app", "dev"}
+    """And what starts a process, is the root of one, or comes before everything else."""
+    allowed = {"settings", "supervisor", "app", "dev", "compiled"}
     reads = [
         module
         for module in OURS

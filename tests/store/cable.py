@@ -10,7 +10,10 @@ NAME = ".s.PGSQL.5432"
 
 
 class Cable:
-    """Forwards until it is cut; `mute` keeps connections open and says nothing, as a machine does that hangs."""
+    """Forwards until it is cut; `muted` keeps connections open and says nothing, as a machine does that hangs.
+
+    `forget` does that to the connections of now only, as a router does that they were silent for too long for.
+    """
 
     def __init__(self, directory: Path, sockets: Path) -> None:
         self.directory = directory
@@ -18,6 +21,8 @@ class Cable:
         self._target = sockets / NAME
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
+        self._forgotten: set[asyncio.StreamWriter] = set()
+        self.carried = 0
         self.muted = False
 
     def __repr__(self) -> str:
@@ -38,9 +43,13 @@ class Cable:
         await server.wait_closed()
         self._path.unlink(missing_ok=True)
 
+    def forget(self) -> None:
+        self._forgotten |= self._ends
+
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_unix_connection(self._target)
         self._ends |= {writer, far_writer}
+        self.carried += 1
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(reader, far_writer))
@@ -51,7 +60,7 @@ class Cable:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 16):
-                if not self.muted:
+                if not self.muted and writer not in self._forgotten:
                     writer.write(data)
         except ConnectionError:
             pass

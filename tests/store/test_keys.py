@@ -266,6 +266,16 @@ async def test_key_that_is_not_active_is_not_rotated(store: KeyStore, account: s
     assert len(await store.list_keys()) == 1
 
 
+async def test_key_that_has_expired_is_not_rotated_and_not_counted(store: KeyStore, account: str) -> None:
+    old, _ = await create(store, account)
+    await store.rotate_key(old["id"], overlap_s=0)
+    with pytest.raises(InvalidRequest, match="expired"):
+        await store.rotate_key(old["id"], overlap_s=1)
+    assert len(await store.list_keys()) == 2
+    paged, _ = await store.page_accounts("", Page(1, 10))
+    assert [row["active_keys"] for row in (*await store.list_accounts(), *paged)] == [1, 1]
+
+
 @pytest.mark.parametrize("overlap_s", [-1, 366 * 86400 + 1, math.inf, math.nan])
 async def test_overlap_out_of_range_is_refused(store: KeyStore, account: str, overlap_s: float) -> None:
     old, _ = await create(store, account)

@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 
 from proxy.core.routing import Health
+from proxy.wire.address import Address
 from proxy.wire.connection import Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.turn import Turn
-from proxy.wire.upstream import Address, Upstream
+from proxy.wire.upstream import Upstream
 from tests.wire.upstreams import Script, Scripted, stub
 
 GOOD = stub({"ask": "0x1"})

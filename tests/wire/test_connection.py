@@ -10,8 +10,9 @@ import orjson
 import pytest
 
 from proxy.wire import connection as connection_room
+from proxy.wire.address import Address
 from proxy.wire.turn import Turn
-from proxy.wire.upstream import Address, Upstream
+from proxy.wire.upstream import Upstream
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams

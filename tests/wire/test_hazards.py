@@ -186,7 +186,7 @@ async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
         async with asyncio.TaskGroup() as group:
             for first in range(0, 800, 100):
                 group.create_task(client(first))
-        assert upstream.connections > 10
+        assert upstream.connections >= 200 // 20
 
 
 @on_uvloop

@@ -76,7 +76,7 @@ class Flight(Asked):
         self._first_at = self._second_at = self._asked_at = 0.0
         self._streaming = False
         # An answer that will do if nobody gives a better one.
-        self._spare: bytes | msgspec.Raw | None = None
+        self._spare: bytes | None = None
         self._spare_error = b""
         # The upstreams that were asked, as a bit set of their places.
         self.tried = 0
@@ -305,11 +305,12 @@ class Flight(Asked):
 
     def _is_doubtful(self, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
         """An empty answer from an upstream that may not have the block yet: somebody else is asked first."""
-        if not self.plan.family.is_empty(self.plan.method, bytes(result)):
+        spare = bytes(result)
+        if not self.plan.family.is_empty(self.plan.method, spare):
             return False
         if upstream.health.head >= self.route.heads.tip:
             return False
-        self._spare = result
+        self._spare = spare
         return self._is_under_way() or self._send_another(now)
 
     def _agrees_with_head(self, reply: jsonrpc.Reply, upstream: Upstream, now: float) -> bool:

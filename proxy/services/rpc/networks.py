@@ -6,10 +6,11 @@ its scope and its upstream by one look-up each.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -333,7 +334,5 @@ class Networks:
             for upstream in route.upstreams
         ]
 
-    async def close(self) -> None:
-        for route in self.routes.values():
-            for upstream in route.upstreams:
-                await upstream.close()
+    def close(self) -> Awaitable[object]:
+        return asyncio.gather(*[upstream.close() for route in self.routes.values() for upstream in route.upstreams])

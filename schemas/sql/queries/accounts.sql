@@ -14,7 +14,10 @@ select exists (select from accounts where lower(email) = lower($1) and id is dis
     and not exists (select from accounts where lower(email) = lower($1) and id = $2);
 
 -- list_accounts
-select a.*, (select count(*) from keys k where k.account_id = a.id and k.status = 'active') as active_keys
+select a.*, (
+    select count(*) from keys k
+    where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
+) as active_keys
 from accounts a order by a.created_at, a.id;
 
 -- read_account
@@ -42,7 +45,10 @@ where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.e
 
 -- page_accounts
 -- Those whose id, name or e-mail has the text in it, the newest first; with what each asked today, and what it leased of its day.
-select a.*, (select count(*) from keys k where k.account_id = a.id and k.status = 'active') as active_keys,
+select a.*, (
+    select count(*) from keys k
+    where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
+) as active_keys,
     coalesce(u.requests, 0) as asked_today, coalesce(q.used, 0) as leased_today
 from accounts a
 left join quota_days q on q.account_id = a.id and q.day = $2

@@ -15,7 +15,7 @@ insert into keys (
 )
 select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins
-from keys where id = $1 and status = 'active'
+from keys where id = $1 and status = 'active' and (expires_at is null or expires_at > now())
 returning *;
 
 -- expire_key

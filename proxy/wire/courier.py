@@ -1,0 +1,114 @@
+"""Messages to an upstream behind a WebSocket, and those that come from there.
+
+The socket is opened when the first message needs it, and again when one needs it after it was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import aiohttp
+from yarl import URL
+
+from proxy.wire.address import CONNECT_TIMEOUT_S
+from proxy.wire.connection import MOST
+
+HEARTBEAT_S = 20.0
+
+
+class OnLost(Protocol):
+    """Told why there is no socket any more, and which messages never left."""
+
+    def __call__(self, reason: str, *, unsent: Collection[bytes]) -> None: ...
+
+
+class Courier:
+    def __init__(
+        self, url: URL, headers: dict[str, str], label: str, on_message: Callable[[bytes], None], on_lost: OnLost
+    ) -> None:
+        self._url = url
+        self._headers = headers
+        self._label = label
+        self._on_message = on_message
+        self._on_lost = on_lost
+        # What has not left yet, by the id of its call.
+        self._queue: deque[tuple[bytes, bytes]] = deque()
+        self._wake = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<Courier {self._label}: {len(self._queue)} to send>"
+
+    def send(self, call_id: bytes, text: bytes) -> None:
+        self._queue.append((call_id, text))
+        self._wake.set()
+        if self._runner is None or self._runner.done():
+            loop = asyncio.get_running_loop()
+            self._runner = loop.create_task(self._run(), name=f"socket {self._label}")
+            self._tasks.add(self._runner)
+            self._runner.add_done_callback(self._tasks.discard)
+
+    def drop(self, call_ids: Collection[bytes]) -> None:
+        """What has not left yet stays here."""
+        self._queue = deque(queued for queued in self._queue if queued[0] not in call_ids)
+
+    async def close(self) -> None:
+        try:
+            # Whoever is told that its call failed may ask once more, over a socket that is then closed too.
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
+        finally:
+            if self._session is not None:
+                await self._session.close()
+
+    async def _run(self) -> None:
+        """Open the socket, carry messages until it is lost, and say so."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                socket = await self._dial()
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            self._lose("connection refused")
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._send_queue(socket))
+                await self._read(socket)
+                writer.cancel()
+        except* (aiohttp.ClientError, OSError):
+            pass
+        finally:
+            self._lose("connection lost")
+            await socket.close()
+
+    def _lose(self, reason: str) -> None:
+        self._runner = None
+        unsent = {call_id for call_id, _ in self._queue}
+        self._queue.clear()
+        self._on_lost(reason, unsent=unsent)
+
+    async def _dial(self) -> aiohttp.ClientWebSocketResponse:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(trust_env=False)
+        return await self._session.ws_connect(
+            self._url, headers=self._headers, heartbeat=HEARTBEAT_S, max_msg_size=MOST, compress=0
+        )
+
+    async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            while self._queue:
+                _, body = self._queue.popleft()
+                await socket.send_str(body.decode())
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.TEXT:
+                self._on_message(message.data.encode())

@@ -1,0 +1,113 @@
+"""What is compiled keeps to what the compiler can do, and is never older than its sources."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy import compiled
+from proxy.commands import compiling
+from tests.house.source import ROOT, modules
+
+# What does not mean the same there as here: coroutines and generators share one exception, and groups are not known.
+SMALL = ("proxy.core.limits", "proxy.store.windows")
+BEYOND = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom, ast.TryStar)
+# It makes a plain property of the one; and takes the other for bytes, as its stub says.
+NOT_THERE = {"cached_property"}
+NOT_KEPT = {"Raw"}
+
+
+@pytest.mark.parametrize("module", compiled.MODULES)
+def test_module_keeps_to_what_the_compiler_can_do(module: str) -> None:
+    nodes = [*ast.walk(modules()[module])]
+    assert not [node.lineno for node in nodes if isinstance(node, BEYOND)]
+    assert not {node.id for node in nodes if isinstance(node, ast.Name)} & NOT_THERE
+    kept = [each for node in nodes if isinstance(node, ast.AnnAssign) for each in ast.walk(node.annotation)]
+    assert not {node.attr for node in kept if isinstance(node, ast.Attribute)} & NOT_KEPT
+
+
+@pytest.mark.parametrize("module", compiled.MODULES)
+def test_what_is_compiled_is_what_runs(module: str) -> None:
+    assert str(importlib.import_module(module).__file__).endswith(compiled.SUFFIX) is compiled.in_use()
+
+
+def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("x = 1")
+    (tmp_path / "b.py").write_text("")
+    places = [compiled.place()]
+    (tmp_path / "a.py").write_text("x = 2")
+    places.append(compiled.place())
+    (tmp_path / "a.py").rename(tmp_path / "c.py")
+    places.append(compiled.place())
+    assert len(set(places)) == 3
+
+
+def test_sources_run_where_somebody_wants_them_to() -> None:
+    code = (
+        "from proxy import compiled; import proxy.web.front as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={compiled.SOURCE_ONLY: "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.splitlines() == ["False", str(ROOT / "proxy" / "web" / "front.py")]
+
+
+def compile_small(shelf: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The command, for two small modules, in a place where nothing is compiled yet."""
+    code = (
+        "import pathlib, sys; from proxy import compiled; from proxy.__main__ import main; "
+        f"compiled.MODULES = {SMALL!r}; compiled.shelf = lambda: pathlib.Path(sys.argv[1]); sys.exit(main(['compile']))"
+    )
+    argv = [sys.executable, "-c", code, str(shelf)]
+    return subprocess.run(argv, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+
+
+def test_what_cannot_be_loaded_is_not_used(tmp_path: Path) -> None:
+    """Of another machine, or cut short: the sources run."""
+    code = (
+        "import pathlib, sys; from proxy import compiled; place = pathlib.Path(sys.argv[1]); "
+        "[place.joinpath(name + compiled.SUFFIX).touch() for name in (*compiled.MODULES, 'it__mypyc')]; "
+        "compiled.shelf = compiled.place = lambda: place; compiled.use(); import proxy.web.front as it; print(it.__file__)"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    told = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert str(tmp_path) not in told.stdout
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_the_sources_run_and_say_so(compiler: str, tmp_path: Path) -> None:
+    """`false` is one that compiles nothing."""
+    told = compile_small(tmp_path, CC=compiler)
+    assert told.returncode == 2
+    assert "runs from its sources" in told.stderr
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(any(compiling.missing()), reason="there is no compiler here")
+def test_what_is_compiled_stands_under_its_mark_and_nothing_beside_it(tmp_path: Path) -> None:
+    told = compile_small(tmp_path)
+    assert told.returncode == 0, told.stderr
+    (place,) = tmp_path.iterdir()
+    assert place.name == compiled.place().name
+    assert compiled.Finder(place).files.keys() > set(SMALL)
+    assert "compiling" not in compile_small(tmp_path).stdout
+    # A crash of the machine has left an empty file: it is compiled anew.
+    library = next(file for name, file in compiled.Finder(place).files.items() if name not in SMALL)
+    library.write_bytes(b"")
+    assert "compiling" in compile_small(tmp_path).stdout
+    assert [*tmp_path.iterdir()] == [place]
+    assert library.stat().st_size

@@ -1,0 +1,105 @@
+"""The keyring of one worker: changes arrive by notice and, where none comes, by looking; what is known is found."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.core.access import Key
+from proxy.process import Tasks
+from proxy.services.keyring import Keyring
+from proxy.settings import load_tables
+from proxy.store import windows
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Pool
+from proxy.store.windows import OwnWindows
+from tests.database import Server, pooled
+from tests.service import until
+from tests.store.cable import Cable
+
+PEPPER = "a pepper that no attacker can guess"
+PLANS = load_tables().plans
+# So often nobody looks who is to hear of a change by its notice.
+NEVER_S = 3600.0
+
+
+@pytest.fixture
+def store(pool: Pool) -> KeyStore:
+    return KeyStore(pool, pepper=PEPPER, plans=tuple(PLANS))
+
+
+@pytest.fixture
+async def account(store: KeyStore) -> str:
+    return str((await store.create_account(name="Acme", email="ops@example.com", plan="free"))["id"])
+
+
+@asynccontextmanager
+async def following(store: KeyStore, notices: Pool, *, reload_s: float) -> AsyncIterator[Keyring]:
+    """A keyring that is loaded and kept true."""
+    fd, tasks = windows.create(), Tasks()
+    keyring = Keyring(store, notices, OwnWindows(fd), plans=PLANS, pepper=PEPPER, reload_s=reload_s)
+    await keyring.load()
+    tasks.start("keyring", keyring.follow)
+    try:
+        yield keyring
+    finally:
+        await tasks.close()
+        os.close(fd)
+
+
+def found(keyring: Keyring, text: str) -> Key | None:
+    return keyring.find(text, time.monotonic())
+
+
+async def test_notice_brings_every_change(store: KeyStore, pool: Pool, account: str) -> None:
+    async with following(store, pool, reload_s=NEVER_S) as keyring:
+        row, text = await store.create_key(account, name="default", mode="live")
+        key = await until(lambda: found(keyring, text))
+        await store.set_key_status(row["id"], "disabled")
+        changed = await until(lambda: (now := found(keyring, text)) is not key and now)
+        assert (key.alive, changed.disabled) == (False, True)
+        await store.set_key_status(row["id"], "revoked")
+        await until(lambda: found(keyring, text) is None)
+        assert len(keyring) == 0
+
+
+async def test_change_of_an_account_changes_all_its_keys(store: KeyStore, pool: Pool, account: str) -> None:
+    made = [(await store.create_key(account, name="default", mode="live"))[1] for _ in range(5)]
+    async with following(store, pool, reload_s=NEVER_S) as keyring:
+        assert [found(keyring, text).requests_per_second for text in made] == [10] * 5  # type: ignore[union-attr]
+        await store.update_account(account, plan="growth")
+        await until(lambda: [key.requests_per_second for text in made if (key := found(keyring, text))] == [100] * 5)
+
+
+async def test_change_that_nobody_was_told_of_is_found_by_looking(store: KeyStore, pool: Pool, account: str) -> None:
+    row, text = await store.create_key(account, name="default", mode="live")
+    async with following(store, pool, reload_s=0.1) as keyring:
+        assert found(keyring, text)
+        async with pool.connection() as connection, connection.transaction():
+            await connection.execute("alter table keys disable trigger keys_notice")
+            await connection.execute("update keys set status = 'revoked' where id = $1", row["id"])
+            await connection.execute("alter table keys enable trigger keys_notice")
+        await until(lambda: found(keyring, text) is None)
+
+
+async def test_connection_that_has_gone_deaf_is_replaced(
+    server: Server, database: str, store: KeyStore, account: str
+) -> None:
+    """Nothing ends it, and nothing comes on it any more: only whoever asks finds out."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        cable = Cable(Path(directory), server.sockets)
+        await cable.plug()
+        async with (
+            pooled(database.replace(str(server.sockets), directory)) as notices,
+            following(store, notices, reload_s=0.2),
+        ):
+            await until(lambda: cable.carried == 1)
+            cable.forget()
+            await until(lambda: cable.carried == 2)
+        await cable.cut()
