@@ -54,7 +54,8 @@ class Finder(MetaPathFinder):
     """Finds modules in a directory of extension modules that carry their whole names."""
 
     def __init__(self, directory: Path) -> None:
-        self.files = {file.name.removesuffix(SUFFIX): file for file in directory.glob(f"*{SUFFIX}")}
+        found = [file for file in directory.glob(f"*{SUFFIX}") if file.stat().st_size]
+        self.files = {file.name.removesuffix(SUFFIX): file for file in found}
 
     def __repr__(self) -> str:
         return f"<Finder {len(self.files)} modules>"

@@ -19,8 +19,9 @@ from typing import Any
 from proxy import compiled, settings
 from proxy.errors import StartError
 
-# To debug machine code nobody needs us; and what level 3 adds is time to compile.
+# What nobody compiled anew for so long is of sources that are gone.
 FORGET_S = 86_400.0
+# To debug machine code nobody needs us; and what level 3 adds is time to compile.
 _LEVELS = {"MYPYC_OPT_LEVEL": "2", "MYPYC_DEBUG_LEVEL": "0"}
 
 

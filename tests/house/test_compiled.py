@@ -15,8 +15,8 @@ from proxy import compiled
 from proxy.commands import compiling
 from tests.house.source import ROOT, modules
 
-# What does not mean the same there as here: coroutines and generators share one exception, and groups are not known.
 SMALL = ("proxy.core.limits", "proxy.store.windows")
+# What does not mean the same there as here: coroutines and generators share one exception, and groups are not known.
 BEYOND = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom, ast.TryStar)
 # It makes a plain property of the one; and takes the other for bytes, as its stub says.
 NOT_THERE = {"cached_property"}
@@ -30,6 +30,11 @@ def test_module_keeps_to_what_the_compiler_can_do(module: str) -> None:
     assert not {node.id for node in nodes if isinstance(node, ast.Name)} & NOT_THERE
     kept = [each for node in nodes if isinstance(node, ast.AnnAssign) for each in ast.walk(node.annotation)]
     assert not {node.attr for node in kept if isinstance(node, ast.Attribute)} & NOT_KEPT
+
+
+def test_what_was_compiled_of_these_sources_is_in_use() -> None:
+    is_there = compiled.Finder(compiled.place()).is_whole()
+    assert compiled.in_use() is (is_there and compiled.SOURCE_ONLY not in os.environ)
 
 
 @pytest.mark.parametrize("module", compiled.MODULES)
@@ -74,15 +79,17 @@ def compile_small(shelf: Path, **environ: str) -> subprocess.CompletedProcess[st
     return subprocess.run(argv, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
 
 
-def test_what_cannot_be_loaded_is_not_used(tmp_path: Path) -> None:
-    """Of another machine, or cut short: the sources run."""
+@pytest.mark.parametrize(("library", "module"), [("cut", "cut"), ("cut", ""), ("", "cut")])
+def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: Path) -> None:
+    """Of another machine, or emptied by a crash of this one: the sources run."""
     code = (
         "import pathlib, sys; from proxy import compiled; place = pathlib.Path(sys.argv[1]); "
-        "[place.joinpath(name + compiled.SUFFIX).touch() for name in (*compiled.MODULES, 'it__mypyc')]; "
+        "[place.joinpath(name + compiled.SUFFIX).write_text(sys.argv[3]) for name in compiled.MODULES]; "
+        "place.joinpath('it__mypyc' + compiled.SUFFIX).write_text(sys.argv[2]); "
         "compiled.shelf = compiled.place = lambda: place; compiled.use(); import proxy.web.front as it; print(it.__file__)"
     )
     environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}
-    argv = [sys.executable, "-c", code, str(tmp_path)]
+    argv = [sys.executable, "-c", code, str(tmp_path), library, module]
     told = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     assert str(tmp_path) not in told.stdout
