@@ -288,6 +288,19 @@ async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_u
         assert (await told())[:2] == [("sent", None, False)] * 2
 
 
+async def test_refusal_is_kept_in_the_bundlers_words_although_another_has_used_the_nonce_meanwhile(pool: Pool) -> None:
+    store, inclusions = OperationStore(pool), Inclusions(TABLES.chains)
+    one, two = b"\x01" * 32, b"\x02" * 32
+    for name in (one, two):
+        await store.record(sent(name))
+    async with pool.connection() as connection:
+        await inclusions.write(connection, FOLLOWED, [block(31, event(31, one, success=False, sender=SENDER))])
+    for name in (one, two):
+        await store.refused(sent(name), b'{"code":-32500}')
+    rows = {row["hash"]: (row["status"], row["block"], row["error"]) for row in await store.list_of(LINEAGE, limit=10)}
+    assert rows == {one: ("failed", 31, None), two: ("failed", None, '{"code":-32500}')}
+
+
 async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(pool: Pool) -> None:
     store = OperationStore(pool)
     names = {name: bytes([place]) * 32 for place, name in enumerate(("seen", "refused", "sent", "included"))}

@@ -11,8 +11,10 @@ update operations set status = 'sent', changed_at = now()
 where network = $1 and hash = $2 and lineage_id = $3 and status = 'seen';
 
 -- mark_refused
-update operations set status = 'failed', error = $4, changed_at = now()
-where network = $1 and hash = $2 and lineage_id = $3 and status = 'seen';
+-- On its way, or replaced meanwhile by another of its nonce: what the caller is told is what is kept.
+update operations set status = 'failed', error = $4, block = null, block_hash = null, changed_at = now()
+where network = $1 and hash = $2 and lineage_id = $3
+    and (status = 'seen' or status = 'failed' and block is not null and transaction is null);
 
 -- read_operation
 -- By whomever it was sent: what is on the chain is no secret.
