@@ -36,6 +36,7 @@ from proxy.settings import SCHEMAS, Settings, Tables
 from proxy.smart import Smart
 from proxy.store.cache import SharedReplies
 from proxy.store.keys import KeyStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
 from proxy.store.usage import UsageStore
@@ -76,10 +77,11 @@ class App:
             size=settings.database.pool_size,
             acquire_timeout_s=settings.database.acquire_timeout_s,
         )
+        self.notices = Notices(self.pool)
         self.keys = KeyStore(self.pool, pepper=settings.keys.pepper, plans=tuple(tables.plans))
         self.keyring = Keyring(
             self.keys,
-            self.pool,
+            self.notices,
             windows,
             plans=tables.plans,
             pepper=settings.keys.pepper,
@@ -119,6 +121,7 @@ class App:
             settings,
             tables,
             self.pool,
+            self.notices,
             keys=self.keys,
             usage=self.usage,
             networks=self.networks,
@@ -234,6 +237,7 @@ class App:
 
     def _follow(self) -> None:
         """The loops that look outside: at the database and at the heads of the networks."""
+        self.tasks.start("notices", self.notices.run)
         self.tasks.start("keyring", self.keyring.follow)
         self.tasks.start("quotas", self.quotas.run)
         self.tasks.start("readiness", self.readiness.watch)

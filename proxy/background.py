@@ -38,6 +38,7 @@ from proxy.settings import Settings, Tables
 from proxy.smart import forgetting
 from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import MARKS
 from proxy.supervisor import READY
@@ -76,7 +77,8 @@ class Background:
         rpc = Rpc(cast("Admission", None), tables.prices, Filters(settings.keys.pepper))
         self.questions = Questions(rpc, self.networks)
         self.data = Data(settings, tables, self.pool, self.questions)
-        self.bell = Bell(self.pool)
+        self.notices = Notices(self.pool)
+        self.bell = Bell(self.notices)
         self.delivery: Delivery | None = None
 
     def __repr__(self) -> str:
@@ -113,13 +115,13 @@ class Background:
         self.tasks.start("sweep", self._sweep)
         for route in self.networks.routes.values():
             self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
-        self.tasks.start("cordons", Cordons(FleetStore(self.pool), self.pool, (self.networks,)).follow)
+        self.tasks.start("notices", self.notices.run)
+        self.tasks.start("cordons", Cordons(FleetStore(self.pool), self.notices, (self.networks,)).follow)
 
     def follow(self) -> None:
         for name, route in self.networks.routes.items():
             if route.network.family in FOLLOWED and self.settings.follower.follows(name):
                 self._follow(name, route)
-        self.tasks.start("notices", self.bell.run)
         self.tasks.start("forgetting", forgetting(self.settings, self.pool).run)
         settling = gas.settling(self.settings, self.tables, self.pool, self.networks.routes.values())
         self.tasks.start("settling", settling.run)

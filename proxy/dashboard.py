@@ -17,6 +17,7 @@ from proxy.services.usage import Usage
 from proxy.settings import Settings, Tables
 from proxy.store.fleet import FleetStore
 from proxy.store.keys import KeyStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
 from proxy.web.account import AccountAnswers
@@ -38,6 +39,7 @@ class Dashboard:
         settings: Settings,
         tables: Tables,
         pool: Pool,
+        notices: Notices,
         *,
         keys: KeyStore,
         usage: Usage,
@@ -55,7 +57,7 @@ class Dashboard:
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
         self.accounts = Accounts(keys, usage, plans=tables.plans)
         fleet = FleetStore(pool)
-        self.cordons = Cordons(fleet, pool, (networks, bundlers))
+        self.cordons = Cordons(fleet, notices, (networks, bundlers))
         self.fleet = Fleet(
             fleet,
             networks=networks,

@@ -17,6 +17,7 @@ from proxy.services.letters import Letters
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.mails import MailStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.webhooks import WebhookStore
 from proxy.wire.hooks import HookGuard
@@ -44,9 +45,11 @@ class Delivery:
         )
         self._keep_days = given.keep_days
         self.store = DeliveryStore(pool)
+        self.notices = Notices(pool)
         self.receiver = Receiver(HookGuard(settings.egress, dev=settings.server.dev), timeout_s=given.timeout_s)
         self.deliverer = Deliverer(
             self.store,
+            self.notices,
             self.receiver,
             vault_of(settings),
             lanes=Lanes(total=given.in_flight, each=given.per_receiver),
@@ -62,7 +65,7 @@ class Delivery:
     async def start(self, tasks: Tasks) -> None:
         await self.pool.open()
         tasks.start("deliverer", self.deliverer.run)
-        tasks.start("notices of deliveries", lambda: self.deliverer.listen(self.pool))
+        tasks.start("notices of deliveries", self.notices.run)
         tasks.start("letters", self.letters.run)
         tasks.start("purge", self._purge)
         tasks.start("parked", self._unpark)

@@ -64,6 +64,15 @@ class Tasks:
         self._tasks.clear()
 
 
+async def until_set(event: asyncio.Event, *, within_s: float) -> bool:
+    """Whether it is, after at most so long."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """The work's result; None when the stop comes first: then the work was cancelled, and has ended."""
     loop = asyncio.get_running_loop()

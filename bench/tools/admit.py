@@ -15,6 +15,7 @@ from proxy.services.admission import Admission, Failures
 from proxy.services.keyring import Keyring, utc_day
 from proxy.services.quotas import Quotas
 from proxy.store.keys import KeyStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
 from proxy.store.windows import OwnWindows, Windows
@@ -28,7 +29,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     await pool.open()
     windows = (Windows if shared else OwnWindows)(windows_fd)
     store = KeyStore(pool, pepper=pepper, plans=tuple(plans))
-    keyring = Keyring(store, pool, windows, plans=plans, pepper=pepper, reload_s=5.0)
+    keyring = Keyring(store, Notices(pool), windows, plans=plans, pepper=pepper, reload_s=5.0)
     began = time.perf_counter()
     await keyring.load()
     loaded_s = time.perf_counter() - began

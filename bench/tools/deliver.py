@@ -24,6 +24,7 @@ from proxy.services.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store import migrate
 from proxy.store.deliveries import DeliveryStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, WebhookStore
@@ -68,15 +69,16 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     hooks = await _webhooks(pool, connection, f"http://127.0.0.1:{port}/")
     receiver = Watched(Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
     receiver.at = {}
+    notices = Notices(pool)
     deliverer = Deliverer(
-        DeliveryStore(pool), receiver, VAULT, lanes=Lanes(total=256, each=64), plans=load_tables().plans
+        DeliveryStore(pool), notices, receiver, VAULT, lanes=Lanes(total=256, each=64), plans=load_tables().plans
     )
     tasks = Tasks()
     found = {"bare": count / await _bare(port, count)}
     await connection.execute(FILL, "evt_", hooks, BODY, count, timeout=60)
     began = time.perf_counter()
     tasks.start("deliverer", deliverer.run)
-    tasks.start("notices", lambda: deliverer.listen(pool))
+    tasks.start("notices", notices.run)
     while await connection.fetchval("select exists (select from deliveries where state = 'due')"):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     found["penstock"] = count / (time.perf_counter() - began)

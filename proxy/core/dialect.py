@@ -116,6 +116,9 @@ RULES: tuple[Rule, ...] = (
              "query timeout exceeded. consider"),
     _codes("range_too_large", -32614),
     _phrases("range_too_large", "too big", "too large", codes=(-32005, -32008, -32012, -32600, -32602)),
+    # What is wrong with params may be told with the caller's own words in it: they must not pass for the upstream's trouble.
+    _phrases("missing_data", "pruned", "block not found", "unknown block", "header not found", codes=(-32602,)),
+    _codes("invalid", -32602),
     _phrases("rate_limited", "too many requests", "rate limit", "rate-limit", "ratelimit", "request limit",
              "requests limited", "requests per second", "calls per second", "compute units per second", "capacity limit",
              "capacity exceeded", "exceeded the quota", "reached the quota", "quota exceeded", "request count exceeded",
@@ -149,7 +152,7 @@ RULES: tuple[Rule, ...] = (
              "out of gas", "gas required exceeds", "invalid opcode", "stack underflow", "invalid jump", "rlp:",
              "transaction type not supported", "typed transaction too short"),
     # Codes alone, where the text said nothing.
-    _codes("invalid", -32602, -32600, -32700, -32006),
+    _codes("invalid", -32600, -32700, -32006),
     _codes("rejected", -32003),
     _codes("rate_limited", 429, -32005, -32097, -33000, -33300, -33400),
     _codes("timeout", -32015, 408, 504),

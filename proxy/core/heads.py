@@ -19,6 +19,8 @@ from proxy.core.routing import Health
 LEAP = 5.0
 # A report older than this has no vote: at the least two questions went unanswered.
 STALE_S = 20.0
+# What the memory that workers share can hold: a number beyond it is no block's.
+HIGHEST = (1 << 63) - 1
 
 
 class Heads:

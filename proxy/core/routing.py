@@ -133,8 +133,17 @@ class Health:
         if self.samples >= FORGET_AT:
             self._forget_half()
 
+    def complained(self) -> None:
+        """It told of trouble of its own, which may be the call's doing. A trial is over; the next call is another."""
+        self.bad += 1
+        self.trial_until = 0.0
+
     def failed(self, now: float) -> None:
         self.bad += 1
+        self.blamed(now)
+
+    def blamed(self, now: float) -> None:
+        """It failed; or complained, and another upstream has answered the same call."""
         self.calls += 1
         self.failures_in_a_row += 1
         self.failing_share += FOLLOW * (1.0 - self.failing_share)

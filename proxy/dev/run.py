@@ -22,6 +22,7 @@ from proxy.dev import seed
 from proxy.dev.banner import Ready, banner
 from proxy.dev.devnet import Devnet
 from proxy.dev.display import Display
+from proxy.dev.index import is_indexed
 from proxy.dev.postgres import Postgres
 from proxy.dev.seed import Seeded
 from proxy.errors import StartError
@@ -85,7 +86,7 @@ class Dev:
         self._keep(stack, postgres, devnet)
         supervisor = Supervisor(settings, log_to=self._data / "logs" / "penstock.log")
         stack.push_async_callback(supervisor.stop)
-        seeded = await _together(self._service(settings, supervisor), devnet.start_bundler(self._tasks))
+        seeded = await _together(self._service(settings, supervisor, devnet), devnet.start_bundler(self._tasks))
         ready = Ready.of(settings, supervisor, devnet=devnet, seeded=seeded)
         self._announce(stack, settings, ready)
         return banner(ready, self._data)
@@ -130,12 +131,17 @@ class Dev:
         self._tasks.start("postgres", postgres.child.keep)
         devnet.keep(self._tasks)
 
-    async def _service(self, settings: Settings, supervisor: Supervisor) -> Seeded:
+    async def _service(self, settings: Settings, supervisor: Supervisor, devnet: Devnet) -> Seeded:
         """The service itself; its accounts, and who may sign in."""
         with self._display.part("accounts"):
             seeded = await self._seeded(settings)
         with self._display.part("workers"):
             await supervisor.start()
+        followed = [name for name in DEV_NETWORKS if settings.follower.follows(name)]
+        with self._display.part("index"):
+            is_whole = await is_indexed(settings.database.url, devnet.url, followed)
+        if not is_whole:
+            self._display.note("index", "is not whole yet: balances and NFTs are told in a while")
         return seeded
 
     def _settings(self, database_url: str, devnet: Devnet) -> Settings:

@@ -24,8 +24,10 @@ from proxy.core import attempts, retries, signatures
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.retries import Format
 from proxy.errors import Unavailable
+from proxy.process import until_set
 from proxy.store.deliveries import LEASE_S, Claimed, DeliveryStore, Due, Result
-from proxy.store.pool import AWAY, Pool
+from proxy.store.notices import Notices
+from proxy.store.pool import AWAY
 from proxy.store.secrets import Vault
 from proxy.wire.receiver import Receiver, Reply
 
@@ -61,6 +63,7 @@ class Deliverer:
     def __init__(
         self,
         store: DeliveryStore,
+        notices: Notices,
         receiver: Receiver,
         vault: Vault,
         *,
@@ -89,6 +92,8 @@ class Deliverer:
         self._finished = asyncio.Event()
         self._changed_accounts: set[str] = set()
         self._stopping = False
+        notices.hear("penstock_deliveries", self._note_due)
+        notices.hear("penstock_accounts", self._note_account)
 
     def __repr__(self) -> str:
         return f"<Deliverer {self._lanes!r}{' stopping' if self._stopping else ''}>"
@@ -103,7 +108,7 @@ class Deliverer:
             while not self._stopping:
                 self._wake.clear()
                 wait_s = await self._try_look(group)
-                await _wait(self._wake, wait_s)
+                await until_set(self._wake, within_s=wait_s)
 
     async def drain(self) -> None:
         """Take nothing more, and wait until what is under way is written down. The caller sets the limit."""
@@ -113,34 +118,14 @@ class Deliverer:
             await self._written.wait()
             self._written.clear()
 
-    async def listen(self, pool: Pool) -> None:
-        """A supervised loop beside it: hear from Postgres that something is due, or that an account has changed."""
-        while True:
-            lost = asyncio.Event()
-            try:
-                notices = await pool.dedicated()
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
-                continue
-            try:
-                notices.add_termination_listener(lambda _, lost=lost: lost.set())
-                await notices.add_listener("penstock_deliveries", lambda *_: self._note_due())
-                await notices.add_listener("penstock_accounts", lambda *heard: self._note_account(str(heard[3])))
-                self._note_due()  # what was said while nobody listened
-                await lost.wait()
-            except _LOST as exc:
-                log.warning("notices of deliveries lost", extra={"reason": type(exc).__name__})
-            finally:
-                notices.terminate()
-            await asyncio.sleep(RETRY_S)
-
-    def _note_due(self) -> None:
+    def _note_due(self, _: str | None) -> None:
         self._due, self._has_news = None, True
         self._wake.set()
 
-    def _note_account(self, account: str) -> None:
-        self._changed_accounts.add(account)
-        self._note_due()
+    def _note_account(self, account: str | None) -> None:
+        if account is not None:
+            self._changed_accounts.add(account)
+            self._note_due(account)
 
     # Taking
 
@@ -308,11 +293,3 @@ class Deliverer:
             schedule=self._schedules[form],
         )
         return Result(claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s)
-
-
-async def _wait(event: asyncio.Event, within_s: float) -> None:
-    try:
-        async with asyncio.timeout(within_s):
-            await event.wait()
-    except TimeoutError:
-        pass

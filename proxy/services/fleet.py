@@ -13,33 +13,31 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
-
-import asyncpg
 
 from proxy.core.fleet import networks_of, seen
 from proxy.core.routing import Health
 from proxy.errors import NotFound, Unavailable
+from proxy.process import until_set
 from proxy.services.rpc.networks import Networks
 from proxy.store.fleet import CHANNEL, FleetStore
-from proxy.store.pool import Pool
+from proxy.store.notices import Notices
 
 log = logging.getLogger("penstock.fleet")
 
-# How often cordons are looked at beside the notices, and Postgres is tried again.
+# How often cordons are looked at beside the notices.
 LOOK_S = 5.0
-RETRY_S = 0.5
-_LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 class Cordons:
     """Keeps the upstreams of one process cordoned as the operators want it."""
 
-    def __init__(self, store: FleetStore, pool: Pool, networks: Iterable[Networks]) -> None:
+    def __init__(self, store: FleetStore, notices: Notices, networks: Iterable[Networks]) -> None:
         self._store = store
-        self._pool = pool
         self._networks = tuple(networks)
         self._wake = asyncio.Event()
+        notices.hear(CHANNEL, self._note)
 
     def __repr__(self) -> str:
         return f"<Cordons {[health.label for health in self._healths() if health.cordoned]}>"
@@ -68,31 +66,12 @@ class Cordons:
     async def follow(self) -> None:
         """Keep true for ever: a supervised loop."""
         while True:
-            try:
-                notices = await self._pool.dedicated()
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
-                continue
-            try:
-                await notices.add_listener(CHANNEL, self._note)
-                notices.add_termination_listener(lambda _: self._wake.set())
-                while not notices.is_closed():
-                    await self.look()
-                    await self._wait()
-            except (Unavailable, *_LOST):
-                await asyncio.sleep(RETRY_S)
-            finally:
-                notices.terminate()
+            with suppress(Unavailable):
+                await self.look()
+            await until_set(self._wake, within_s=LOOK_S)
+            self._wake.clear()
 
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(LOOK_S):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
-    def _note(self, _connection: Any, _pid: int, _channel: str, _payload: object) -> None:
+    def _note(self, _: str | None) -> None:
         self._wake.set()
 
 

@@ -9,30 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import asyncpg
 
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
 from proxy.core.usage import Sheet, Touched
 from proxy.errors import Unavailable
+from proxy.process import until_set
 from proxy.store.keys import KeyStore
-from proxy.store.pool import Connection, Pool
-
-log = logging.getLogger("penstock.keys")
+from proxy.store.notices import Notices
 
 # Raw keys remembered with their records: saves the digest, 4 µs.
 MEMO = 131_072
 # A change is stamped a little before it can be seen: look this far back, so that none falls between two looks.
 OVERLAP = datetime.timedelta(seconds=10)
-# How long to wait before Postgres is tried again.
+# How long to wait before Postgres is asked again.
 RETRY_S = 0.5
-# How long the connection that notices come on may take to show that it is one.
-DEAF_S = 2.0
 
 
 class HasLimits(Protocol):
@@ -50,10 +46,16 @@ def utc_day() -> datetime.date:
 
 class Keyring:
     def __init__(
-        self, store: KeyStore, pool: Pool, slots: Slots, *, plans: Mapping[str, HasLimits], pepper: str, reload_s: float
+        self,
+        store: KeyStore,
+        notices: Notices,
+        slots: Slots,
+        *,
+        plans: Mapping[str, HasLimits],
+        pepper: str,
+        reload_s: float,
     ) -> None:
         self._store = store
-        self._pool = pool
         self._slots = slots
         self._plans = plans
         self._pepper = pepper.encode()
@@ -70,6 +72,8 @@ class Keyring:
         self.touched: Touched = []
         # Called with a key that no longer holds: revoked, disabled, expired or replaced by a changed one.
         self.on_gone: list[Callable[[Key], None]] = []
+        notices.hear("penstock_keys", self._note_key)
+        notices.hear("penstock_accounts", self._note_account)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -104,39 +108,22 @@ class Keyring:
     async def follow(self) -> None:
         """Keep true for ever: a supervised loop."""
         while True:
+            await until_set(self._wake, within_s=self._reload_s)
+            self._wake.clear()
             try:
-                notices = await self._pool.dedicated()
+                await self._catch_up()
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
-                continue
-            try:
-                await self._listen(notices)
-            except (Unavailable, *_LOST) as exc:
-                log.warning("key notices lost; serving known keys", extra={"reason": type(exc).__name__})
-                await asyncio.sleep(RETRY_S)
-            finally:
-                notices.terminate()
+                self._wake.set()
 
-    async def _listen(self, notices: Connection) -> None:
-        await notices.add_listener("penstock_keys", self._note_key)
-        await notices.add_listener("penstock_accounts", self._note_account)
-        notices.add_termination_listener(lambda _: self._wake.set())
-        while not notices.is_closed():
-            await self._catch_up()
-            try:
-                async with asyncio.timeout(self._reload_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                # Who hears nothing may be deaf: a router on the way forgets a connection that is silent, and tells nobody.
-                await notices.execute("select 1", timeout=DEAF_S)
-            self._wake.clear()
-
-    def _note_key(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        self._noted_keys.add(str(payload))
+    def _note_key(self, key: str | None) -> None:
+        if key is not None:
+            self._noted_keys.add(key)
         self._wake.set()
 
-    def _note_account(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        self._noted_accounts.add(str(payload))
+    def _note_account(self, account: str | None) -> None:
+        if account is not None:
+            self._noted_accounts.add(account)
         self._wake.set()
 
     async def _catch_up(self) -> None:
@@ -224,7 +211,6 @@ class Keyring:
         return account
 
 
-_LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest", "fence")
 
 

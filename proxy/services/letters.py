@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from proxy.errors import Unavailable
+from proxy.process import until_set
 from proxy.store.mails import Mail, MailStore
 from proxy.wire.mailer import Letter, Mailer, Undelivered
 
@@ -44,7 +45,7 @@ class Letters:
         self._over.clear()
         try:
             while not self._stop.is_set() and not _is_cancelled():
-                await self._wait(await self._look())
+                await until_set(self._stop, within_s=await self._look())
         finally:
             self._over.set()
 
@@ -61,13 +62,6 @@ class Letters:
         except Unavailable:
             return self._quiet_s
         return self._quiet_s if next_s is None else min(max(next_s, SOON_S), self._quiet_s)
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            pass
 
     async def send_due(self) -> None:
         for mail in await self._store.claim():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 from proxy.core.access import Account
 from proxy.errors import Unavailable
+from proxy.process import until_set
 from proxy.store.quotas import QuotaStore
 
 log = logging.getLogger("penstock.quotas")
@@ -66,11 +67,7 @@ class Quotas:
     async def run(self) -> None:
         """A supervised loop: renew leases, and begin every account's new day."""
         while True:
-            try:
-                async with asyncio.timeout(self._flush_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await until_set(self._wake, within_s=self._flush_s)
             self._wake.clear()
             if self._today() != self._day:
                 self._begin_day()

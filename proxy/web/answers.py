@@ -182,6 +182,8 @@ class Answers(Messages):
             self._go_on()
 
     def _close_after_reply(self) -> None:
+        # RFC 9112, 9.6: nothing is served behind the last reply, also where somebody is about to go on.
+        self._ahead = b""
         self._hot.turn.flush()
         if self.transport is not None:
             self.transport.close()

@@ -28,6 +28,8 @@ BEGINNING = 512
 STALE = "connection closed between calls"
 # And one that waited behind a reply which was no answer to its call: what comes next cannot be trusted either.
 OUT_OF_STEP = "malformed reply before"
+# A reply that is more than we hold. Whoever asked for it may have known that.
+TOO_LARGE = "too large"
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
 # What no bytes that are read at once begin with, because they are fewer.
@@ -112,7 +114,7 @@ class Connection(asyncio.Protocol):
                 self._read_replies(data)
             self._usual = self._is_between_replies()
         except BadReply as exc:
-            self.fail(f"malformed reply: {exc}")
+            self.fail(TOO_LARGE if str(exc) == TOO_LARGE else f"malformed reply: {exc}")
 
     def eof_received(self) -> None:
         # At once, and not when the transport is down: no call may be sent into a connection that ends.
@@ -173,6 +175,10 @@ class Connection(asyncio.Protocol):
     def fail(self, reason: str) -> None:
         # First: whoever is told may ask again, and not here.
         self.abort()
+        if reason == TOO_LARGE and self.sinks:
+            self._head = None
+            self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
+            reason = STALE  # It was we who closed it.
         self._tell_all(reason)
 
     def _tell_all(self, reason: str) -> None:
@@ -251,7 +257,7 @@ class Connection(asyncio.Protocol):
         # of one that ends with the connection cannot be told from a break: what was passed on could not be taken back.
         self._may_stream = self.upstream.depth == 1 and head.length != UNTIL_CLOSE
         if head.length > MOST and not self._may_stream:
-            raise BadReply("too large")
+            raise BadReply(TOO_LARGE)
         self._head = head
         self._left = head.length
         self._chunks = Chunks() if head.length == CHUNKED else None
@@ -291,7 +297,7 @@ class Connection(asyncio.Protocol):
         if self._may_stream and self._size >= BEGINNING and max(self._size, self._head.length) > LARGE:
             self._offer(self._head)
         if self._size > MOST and not self._streams:
-            raise BadReply("too large")
+            raise BadReply(TOO_LARGE)
 
     def _offer(self, head: ReplyHead) -> None:
         """Once in a reply."""
@@ -301,7 +307,7 @@ class Connection(asyncio.Protocol):
         self._streams = self.sinks[0].on_large(self, head, beginning)
         self._collected = [] if self._streams else [beginning]
         if head.length > MOST and not self._streams:
-            raise BadReply("too large")
+            raise BadReply(TOO_LARGE)
 
     def _finish_body(self) -> None:
         head, collected = self._head, self._collected

@@ -261,6 +261,7 @@ def test_only_moving_tags_move() -> None:
         ("eth_getBlockByNumber", b"null", True),
         ("eth_getTransactionReceipt", b"null", True),
         ("eth_getLogs", b"[]", True),
+        ("eth_getLogs", b"[ ]", True),
         ("eth_getLogs", b"[{}]", False),
         ("eth_getCode", b'"0x"', True),
         ("eth_call", b'"0x"', True),

@@ -104,6 +104,7 @@ def test_slot_beyond_the_ledger_is_an_archive_read() -> None:
         ("getBlocks", b"[]", True),
         ("getSlot", b"5", False),
         ("getProgramAccounts", b"[]", True),
+        ("getProgramAccounts", b"[ ]", True),
         ("getTokenAccountsByOwner", b'{"context":{"slot":1},"value":[]}', True),
         ("getAccountInfo", b'{"context":{"slot":1},"value":{}}', True),
         ("getAccountInfo", b'{"context":{"slot":1},"value":{"lamports":1}}', False),

@@ -61,6 +61,7 @@ def told(raw: bytes, *, ours: bool = True) -> bytes:
         ("missing_data", -32014, "no such thing"),
         ("missing_data", -32000, "required historical state unavailable (reexec=128)"),
         ("missing_data", 4444, "pruned history unavailable"),
+        ("missing_data", -32602, "Block with such an ID is pruned; the first retained block is 5"),
         ("missing_data", -32000, "cannot query unfinalized data"),
         ("missing_data", -32004, "Block not available for slot 5"),
         ("missing_data", -32009, "Slot 5 was not found, or missing in long-term storage"),
@@ -113,6 +114,11 @@ def test_contract_cannot_pass_for_a_failing_upstream() -> None:
         assert dialect.classify(error(3, f"execution reverted: {words}")).kind == "revert"
         assert dialect.classify(error(-32000, f"execution reverted: {words}", data=words)).kind == "revert"
         assert dialect.classify(error(-32000, "odd", data=words)).kind == "unknown"
+
+
+@pytest.mark.parametrize("words", ["too many requests", "unauthorized", "timeout", "internal error", "node is behind"])
+def test_caller_cannot_pass_for_a_failing_upstream(words: str) -> None:
+    assert dialect.classify(error(-32602, f'Invalid value "{words}" supplied to : ADDRESS')).kind == "invalid"
 
 
 @pytest.mark.parametrize("broken", [b"", b"[]", b'"text"', b"5", b'{"code":{}}', b"{" * 5000])

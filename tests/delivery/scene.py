@@ -20,6 +20,7 @@ from proxy.process import Tasks
 from proxy.services.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store.deliveries import DeliveryStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
@@ -102,6 +103,7 @@ async def inbox(servers: int = 1) -> AsyncIterator[Inbox]:
 class Scene:
     def __init__(self, pool: Pool, inbox: Inbox) -> None:
         self.pool = pool
+        self.notices = Notices(pool)
         self.inbox = inbox
         self.store = DeliveryStore(pool)
         self.webhooks = WebhookStore(pool)
@@ -172,7 +174,7 @@ class Scene:
         tasks = Tasks()
         async with self.deliverer(**options) as found:
             tasks.start("deliverer", found.run)
-            tasks.start("notices", lambda: found.listen(self.pool))
+            tasks.start("notices", self.notices.run)
             try:
                 yield found
             finally:
@@ -192,6 +194,7 @@ class Scene:
         receiver = Receiver(guard, timeout_s=timeout_s)
         found = Deliverer(
             self.store,
+            self.notices,
             receiver,
             VAULT,
             lanes=Lanes(total=total, each=each),

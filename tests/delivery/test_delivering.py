@@ -414,11 +414,3 @@ async def test_loop_that_dies_leaves_its_places_to_the_next(scene: Scene) -> Non
         tasks.start("deliverer", deliverer.run)
         await until(lambda: scene.are_all(hook, "delivered"))
         await tasks.close()
-
-
-async def test_tasks_that_listen_end_with_the_rest(scene: Scene) -> None:
-    async with scene.delivering() as deliverer:
-        tasks = Tasks()
-        tasks.start("another", lambda: deliverer.listen(scene.pool))
-        await asyncio.sleep(0)
-        await tasks.close()

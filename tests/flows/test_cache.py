@@ -389,13 +389,30 @@ async def test_memory_is_bounded_and_answers_stay_right() -> None:
         assert found.route.replies.evictions > 0
 
 
-@on_uvloop
-async def test_whoever_was_told_of_a_new_block_is_not_told_what_was_true_before() -> None:
-    async with scene(1) as found:
-        read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
-        for expected in ("miss", "hit"):
-            assert (await found.ask(*read)).headers["x-cache"] == expected
-        mined = {"blockNumber": hex(found.chain.head + 1), "status": "0x1"}
-        found.upstreams[0].answers["eth_getTransactionReceipt"] = lambda _: mined
-        assert await found.result("eth_getTransactionReceipt", ["0x" + "11" * 32]) == mined
-        assert (await found.ask(*read)).headers["x-cache"] == "miss"
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("eth_getTransactionReceipt", [TX]),
+        ("eth_getLogs", [{"fromBlock": hex(Chain.head)}]),
+        ("eth_getBlockByNumber", [hex(Chain.head + 1), False]),
+    ],
+)
+def test_whoever_was_told_of_a_new_block_is_not_told_what_was_true_before(method: str, params: list[Any]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
+            for expected in ("miss", "hit"):
+                assert (await found.ask(*read)).headers["x-cache"] == expected
+            found.chain.head += 1
+            found.chain.mined[TX] = found.chain.head
+            assert hex(found.chain.head) in str(await found.result(method, params))
+            assert (await found.ask(*read)).headers["x-cache"] == "miss"
+            # What is known already is no news.
+            await found.look()
+            assert await found.result(method, params)
+            assert [(await found.ask(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
+            assert await found.result(method, params)
+            assert (await found.ask(*read)).headers["x-cache"] == "hit"
+
+    run()

@@ -14,7 +14,8 @@ from proxy.services.feed.blocks import read_block
 from proxy.services.rpc.tracker import Tracker
 from tests.feed_upstreams import HEADS, Ear, FeedScene, feed_scene
 from tests.service import until
-from tests.web.worker import on_uvloop
+from tests.sockets import connected
+from tests.web.worker import LIVE, on_uvloop
 
 FIELDS = {"number", "hash", "parentHash", "timestamp", "gasUsed", "gasLimit", "baseFeePerGas"}
 
@@ -52,6 +53,25 @@ def test_head_has_the_contracts_fields_and_no_transactions(kind: str) -> None:
             assert not set(ear.results[0]) & {"transactions", "uncles", "withdrawals"}
             assert all(isinstance(ear.results[0][name], str) for name in FIELDS)
             assert ear.events[0].block == found.chain.head
+
+    run()
+
+
+@pytest.mark.parametrize("kinds", [["ws"], ["http"], ["ws", "http"]])
+def test_whoever_was_told_of_a_head_is_not_told_what_was_true_before(kinds: list[str]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with feed_scene(kinds, network=LIVE) as found, connected(found.worker) as client:
+            await Tracker(found.worker.app.networks.routes[LIVE]).look()
+            await client.result("eth_subscribe", "newHeads")
+            for reorganises in (False, True):
+                await client.result("eth_blockNumber")
+                await client.result("eth_getBlockByNumber", "latest", False)
+                await (found.chain.reorganise(1, longer=0) if reorganises else found.chain.mine())
+                told = (await client.event())["result"]
+                assert told["hash"] == found.chain.line[-1]
+                assert await client.result("eth_blockNumber") == told["number"]
+                assert (await client.result("eth_getBlockByNumber", "latest", False))["hash"] == told["hash"]
 
     run()
 

@@ -170,6 +170,25 @@ async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
         assert len(pieces) < 12
 
 
+@pytest.mark.parametrize("method", ["eth_newFilter", "trace_filter"])
+def test_nothing_but_logs_is_asked_in_pieces(method: str) -> None:
+    def refuse(params: list[Any]) -> Any:
+        if int(params[0]["toBlock"], 16) - int(params[0]["fromBlock"], 16) >= 100:
+            raise Refused(-32614, "eth_getLogs and eth_newFilter are limited to a 100 blocks range")
+        return []
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            found.upstreams[0].answers[method] = refuse
+            error = (await found.ask(method, query(count=2, after=1))).json["error"]
+            assert error["code"] == -32602
+            assert "limited to a 100 blocks range" in error["message"]
+            assert found.count(method) == 1
+
+    run()
+
+
 def failing_at(of: Scene, block: int, answer: Any) -> Any:
     upstream = of.upstreams[0]
 
@@ -280,6 +299,17 @@ async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
         assert reply.json["error"]["message"] == "filter not found"
 
 
+@pytest.mark.parametrize("own_id", ['0x"', "0x\\", "0x\n", "0xü", "0x", "", "a b", 1, None, ["0x1"]])
+def test_filter_of_a_name_that_is_none_is_told_as_it_came(own_id: Any) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            found.upstreams[0].answers["eth_newBlockFilter"] = lambda _: own_id
+            assert await found.result("eth_newBlockFilter") == own_id
+
+    run()
+
+
 @on_uvloop
 async def test_nobody_polls_the_filter_of_another_key_or_network() -> None:
     async with scene(2) as found:
@@ -289,9 +319,9 @@ async def test_nobody_polls_the_filter_of_another_key_or_network() -> None:
         forged = [
             name[:-1] + ("0" if name[-1] != "0" else "1"),
             "0x01" + name[4:] if name[2:4] == "00" else "0x00" + name[4:],
-            name[:4] + "0" * 16 + name[20:],
-            "0xff" + name[4:],
-            name[:20],
+            "0x" + "0" * 16 + name[18:],
+            "0x00" + name[2:],
+            name[:18],
             "0xf000",
             "0x",
             "",
@@ -331,6 +361,23 @@ async def test_filter_made_by_one_worker_is_polled_through_another() -> None:
                 found.chain.head += 1
                 reply = await other.ask(rpc("eth_getFilterChanges", [name]))
                 assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
+
+
+@on_uvloop
+async def test_filter_is_found_where_it_is_although_its_upstream_has_another_place_now() -> None:
+    async with scene(2) as found:
+        one, other = (upstream.url for upstream in found.upstreams)
+        async with worker({LIVE: [one]}) as before:
+            name = (await before.ask(rpc("eth_newBlockFilter"))).json["result"]
+        found.upstreams[1]._eth_newBlockFilter([])  # Its ids count as the other's do.
+        found.chain.head += 1
+        async with worker({LIVE: [other, one]}) as moved:
+            reply = await moved.ask(rpc("eth_getFilterChanges", [name]))
+            assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
+        async with worker({LIVE: [other]}) as removed:
+            reply = await removed.ask(rpc("eth_getFilterChanges", [name]))
+            assert reply.json["error"]["message"] == "filter not found"
+        assert found.upstreams[1].count("eth_getFilterChanges") == 0
 
 
 @on_uvloop

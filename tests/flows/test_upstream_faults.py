@@ -8,14 +8,16 @@ from email.utils import formatdate
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from proxy.core.access import Limits
 from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
+from proxy.wire.connection import MOST
 from proxy.wire.upstream import SMALLER_S
 from tests.faults import Mode
 from tests.flows.talk import Reply
 from tests.rpc_scene import Load, Scene, scene
-from tests.rpc_upstreams import Refused, value_of
+from tests.rpc_upstreams import Refused, ScriptedUpstream, value_of
 from tests.service import until
 from tests.web.worker import on_uvloop
 
@@ -264,6 +266,88 @@ def test_error_that_another_upstream_may_not_have_is_asked_elsewhere(code: int, 
             assert (found.route.upstreams[0].health.bad > 0) is blamed
 
     run()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("code", "message"), [(-32000, "execution aborted (timeout = 5s)"), (-32603, "Internal error")]
+)
+def test_call_that_no_upstream_can_answer_takes_none_from_other_callers(code: int, message: str, count: int) -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(code, message)
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            for upstream in found.upstreams:
+                upstream.answers["eth_call"] = refuse
+            for n in range(30):
+                assert (await found.ask("eth_call", [{"data": hex(n)}, "latest"])).json["error"]["message"] == message
+            assert await found.result("eth_getBalance", [ADDRESS, "latest"])
+            assert not any(each.health.pause_s for each in found.route.upstreams)
+
+    run()
+
+
+class Picky(ScriptedUpstream):
+    """Stands behind something that lets certain words not through."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if b"select 1" in await request.read():
+            return web.Response(status=413, text="<html>no</html>", content_type="text/html")
+        return await super()._answer(request)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_request_that_every_upstream_refuses_takes_none_from_other_callers(together: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(3, kind=Picky) as found:
+            for n in range(0, 40, 2):
+                calls = [("eth_call", [{"data": f"select 1 {n + more}"}, "latest"]) for more in range(2)]
+                if together:
+                    assert all("error" in item for item in (await found.batch(*calls)).json)
+                else:
+                    (await found.ask(*calls[0])).fault(500)
+            assert await found.result("eth_getBalance", [ADDRESS, "latest"])
+            assert not any(each.health.pause_s for each in found.route.upstreams)
+
+    run()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_result_that_is_too_large_takes_no_upstream_from_other_callers(together: bool) -> None:
+    whole = "0x" + "ab" * (MOST // 2)
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            for upstream in found.upstreams:
+                upstream.answers["eth_getCode"] = lambda _: whole
+            for n in range(3 if together else 6):
+                # Results of batches are held whole.
+                calls = [
+                    ("eth_getCode", [f"0x{n + more:040x}", "latest"]) for more in range(0, 20 if together else 10, 10)
+                ]
+                assert all("error" in item for item in (await found.batch(*calls)).json)
+            assert await found.result("eth_getBalance", [ADDRESS, "latest"])
+            assert not any(each.health.pause_s for each in found.route.upstreams)
+
+    run()
+
+
+@on_uvloop
+async def test_upstream_that_alone_has_trouble_with_every_call_is_left_alone() -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32603, "Internal error")
+
+    async with scene(3) as found:
+        found.upstreams[0].answers["eth_call"] = refuse
+        load = await found.load(200)
+        assert not load.failed
+        health = found.route.upstreams[0].health
+        assert health.pause_s
+        assert found.upstreams[0].count("eth_call") == health.bad < 30
 
 
 @on_uvloop

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
+import orjson
 import pytest
+from aiohttp import web
 
+from proxy.services.rpc.tracker import PATIENCE_S, Tracker
 from tests.faults import Mode
 from tests.flows.talk import rpc
 from tests.rpc_scene import Scene, scene
-from tests.rpc_upstreams import Refused
+from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
-from tests.web.worker import on_uvloop
+from tests.web.worker import LIVE, on_uvloop, worker
 
 SEED = 4711
 NO_CACHE = {"enabled": False, "coalesce": False}
@@ -106,6 +110,49 @@ async def test_first_answer_of_all_may_come_from_a_liar_and_is_not_believed_for_
         assert found.route.heads.tip == found.chain.head
 
 
+@pytest.mark.parametrize("digits", [16, 70, 700])
+@pytest.mark.parametrize("count", [1, 3])
+def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int, digits: int) -> None:
+    """Of an only upstream too: the number does not fit where the workers tell each other."""
+    told = "0x" + "f" * digits
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count, cache=NO_CACHE) as found:
+            liar, tip = found.upstreams[0], found.route.heads.tip
+            liar.answers["eth_blockNumber"] = lambda _: told
+            liar.answers["eth_getBlockByNumber"] = lambda _: {"number": told, "hash": TX}
+            for _ in range(4):
+                assert (await found.ask("eth_blockNumber")).status == 200
+                assert (await found.ask("eth_getBlockByNumber", ["latest", False])).status == 200
+                await found.look()
+            assert found.route.heads.tip == tip
+            assert found.route.marks.tip == tip
+
+    run()
+
+
+@pytest.mark.parametrize(("count", "lead"), [(3, 1_000_000), (2, -900)])
+def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scripted(count, Chain()) as upstreams:
+            upstreams[0].answers["eth_blockNumber"] = lambda _: hex(upstreams[0].chain.head + lead)
+            for slow in upstreams[1:]:
+                slow.held = {"eth_blockNumber"}
+            async with worker({LIVE: [each.url for each in upstreams]}) as running, asyncio.TaskGroup() as group:
+                route = running.app.networks.routes[LIVE]
+                looking = group.create_task(Tracker(route).look())
+                await asyncio.wait([looking], timeout=2 * PATIENCE_S)
+                for slow in upstreams[1:]:
+                    slow.gate.set()
+                await looking
+                assert route.heads.agreed == upstreams[0].chain.head
+                assert [each.health.lagging for each in route.upstreams] == [True] + [False] * (count - 1)
+
+    run()
+
+
 @on_uvloop
 async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> None:
     def ahead(_: list[Any]) -> str:
@@ -133,6 +180,30 @@ def test_large_block_is_compared_with_the_head_before_it_is_told(cached: bool) -
             found.chain.head += 1
             await found.look()
             # From here on one answers as it did a block ago, and is not known to.
+            found.upstreams[0].behind = 1
+            for _ in range(12):
+                block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
+                assert int(block["number"], 16) == found.chain.head
+
+    run()
+
+
+class Pretty(ScriptedUpstream):
+    """Writes its JSON for people to read, with a space on either side of each colon."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        reply = await super()._answer(request)
+        body = json.dumps(orjson.loads(reply.body), indent=2, separators=(",", " : "))  # type: ignore[arg-type]
+        return web.Response(body=body.encode(), content_type="application/json")
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_block_is_compared_with_the_head_however_its_json_is_written(cached: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as found:
+            found.chain.head += 1
+            await found.look()
             found.upstreams[0].behind = 1
             for _ in range(12):
                 block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")

@@ -294,10 +294,8 @@ async def test_webhooks_that_were_loaded_in_part_are_loaded_anew(stage: Stage) -
 
 async def test_loop_that_follows_notices_reads_changes_between_blocks(stage: Stage) -> None:
     watch = stage.events.watch
-    stage.scene.running.bell.of("penstock_webhooks", NETWORK)
     tasks = stage.scene.running.tasks
     tasks.start("webhooks", lambda: watch.follow(stage.scene.running.pool, stage.scene.running.bell))
-    tasks.start("notices", stage.scene.running.bell.run)
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await until(lambda: len(watch.index))
 
@@ -305,7 +303,6 @@ async def test_loop_that_follows_notices_reads_changes_between_blocks(stage: Sta
 async def test_notice_reaches_everybody_who_waits_for_it_whoever_clears_his_own(stage: Stage) -> None:
     bell = stage.scene.running.bell
     one, other = bell.of("penstock_events", NETWORK), bell.of("penstock_events", NETWORK)
-    stage.scene.running.tasks.start("notices", bell.run)
     await until(lambda: one.is_set() and other.is_set())  # when it begins to listen
     one.clear()
     other.clear()

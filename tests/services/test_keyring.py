@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +15,10 @@ from proxy.services.keyring import Keyring
 from proxy.settings import load_tables
 from proxy.store import windows
 from proxy.store.keys import KeyStore
+from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import OwnWindows
-from tests.database import Server, pooled
 from tests.service import until
-from tests.store.cable import Cable
 
 PEPPER = "a pepper that no attacker can guess"
 PLANS = load_tables().plans
@@ -40,11 +37,12 @@ async def account(store: KeyStore) -> str:
 
 
 @asynccontextmanager
-async def following(store: KeyStore, notices: Pool, *, reload_s: float) -> AsyncIterator[Keyring]:
+async def following(store: KeyStore, pool: Pool, *, reload_s: float) -> AsyncIterator[Keyring]:
     """A keyring that is loaded and kept true."""
-    fd, tasks = windows.create(), Tasks()
+    fd, tasks, notices = windows.create(), Tasks(), Notices(pool)
     keyring = Keyring(store, notices, OwnWindows(fd), plans=PLANS, pepper=PEPPER, reload_s=reload_s)
     await keyring.load()
+    tasks.start("notices", notices.run)
     tasks.start("keyring", keyring.follow)
     try:
         yield keyring
@@ -86,20 +84,3 @@ async def test_change_that_nobody_was_told_of_is_found_by_looking(store: KeyStor
             await connection.execute("update keys set status = 'revoked' where id = $1", row["id"])
             await connection.execute("alter table keys enable trigger keys_notice")
         await until(lambda: found(keyring, text) is None)
-
-
-async def test_connection_that_has_gone_deaf_is_replaced(
-    server: Server, database: str, store: KeyStore, account: str
-) -> None:
-    """Nothing ends it, and nothing comes on it any more: only whoever asks finds out."""
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        cable = Cable(Path(directory), server.sockets)
-        await cable.plug()
-        async with (
-            pooled(database.replace(str(server.sockets), directory)) as notices,
-            following(store, notices, reload_s=0.2),
-        ):
-            await until(lambda: cable.carried == 1)
-            cable.forget()
-            await until(lambda: cable.carried == 2)
-        await cable.cut()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from proxy.services.rpc.flights import Flight
+from proxy.web.front import Front
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
 from tests.wire import upstreams
-from tests.wire.upstreams import Exchange, Scripted, chunked, huge, stub
+from tests.wire.upstreams import Exchange, Scripted, answer, chunked, http, huge, stub
 
 CALL = rpc("net_listening", [1])
 GOOD = b'{"jsonrpc":"2.0","id":1,"result":{"method":"net_listening","params":[1]}}'
@@ -332,6 +334,35 @@ async def test_last_of_a_connection_s_requests_says_close(cache: dict[str, Any],
             said = [await talk.reply() for _ in range(5)]
             assert [reply.closes for reply in said] == [False] * 4 + [True]
             assert await talk.is_closed(5)
+
+
+@on_uvloop
+async def test_what_comes_behind_the_last_request_of_a_connection_is_not_served() -> None:
+    """Also where it comes in the very turn in which the last but one is answered. RFC 9112, 9.6: whoever reads `close` takes it
+    for not done."""
+    gate = asyncio.Event()
+    async with (
+        Scripted(upstreams.held(gate, stub())) as upstream,
+        worker(upstream.url, server={"keepalive_requests": 2}, **NO_CACHE) as found,
+        await found.talk() as talk,
+    ):
+        (front,) = await until(lambda: found.app.door.guests)
+        await talk.send(found.post(CALL))
+        await until(lambda: upstream.bodies, every_s=0.001)
+        await talk.send(found.post(rpc("eth_nope")))
+        assert isinstance(front, Front)
+        await until(lambda: front._ahead, every_s=0.001)
+        asked = found.app.networks.routes[LIVE].upstreams[0]
+        (connection,) = asked._open
+        (flight,) = connection.sinks
+        assert isinstance(flight, Flight)
+        connection.data_received(http(answer({"id": int(flight.id)}, result="0x1")))
+        front.data_received(found.post(WRITE))
+        assert (await talk.reply()).json["result"] == "0x1"
+        assert (await talk.reply()).headers["connection"] == "close"
+        assert await talk.is_closed()
+        assert asked.health.inflight == 0
+        gate.set()
 
 
 @WAYS

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from proxy.services.rpc.flights import Flight
+from proxy.wire import upstream as upstream_room
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -231,3 +233,33 @@ async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: d
             await until(lambda: not found.app.door.guests, within_s=2.0)
         upstream.script = stub()
         assert is_good(await found.ask(CALL))
+
+
+@on_uvloop
+async def test_call_that_was_answered_is_not_told_of_the_upstream_that_refused_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Too many wait there: it says so a turn later, and the first one may answer in between."""
+    gate = asyncio.Event()
+    script = upstreams.held(gate, stub())
+    async with (
+        Scripted(script) as one,
+        Scripted(script) as two,
+        worker({LIVE: [one.url, two.url]}, **NO_CACHE) as found,
+        await found.talk() as talk,
+    ):
+        route = found.app.networks.routes[LIVE]
+        await talk.send(found.post(rpc("net_listening", ["first"], id=7)))
+        await until(lambda: one.bodies or two.bodies, every_s=0.001)
+        (connection,) = (each for upstream in route.upstreams for each in upstream._open)
+        (flight,) = connection.sinks
+        assert isinstance(flight, Flight)
+        monkeypatch.setattr(upstream_room, "MAX_WAITING", 0)
+        flight.on_tick(connection, flight.began + 3.0)
+        assert flight.tried == 0b11
+        connection.data_received(http(answer({"id": int(flight.id)}, result="0x7")))
+        assert (await talk.reply()).json == {"jsonrpc": "2.0", "id": 7, "result": "0x7"}
+        monkeypatch.undo()
+        gate.set()
+        assert (await talk.ask(found.post(rpc("net_listening", ["second"], id=8)))).json["id"] == 8
+        assert [upstream.health.inflight for upstream in route.upstreams] == [0, 0]

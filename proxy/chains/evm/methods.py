@@ -118,7 +118,8 @@ def is_archive(ref: BlockRef, head: int) -> bool:
     return ref is EARLIEST or (ref.kind == "number" and head - ref.number >= STATE_KEPT_BLOCKS)
 
 
-_EMPTY = frozenset((b"", b"null", b"[]", b"{}", b'"0x"'))
+# Some upstreams write JSON for people to read, with a space where there is nothing.
+_EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }", b'"0x"'))
 
 
 def is_empty(method: Method, result: bytes) -> bool:

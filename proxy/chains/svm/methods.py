@@ -75,7 +75,8 @@ def is_archive(ref: BlockRef, head: int) -> bool:
     return ref.kind == "number" and head - ref.number >= LEDGER_KEPT_SLOTS
 
 
-_EMPTY = frozenset((b"", b"null", b"[]", b"{}"))
+# Some upstreams write JSON for people to read, with a space where there is nothing.
+_EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }"))
 # `{"context":{…},"value":null}` with every member that the context has had so far is well below this.
 _SMALL = 512
 

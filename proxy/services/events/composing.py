@@ -19,7 +19,8 @@ from proxy.chains.evm.payloads import Token
 from proxy.chains.registry import Network
 from proxy.core import bodies
 from proxy.errors import Fault
-from proxy.services.events.bell import Bell, heard
+from proxy.process import until_set
+from proxy.services.events.bell import Bell
 from proxy.services.events.composition import Composition
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.questions import Questions
@@ -89,7 +90,7 @@ class Composing:
                 log.warning("events are not completed", extra={"network": self._network.id, "reason": str(exc)[:300]})
                 self._left = True
                 await asyncio.sleep(AGAIN_S)
-            await heard(wake, AGAIN_S if self._left else LOOK_S)
+            await until_set(wake, within_s=AGAIN_S if self._left else LOOK_S)
 
     async def compose(self) -> bool:
         """One round; whether there may be more. What cannot be completed is passed over until the next walk."""

@@ -15,7 +15,8 @@ from typing import assert_never
 from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Fault, Unavailable
-from proxy.services.events.bell import Bell, heard
+from proxy.process import until_set
+from proxy.services.events.bell import Bell
 from proxy.services.events.composing import CHANNEL
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.questions import Questions
@@ -56,7 +57,7 @@ class Finality:
                 log.warning("finality is not known", extra={"network": self._network.id, "reason": str(exc)[:300]})
                 wait_s = AGAIN_S
                 await asyncio.sleep(AGAIN_S)
-            await heard(wake, wait_s)
+            await until_set(wake, within_s=wait_s)
 
     async def look(self) -> None:
         """Let go what waits for a word that the chain has spoken since the last head."""

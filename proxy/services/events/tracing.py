@@ -14,7 +14,8 @@ from collections.abc import Callable
 from proxy.core import dialect, matching
 from proxy.core.matching import Call
 from proxy.errors import Fault
-from proxy.services.events.bell import Bell, heard
+from proxy.process import until_set
+from proxy.services.events.bell import Bell
 from proxy.services.events.composing import CHANNEL
 from proxy.services.events.composition import Composition
 from proxy.services.events.watch import Watch
@@ -53,7 +54,7 @@ class Tracing:
             again = False
             if leads():
                 again = not await self.look()
-            await heard(wake, AGAIN_S if again else LOOK_S)
+            await until_set(wake, within_s=AGAIN_S if again else LOOK_S)
             if again:
                 await asyncio.sleep(AGAIN_S)
 

@@ -21,7 +21,8 @@ from proxy.chains.evm.filters import BadConfig
 from proxy.chains.registry import Network
 from proxy.core.watching import Index, Watcher
 from proxy.errors import Unavailable
-from proxy.services.events.bell import Bell, heard
+from proxy.process import until_set
+from proxy.services.events.bell import Bell
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 
@@ -126,7 +127,7 @@ class Watch:
                     await self.hold(connection)
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
-            await heard(wake, LOOK_S)
+            await until_set(wake, within_s=LOOK_S)
 
 
 def _grouped(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:

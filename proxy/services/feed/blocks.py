@@ -34,7 +34,7 @@ AT_ONCE = 8
 _NOT_IN_A_HEAD = ("transactions", "uncles", "withdrawals", "size", "totalDifficulty")
 # A chain without a base fee burns none.
 _NO_BASE_FEE = msgspec.Raw(b'"0x0"')
-_NOTHING = b"[]"
+_NOTHING = (b"[]", b"[ ]")
 
 
 class Unanswered(Exception):
@@ -172,7 +172,7 @@ class Blocks:
             result = await asked.result()
         except (RpcError, Fault) as exc:
             raise Unanswered(method) from exc
-        if some and result == _NOTHING and self._is_behind(asked, least_head):
+        if some and result in _NOTHING and self._is_behind(asked, least_head):
             raise Unanswered(f"{method} of one that is behind")
         return result
 

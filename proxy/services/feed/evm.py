@@ -7,6 +7,7 @@ there is such a block, so that what happens after the confirmation is told.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,7 @@ from proxy.core import jsonrpc
 from proxy.core.headchain import Block, HeadChain
 from proxy.core.logfilter import LogFilter
 from proxy.errors import Unavailable
+from proxy.process import until_set
 from proxy.services.feed.blocks import Blocks
 from proxy.services.feed.lines import HeadLine, LogLine
 from proxy.services.feed.lookout import Lookout
@@ -155,11 +157,8 @@ class EvmFeed:
             raise Unavailable("too many different filters are subscribed to at the moment")
 
     async def _until_ready(self) -> None:
-        try:
-            async with asyncio.timeout(READY_S):
-                await self._ready.wait()
-        except TimeoutError:
-            raise Unavailable(f"no upstream of {self.route.network.id} tells its head at the moment") from None
+        if not await until_set(self._ready, within_s=READY_S):
+            raise Unavailable(f"no upstream of {self.route.network.id} tells its head at the moment")
 
     # The chain
 
@@ -184,6 +183,11 @@ class EvmFeed:
 
     def _change(self, removed: Sequence[Block], added: Sequence[Block]) -> None:
         source = self.lookout.source.upstream if self.lookout.source is not None else None
+        # First: whoever is told of a block must not be told then, by a call, what was true before it.
+        if source is not None:
+            self.route.compare_number(added[-1].number, source.health, time.monotonic())
+        if removed:
+            self.route.forget_recent()
         if self._ready.is_set():
             self.heads.tell(added)
         self.logs.enter(removed, added, source)

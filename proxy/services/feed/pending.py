@@ -16,6 +16,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.errors import Unavailable
+from proxy.process import until_set
 from proxy.services.feed.blocks import Blocks, Unanswered
 from proxy.services.feed.lookout import Failed
 from proxy.services.feed.sources import Source, Sources
@@ -150,12 +151,8 @@ class Pending:
                 await (self._begin_full(stream) if full else stream.subscribe("eth_subscribe", _HASHES, self._hear))
             self._serve(kinds)
             while self._kinds() <= kinds and self._sources.is_best(source, self._clock()):
-                try:
-                    async with asyncio.timeout(LOOK_S):
-                        await lost.wait()
+                if await until_set(lost, within_s=LOOK_S):
                     raise Failed("the connection was lost")
-                except TimeoutError:
-                    continue
         except (Lost, Refused) as exc:
             raise Failed(str(exc)) from exc
         finally:

@@ -1,14 +1,15 @@
-"""Who is asked at the moment, and since when: one upstream, and perhaps a second beside it."""
+"""Who is asked at the moment, and since when: one upstream, and perhaps a second beside it. And who had troubles of its own."""
 
 from __future__ import annotations
 
+from proxy.core.routing import Health
 from proxy.wire.upstream import Upstream
 
 
 class Asked:
     """The two attempts of a flight that may be under way at once. A flight begins them itself: one more call costs 0.1 µs."""
 
-    __slots__ = ("_asked_at", "_first", "_first_at", "_second", "_second_at")
+    __slots__ = ("_accused", "_asked_at", "_first", "_first_at", "_second", "_second_at")
 
     _first: Upstream | None
     _first_at: float
@@ -16,6 +17,8 @@ class Asked:
     _second_at: float
     # When the attempt that ended last was begun.
     _asked_at: float
+    # Who complained, while nobody has answered.
+    _accused: tuple[Health, ...]
 
     def is_carried_by(self, upstream: Upstream) -> bool:
         return upstream is self._first or upstream is self._second
@@ -43,3 +46,14 @@ class Asked:
             self._second = None
             self._asked_at = self._second_at
         return self._asked_at
+
+    def accuse(self, upstream: Upstream) -> None:
+        """It says that it is unwell. Anybody can send a call that makes every upstream say so: nobody is blamed for that."""
+        upstream.health.complained()
+        self._accused += (upstream.health,)
+
+    def _blame(self, now: float) -> None:
+        """Another one has answered: it was not the call."""
+        for health in self._accused:
+            health.blamed(now)
+        self._accused = ()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core import dialect, jsonrpc
-from proxy.wire.connection import OUT_OF_STEP, Connection, Piece
+from proxy.wire.connection import OUT_OF_STEP, TOO_LARGE, Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -58,8 +58,9 @@ class Convoy:
                 raise ValueError("no good reply")
             replies = jsonrpc.read_replies(body)
         except ValueError:
-            connection.fail(OUT_OF_STEP)
-            self.on_fail(upstream, "an upstream answered a batch with something else", sent=True)
+            if head.status < 400:
+                connection.fail(OUT_OF_STEP)
+            self._answered_otherwise(upstream, is_refused=head.status >= 400)
             return
         took = now - self._began
         for flight in self._still_carried(upstream):
@@ -70,14 +71,23 @@ class Convoy:
                 flight.arrived(upstream)
                 flight.receive(reply, upstream, now, took)
 
+    def _answered_otherwise(self, upstream: Upstream, *, is_refused: bool) -> None:
+        """What refuses one request may be about what is in it: who answers the first call decides that."""
+        for place, flight in enumerate(self._still_carried(upstream)):
+            if is_refused and not place:
+                flight.accuse(upstream)
+            blame = not is_refused and not place
+            flight.on_fail(upstream, "an upstream answered a batch with something else", sent=True, blame=blame)
+
     def _still_carried(self, upstream: Upstream) -> list[Flight]:
         """Those that have not landed elsewhere meanwhile."""
         return [flight for flight in self._flights if not flight.done and flight.is_carried_by(upstream)]
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        """One request failed, and its upstream once, however many calls were in it."""
+        """One request failed, and its upstream once, however many calls were in it. Not where only all results together are too
+        large."""
         for place, flight in enumerate(self._still_carried(upstream)):
-            flight.on_fail(upstream, reason, sent=sent, blame=not place)
+            flight.on_fail(upstream, reason, sent=sent, blame=not place and reason != TOO_LARGE)
 
     def on_tick(self, connection: Connection | None, now: float) -> None:
         for flight in self._flights:

@@ -1,7 +1,8 @@
 """Filters (`eth_newFilter` and its kin) live in the upstream that made them; whoever polls one must be led back there.
 
-The id that a caller gets says where: the upstream's place, a tag that only we can make for this key, and the upstream's own
-id. So any worker finds the way, also after a restart, and nobody polls another key's filter.
+The id that a caller gets says where: a tag that only we can make, for this key and this upstream, and the upstream's own id. So
+any worker finds the way, also after a restart with other settings, and nobody polls another key's filter: ids of upstreams
+that merely count are the same everywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from proxy.core.access import Key
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.waiters import Waiter, Whole
+from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
     from proxy.services.rpc.networks import Route
@@ -41,29 +43,35 @@ class Filters:
         if found is None:
             asker.on_error(NOT_FOUND)
             return
-        index, own_id = found
+        upstream, own_id = found
         flight = Flight(route, plan, b'["0x%b"]' % own_id.encode(), asker, now)
         asker.flight = flight
         flight.tried = -1  # Every bit: nobody else knows the filter, also where this one cannot be reached.
-        flight.send(route.upstreams[index], now)
+        flight.send(upstream, now)
 
     def name(self, result: bytes, route: Route, key: Key, index: int) -> bytes:
-        """The upstream's id with the way back in front of it."""
+        """The upstream's id with the way back in front of it; ValueError where it is none that `_read` would take."""
         own_id = msgspec.json.decode(result, type=str).removeprefix("0x")
-        return b'"0x%02x%b%b"' % (index, self._tag(route, key, index, own_id).encode(), own_id.encode())
+        if not own_id.isalnum() or not own_id.isascii():
+            raise ValueError("not a filter's id")
+        return b'"0x%b%b"' % (self._tag(route.upstreams[index], key, own_id).encode(), own_id.encode())
 
-    def _read(self, params: bytes, route: Route, key: Key) -> tuple[int, str] | None:
+    def _read(self, params: bytes, route: Route, key: Key) -> tuple[Upstream, str] | None:
         try:
             (text,) = msgspec.json.decode(params, type=list[str])
-            index, tag, own_id = int(text[2:4], 16), text[4 : 4 + _TAG], text[4 + _TAG :]
         except (msgspec.DecodeError, ValueError):
             return None
-        if index >= len(route.upstreams) or not own_id.isalnum() or not text.isascii():
+        tag, own_id = text[2 : 2 + _TAG], text[2 + _TAG :]
+        if not own_id.isalnum() or not text.isascii():
             return None
-        return (index, own_id) if hmac.compare_digest(tag, self._tag(route, key, index, own_id)) else None
+        for upstream in route.upstreams:
+            if hmac.compare_digest(tag, self._tag(upstream, key, own_id)):
+                return upstream, own_id
+        return None
 
-    def _tag(self, route: Route, key: Key, index: int, own_id: str) -> str:
-        text = f"{route.network.id} {key.lineage} {index} {own_id}".encode()
+    def _tag(self, upstream: Upstream, key: Key, own_id: str) -> str:
+        """The upstream's mark is of its network and its address: it stays where its place among the others changes."""
+        text = f"{upstream.health.mark} {key.lineage} {own_id}".encode()
         return hmac.digest(self._pepper, text, "sha256").hex()[:_TAG]
 
 
@@ -80,7 +88,7 @@ class _Naming(Whole):
         flight: Flight = self._asker.flight  # type: ignore[attr-defined]
         try:
             named = self._filters.name(bytes(result), self._route, self._key, flight.answered_by)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             self._asker.on_result(result)
             return
         self._asker.on_result(named)

@@ -23,7 +23,7 @@ from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.asked import Asked
 from proxy.services.rpc.waiters import NOBODY, Waiter
-from proxy.wire.connection import OUT_OF_STEP, STALE, Connection, Piece
+from proxy.wire.connection import OUT_OF_STEP, STALE, TOO_LARGE, Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -74,6 +74,7 @@ class Flight(Asked):
         self.began = now
         self._first = self._second = None
         self._first_at = self._second_at = self._asked_at = 0.0
+        self._accused = ()
         self._streaming = False
         # An answer that will do if nobody gives a better one.
         self._spare: bytes | None = None
@@ -201,8 +202,11 @@ class Flight(Asked):
                 raise ValueError("compressed")
             reply = jsonrpc.read_reply(body, self.id)
         except ValueError:
-            connection.fail(OUT_OF_STEP)
-            upstream.health.failed(now)
+            if head.status < 400:
+                connection.fail(OUT_OF_STEP)
+                upstream.health.failed(now)
+            else:  # Whatever stands before the upstream speaks HTTP: the next reply is the next call's.
+                self.accuse(upstream)
             self._after_failure(now, "an upstream sent no valid reply", sent=True)
             return
         self.receive(reply, upstream, now, now - began)
@@ -214,6 +218,8 @@ class Flight(Asked):
             self._on_error(bytes(reply.error), upstream, now, took_s)
             return
         upstream.health.succeeded(took_s)
+        if self._accused:
+            self._blame(now)
         if self.plan.method.empty and self._is_doubtful(reply.result, upstream, now):
             return
         if self.tells_head and not self._agrees_with_head(reply, upstream, now):
@@ -225,12 +231,17 @@ class Flight(Asked):
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool, blame: bool = True) -> None:
         """`blame`: whether this is the upstream's failure, and not a part of one that was counted."""
+        # Where too many wait, the refusal comes a turn later: the attempt may have been given up meanwhile.
+        if not self.is_carried_by(upstream):
+            return
         now = _monotonic()
         self._ended(upstream)
         if reason == STALE and self.plan.may_repeat and not self._is_under_way() and self._tries < MOST_TRIES:
             self.send(upstream, now, fresh=True)
             return
-        if blame:
+        if blame and reason == TOO_LARGE:
+            self.accuse(upstream)
+        elif blame:
             upstream.health.failed(now)
         if self._streaming:
             self._streaming = False
@@ -263,7 +274,9 @@ class Flight(Asked):
 
     def on_end(self, connection: Connection) -> None:
         began = self._ended(connection.upstream)
-        connection.upstream.health.succeeded(_monotonic() - began)
+        now = _monotonic()
+        connection.upstream.health.succeeded(now - began)
+        self._blame(now)
         self._streaming = False
         self.done = True
         self.route.landed(self)
@@ -281,9 +294,10 @@ class Flight(Asked):
         if verdict.kind == "rate_limited":
             upstream.health.rest(now, 1.0)
         elif verdict.blame:
-            upstream.health.failed(now)
+            self.accuse(upstream)
         else:
             upstream.health.succeeded(took_s)
+            self._blame(now)
         if verdict.kind == "already_known" and (known := self.plan.already_known(self.params)):
             self.land(known)
             return

@@ -41,6 +41,9 @@ class Logs:
 
     def split(self, flight: Flight, error: bytes) -> bool:
         """Take over a call whose range was refused, if it can be cut; its waiters are answered here."""
+        # Only logs are the sum of their pieces: a filter is one, and traces may be asked for by their place in the whole.
+        if not flight.plan.by_range:
+            return False
         asked = logrange.parse(flight.params, flight.route.heads.tip)
         if asked is None or asked.blocks <= SMALLEST:
             return False

@@ -18,7 +18,7 @@ import msgspec
 from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.core.caching import Replies
-from proxy.core.heads import STALE_S, Heads
+from proxy.core.heads import HIGHEST, STALE_S, Heads
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import Budget, Group, Health
 from proxy.services.rpc.convoys import Convoy
@@ -30,8 +30,8 @@ from proxy.wire.upstream import Upstream
 _NONE: Mapping[str, Plan] = {}
 _NO_LIMIT = 1 << 62
 _NULL_BYTES = len(NULL)
-_NUMBER = re.compile(rb'"number":\s*"0x([0-9a-f]{1,16})"')
-_BLOCK = re.compile(rb'"blockNumber":\s*"0x([0-9a-fA-F]{1,16})"')
+_NUMBER = re.compile(rb'"number"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
+_BLOCK = re.compile(rb'"blockNumber"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
 
 
 class Marks:
@@ -202,7 +202,7 @@ class Route:
         if flight.slot is None or not self.keeps or not self.heads.tip:
             return
         raw = bytes(result)
-        if plan.tells_block:
+        if plan.shows_block:
             self.heard_of(raw)
         ref = plan.family.block_ref(plan.method, flight.params)
         lifetime = plan.family.lifetime(plan.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
@@ -237,7 +237,8 @@ class Route:
 
     def heard_of(self, result: bytes) -> None:
         """Something is in a block that we have not seen: whoever learns that must not be told then what was true before."""
-        found = _BLOCK.search(result)
+        at = result.rfind(b'"blockNumber"')  # Of several logs the last is the newest.
+        found = _NUMBER.search(result) if at < 0 else _BLOCK.match(result, at)
         if found is not None and int(found[1], 16) > self.heads.tip:
             self.forget_recent()
 
@@ -272,10 +273,14 @@ class Route:
     def compare_head(self, result: bytes, health: Health, now: float) -> Literal["fine", "behind", "future"]:
         """What an answer that tells the head means for what we know."""
         number = _number_in(result)
-        if number is None or not self.heads.agreed:
+        return "fine" if number is None else self.compare_number(number, health, now)
+
+    def compare_number(self, number: int, health: Health, now: float) -> Literal["fine", "behind", "future"]:
+        """The same, of a head that an upstream has told in whatever way."""
+        if not self.heads.agreed:
             return "fine"
         if self.only is not None:
-            if number > self.heads.tip:
+            if self.heads.tip < number <= HIGHEST:
                 self.heads.raise_to(number)
                 self.forget_recent()
             return "fine"

@@ -42,7 +42,7 @@ class Plan:
     __slots__ = (
         "asks_on", "before_latest", "by_range", "family", "has_block", "is_checked", "is_head_number", "is_plain", "keeps",
         "latest", "may_repeat", "may_show_head", "method", "normalises", "opens", "request_tail", "scope", "shared", "short",
-        "tally", "tells_block", "units", "units_line",
+        "shows_block", "tally", "tells_block", "units", "units_line",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, units: int, tally: Tally, *, scope: int = 0) -> None:
@@ -69,8 +69,9 @@ class Plan:
         self.normalises = family.name == "evm"
         self.is_head_number = method.name in families.HEAD_NUMBERS
         self.may_show_head = self.is_head_number or method.name in families.HEAD_BLOCKS
-        # Whether its result may be the first that we hear of a block.
+        # Whether its result is read for a block that we may not have heard of, however large it is; or where it is kept anyway.
         self.tells_block = method.name in families.TELL_BLOCKS
+        self.shows_block = self.tells_block or self.by_range or method.name in families.HEAD_BLOCKS
         # Whether the route's desk reads the params before they go out; and whether a null is asked about elsewhere.
         self.is_checked = False
         self.asks_on = False

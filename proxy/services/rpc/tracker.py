@@ -15,6 +15,7 @@ import msgspec
 
 from proxy.chains import families
 from proxy.core import jsonrpc
+from proxy.core.heads import HIGHEST
 from proxy.services.rpc.flights import next_id
 from proxy.services.rpc.networks import Route
 from proxy.wire.connection import Connection, Piece
@@ -92,7 +93,8 @@ class Tracker:
         """Ask all upstreams at once, and draw the conclusions; the slow ones are heard when they speak."""
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(self._look_at(upstream)) for upstream in self._route.upstreams]
-            await asyncio.wait(asked, timeout=PATIENCE_S)
+            # At first nothing is known that a report could be measured by: the quickest alone could be far behind, or lie.
+            await asyncio.wait(asked, timeout=PATIENCE_S if self._route.heads.agreed else ANSWER_S)
             self._route.observe_heads(self._clock())
             group.create_task(self._look_for_reorg())
             group.create_task(self._tell_chain())
@@ -161,6 +163,7 @@ def _number(result: bytes | None) -> int | None:
         return None
     try:
         value = msgspec.json.decode(result)
-        return int(value, 16) if isinstance(value, str) else int(value)
+        number = int(value, 16) if isinstance(value, str) else int(value)
     except (msgspec.DecodeError, ValueError, TypeError):
         return None
+    return number if 0 <= number <= HIGHEST else None

@@ -1,0 +1,45 @@
+"""When the development chain is indexed: from then on balances and NFTs of this very chain are told, and none of one before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import asyncpg
+
+# A chain of a few blocks takes a moment. What takes longer is indexed while people look around.
+WITHIN_S = 15.0
+LOOK_S = 0.05
+_CURSORS = "select block, block_hash from followed_networks where network = any($1) and block is not null"
+
+
+async def is_indexed(database_url: str, chain_url: str, networks: Sequence[str]) -> bool:
+    """Waits until it is; False: not yet."""
+    connection = await asyncpg.connect(database_url, timeout=5)
+    try:
+        async with asyncio.timeout(WITHIN_S), aiohttp.ClientSession() as session:
+            newest = int((await _block(session, chain_url, "latest"))["number"], 16)
+            while True:
+                cursors = await connection.fetch(_CURSORS, networks)
+                found = [await _is_at(session, chain_url, row) for row in cursors if row["block"] >= newest]
+                if sum(found) == len(networks):
+                    return True
+                await asyncio.sleep(LOOK_S)
+    except (TimeoutError, aiohttp.ClientError, asyncpg.PostgresError):
+        return False
+    finally:
+        connection.terminate()
+
+
+async def _is_at(session: aiohttp.ClientSession, chain_url: str, cursor: asyncpg.Record) -> bool:
+    """Whether that block is one of this chain's: it is a new one at every start."""
+    block = await _block(session, chain_url, hex(cursor["block"]))
+    return block is not None and block["hash"] == "0x" + cursor["block_hash"].hex()
+
+
+async def _block(session: aiohttp.ClientSession, chain_url: str, which: str) -> Any:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "eth_getBlockByNumber", "params": [which, False]}
+    async with session.post(chain_url, json=call) as response:
+        return (await response.json())["result"]
