@@ -151,6 +151,13 @@ class Health:
         if self.failures_in_a_row >= FAILURES_IN_A_ROW or failing or self.pause_s:
             self.open(now)
 
+    def overdue(self, began: float, now: float) -> None:
+        """A call had no answer in time. One that has told its head meanwhile is well: it is the call that takes so long."""
+        if self.head_at > began:
+            self.complained()
+        else:
+            self.failed(now)
+
     def late(self, after_s: float, now: float) -> None:
         """Another upstream answered the call, although it was asked later."""
         if after_s > self.latency_s:

@@ -64,6 +64,8 @@ async def test_rest_of_the_filter_goes_with_every_piece_and_open_ends_at_the_hea
         upstream.max_range = 100
         asked = query(FIRST, "latest", address="0x" + "ab" * 20, topics=[None, ["0x1"]])
         assert await found.result("eth_getLogs", asked) == expected(found, FIRST, found.chain.head)
+        asked = query(FIRST, "0xffffffffffff", address="0x" + "ab" * 20, topics=[None, ["0x1"]])
+        assert await found.result("eth_getLogs", asked) == expected(found, FIRST, found.chain.head)
         pieces = [call.params[0] for call in upstream.calls if call.method == "eth_getLogs"]
         assert all(piece["address"] == "0x" + "ab" * 20 and piece["topics"] == [None, ["0x1"]] for piece in pieces)
 

@@ -179,6 +179,20 @@ async def test_silence_of_all_is_answered_when_the_time_is_up_and_then_at_once()
         assert reply.headers["retry-after"] == "1"
 
 
+@on_uvloop
+async def test_calls_that_take_too_long_everywhere_open_no_breaker_of_upstreams_that_are_well() -> None:
+    async with scene(2, rpc={"call_timeout_s": 0.5}) as found:
+        for upstream in found.upstreams:
+            upstream.held = {"debug_traceTransaction"}
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(found.ask("debug_traceTransaction", [f"0x{n:064x}"])) for n in range(20)]
+            await asyncio.sleep(0.1)
+            await found.look()
+        assert {task.result().status for task in asked} == {504}
+        params = [{}, "latest"]
+        assert await found.result("eth_call", params) == value_of("eth_call", params)
+
+
 # One that is all there is
 
 

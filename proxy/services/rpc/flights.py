@@ -136,7 +136,7 @@ class Flight(Asked):
                 connection.fail("the reply stopped")
         elif now - self.began > self.route.call_timeout_s:
             for upstream in self._under_way():
-                upstream.health.failed(now)
+                upstream.health.overdue(self.began, now)
             self._fail(UpstreamTimeout(self._words(f"no upstream answered within {self.route.call_timeout_s:g} s")))
         elif self._is_late(now):
             self._hedge(now)

@@ -44,9 +44,12 @@ class Logs:
         # Only logs are the sum of their pieces: a filter is one, and traces may be asked for by their place in the whole.
         if not flight.plan.by_range:
             return False
-        asked = logrange.parse(flight.params, flight.route.heads.tip)
+        tip = flight.route.heads.tip
+        asked = logrange.parse(flight.params, tip)
         if asked is None or asked.blocks <= SMALLEST:
             return False
+        if asked.first <= tip < asked.last:  # Beyond the head there is nothing to be cut.
+            asked = asked.part(asked.first, tip)
         chunk = self._chunk(asked, error)
         most = min(self._limits.max_logs_blocks, chunk * MOST_PIECES)
         if asked.blocks > most:
