@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import asyncpg
 
+from proxy.store.pool import AWAY, Connection
+
 # A chain of a few blocks takes a moment. What takes longer is indexed while people look around.
 WITHIN_S = 15.0
 LOOK_S = 0.05
@@ -16,21 +18,29 @@ _CURSORS = "select block, block_hash from followed_networks where network = any(
 
 
 async def is_indexed(database_url: str, chain_url: str, networks: Sequence[str]) -> bool:
-    """Waits until it is; False: not yet."""
-    connection = await asyncpg.connect(database_url, timeout=5)
+    """Waits until it is; False: not yet, or there is nobody to ask."""
     try:
         async with asyncio.timeout(WITHIN_S), aiohttp.ClientSession() as session:
-            newest = int((await _block(session, chain_url, "latest"))["number"], 16)
-            while True:
-                cursors = await connection.fetch(_CURSORS, networks)
-                found = [await _is_at(session, chain_url, row) for row in cursors if row["block"] >= newest]
-                if sum(found) == len(networks):
-                    return True
-                await asyncio.sleep(LOOK_S)
-    except (TimeoutError, aiohttp.ClientError, asyncpg.PostgresError):
+            connection = await asyncpg.connect(database_url)
+            try:
+                await _until_indexed(connection, session, chain_url, networks)
+            finally:
+                connection.terminate()
+    except (aiohttp.ClientError, KeyError, *AWAY):
         return False
-    finally:
-        connection.terminate()
+    return True
+
+
+async def _until_indexed(
+    connection: Connection, session: aiohttp.ClientSession, chain_url: str, networks: Sequence[str]
+) -> None:
+    newest = int((await _block(session, chain_url, "latest"))["number"], 16)
+    while True:
+        cursors = await connection.fetch(_CURSORS, networks)
+        found = [await _is_at(session, chain_url, row) for row in cursors if row["block"] >= newest]
+        if sum(found) == len(networks):
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _is_at(session: aiohttp.ClientSession, chain_url: str, cursor: asyncpg.Record) -> bool:

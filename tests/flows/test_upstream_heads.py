@@ -167,6 +167,16 @@ async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> No
         assert [each.health.lagging for each in found.route.upstreams] == [True, False, False]
 
 
+async def never_told_the_block_before(found: Scene) -> None:
+    found.chain.head += 1
+    await found.look()
+    # From here on one answers as it did a block ago, and is not known to.
+    found.upstreams[0].behind = 1
+    for _ in range(12):
+        block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
+        assert int(block["number"], 16) == found.chain.head
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_large_block_is_compared_with_the_head_before_it_is_told(cached: bool) -> None:
     @on_uvloop
@@ -177,13 +187,7 @@ def test_large_block_is_compared_with_the_head_before_it_is_told(cached: bool) -
                     **(of._eth_getBlockByNumber(params) or {}),
                     "transactions": ["0x" + "ab" * 32] * 2000,
                 }
-            found.chain.head += 1
-            await found.look()
-            # From here on one answers as it did a block ago, and is not known to.
-            found.upstreams[0].behind = 1
-            for _ in range(12):
-                block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
-                assert int(block["number"], 16) == found.chain.head
+            await never_told_the_block_before(found)
 
     run()
 
@@ -202,12 +206,7 @@ def test_block_is_compared_with_the_head_however_its_json_is_written(cached: boo
     @on_uvloop
     async def run() -> None:
         async with scene(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as found:
-            found.chain.head += 1
-            await found.look()
-            found.upstreams[0].behind = 1
-            for _ in range(12):
-                block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
-                assert int(block["number"], 16) == found.chain.head
+            await never_told_the_block_before(found)
 
     run()
 

@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
-from tests.database import database, empty_database, pool, server
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
 
-__all__ = ("database", "empty_database", "pool", "server")
+import pytest
+
+from tests.database import Server, database, empty_database, pool, server
+from tests.store.cable import Cable
+
+__all__ = ("cable", "database", "empty_database", "pool", "server")
+
+
+@pytest.fixture
+async def cable(server: Server) -> AsyncIterator[Cable]:
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        found = Cable(Path(directory), server.sockets)
+        await found.plug()
+        yield found
+        await found.cut()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-
-import pytest
 
 from proxy.process import Tasks
 from proxy.store.notices import Notices
@@ -16,15 +12,6 @@ from proxy.store.pool import Pool
 from tests.database import Server, pooled
 from tests.service import until
 from tests.store.cable import Cable
-
-
-@pytest.fixture
-async def cable(server: Server) -> AsyncIterator[Cable]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        cable = Cable(Path(directory), server.sockets)
-        await cable.plug()
-        yield cable
-        await cable.cut()
 
 
 @asynccontextmanager

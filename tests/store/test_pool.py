@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -17,15 +15,6 @@ from tests import database as database_room
 from tests.database import Server, pooled
 from tests.service import until
 from tests.store.cable import Cable
-
-
-@pytest.fixture
-async def cable(server: Server) -> AsyncIterator[Cable]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        found = Cable(Path(directory), server.sockets)
-        await found.plug()
-        yield found
-        await found.cut()
 
 
 @pytest.fixture
