@@ -1,8 +1,7 @@
-"""The OpenAPI document, whole: what is published is what requests are checked by.
+"""The API spec: the OpenAPI document that is published and that requests are validated against.
 
-`schemas/openapi.json` and the schemas in `schemas/http/*.json` and `schemas/events/*.json` are merged into one document, served
-as it is. Each operation's path, query and body are checked by validators compiled from it once, at start-up; a refusal names
-the parameter.
+It is assembled at start-up from the files under `schemas/` (see `schemas/README.md`) and served as one document. Each
+operation's path, query and body are checked by validators compiled from it once; a refusal names the parameter.
 """
 
 from __future__ import annotations
@@ -111,17 +110,24 @@ class Contract:
 
 def load(schemas: Path) -> Contract:
     document = orjson.loads((schemas / "openapi.json").read_bytes())
-    merged: dict[str, Any] = {}
-    for path in sorted((*(schemas / "http").glob("*.json"), *(schemas / "events").glob("*.json"))):
-        for name, schema in orjson.loads(path.read_bytes()).items():
-            if name in merged:
-                raise ValueError(f"{path.name}: the schema {name} is defined twice")
-            merged[name] = schema
-    document["components"]["schemas"] = merged
-    for path in sorted((schemas / "paths").glob("*.json")):
-        document["paths"].update(orjson.loads(path.read_bytes()))
+    components = document["components"]
+    components.update({path.stem: orjson.loads(path.read_bytes()) for path in (schemas / "components").glob("*.json")})
+    components["schemas"] = _merged(schemas / "http", schemas / "events")
+    document["webhooks"] = _merged(schemas / "webhooks")
+    document["paths"] = _merged(schemas / "paths")
     document["paths"].update(_mirrored(document["paths"]))
     return Contract(document)
+
+
+def _merged(*directories: Path) -> dict[str, Any]:
+    """Merge the objects of all files in the directories; a name may be defined only once."""
+    merged: dict[str, Any] = {}
+    for path in sorted(path for directory in directories for path in directory.glob("*.json")):
+        for name, value in orjson.loads(path.read_bytes()).items():
+            if name in merged:
+                raise ValueError(f"{path.parent.name}/{path.name}: {name} is defined twice")
+            merged[name] = value
+    return merged
 
 
 def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ FILES = sorted(
     [
         *(CONFIG / "chains").glob("*.toml"),
         *(CONFIG / "tokens").glob("*.json"),
-        *(SCHEMAS / "http").glob("*.json"),
-        SCHEMAS / "openapi.json",
+        *SCHEMAS.rglob("*.json"),
     ]
 )
 
@@ -41,7 +40,7 @@ def test_vectors_of_the_proposal_hold(address: str) -> None:
     assert checksummed(address.lower()) == address
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_addresses_in_the_file_carry_their_checksums(path: Path) -> None:
     found = ADDRESS.findall(path.read_text("utf-8"))
     assert found == [checksummed(address) for address in found]

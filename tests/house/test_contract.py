@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import jsonschema_rs
+import orjson
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
@@ -26,6 +27,8 @@ SHAPES: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 TABLES = settings.load_tables()
 PRICES = TABLES.prices
 BASE = "/v1"
+# Members of the root file; everything else is assembled from the directories beside it.
+ROOT_MEMBERS = ("openapi", "info", "servers", "tags", "security")
 # The others are for people who are signed in.
 OF_KEYS = {name: op for name, op in OPERATIONS.items() if op.session is None}
 # JSON-RPC is priced by method, not by operation.
@@ -125,6 +128,12 @@ def test_operations_of_people_are_below_account_and_admin_and_no_key_opens_them(
 def test_only_signing_in_needs_no_session() -> None:
     free = {op.path for op in OPERATIONS.values() if op.session == "none"}
     assert free == {"/account/sign-in", "/account/sign-in/link", "/account/sign-in/redeem", "/admin/sign-in"}
+
+
+def test_root_file_has_no_paths_and_each_path_file_holds_one_resource() -> None:
+    assert set(orjson.loads((SCHEMAS / "openapi.json").read_bytes())) <= {*ROOT_MEMBERS, "components"}
+    for file in (SCHEMAS / "paths").glob("*.json"):
+        assert {path.split("/")[1] for path in orjson.loads(file.read_bytes())} == {file.stem}
 
 
 def test_document_is_valid_openapi() -> None:

@@ -202,12 +202,13 @@ def test_document_is_served_as_the_bytes_that_were_merged() -> None:
     assert repr(CONTRACT).startswith(f"<Contract {len(CONTRACT.operations)} operations, ")
 
 
-def test_schema_that_two_files_define_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "http").mkdir()
-    (tmp_path / "openapi.json").write_bytes(b'{"paths": {}, "components": {}}')
-    for name in ("a", "b"):
-        (tmp_path / "http" / f"{name}.json").write_bytes(b'{"Thing": {}}')
-    with pytest.raises(ValueError, match=r"b\.json: the schema Thing is defined twice"):
+@pytest.mark.parametrize(("directory", "name"), [("http", "Thing"), ("paths", "/things"), ("webhooks", "thing")])
+def test_name_that_two_files_define_is_an_error(tmp_path: Path, directory: str, name: str) -> None:
+    (tmp_path / directory).mkdir()
+    (tmp_path / "openapi.json").write_bytes(b'{"components": {}}')
+    for stem in ("a", "b"):
+        (tmp_path / directory / f"{stem}.json").write_bytes(orjson.dumps({name: {}}))
+    with pytest.raises(ValueError, match=rf"{directory}/b\.json: {name} is defined twice"):
         contract.load(tmp_path)
 
 
