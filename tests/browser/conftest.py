@@ -11,7 +11,7 @@ from playwright.async_api import Browser, BrowserContext, Page, StorageState, as
 
 from tests import service as service_room
 from tests.browser import chromium
-from tests.browser.people import WAIT_MS, Receiver, Site, Visitor
+from tests.browser.visitor import WAIT_MS, Receiver, Site, Visitor
 from tests.flows.upstream import Upstream
 
 # What people wait for comes sooner, so that the tests wait less for it.

@@ -24,7 +24,7 @@ from proxy.store.usage import Series, UsageStore
 from tests import service as service_room
 from tests.browser import chromium
 from tests.browser.conftest import QUICK
-from tests.browser.people import Receiver, Site, Visitor
+from tests.browser.visitor import Receiver, Site, Visitor
 from tests.flows.upstream import Upstream
 
 WHERE = Path(__file__).resolve().parent / "screenshots"

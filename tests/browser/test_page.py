@@ -16,7 +16,7 @@ from playwright.async_api import Browser, Page, Route, StorageState, expect
 
 from proxy.store.pool import Pool
 from proxy.store.refusals import RefusalStore, Refused
-from tests.browser.people import WAIT_MS, Site, Visitor
+from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.flows.upstream import echo, reply
 
 expect.set_options(timeout=WAIT_MS)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.dashboard.desk import Desk, desk_on
+from tests.dashboard.service import Desk, desk_on
 from tests.database import MIGRATED, Server, database, pool, server
 
 __all__ = ("database", "pool", "server")

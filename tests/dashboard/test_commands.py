@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from tests.dashboard.desk import PASSWORD, Desk, Person, call
+from tests.dashboard.service import PASSWORD, Desk, Person, call
 from tests.service import ROOT, until
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.desk import NETWORK, Desk, Person, call
+from tests.dashboard.service import NETWORK, Desk, Person, call
 from tests.dashboard.test_usage import known_key
 from tests.database import connected
 from tests.flows.talk import Talk, post, rpc

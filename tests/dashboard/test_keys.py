@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from tests.dashboard.desk import NETWORK, Desk, Person, call
+from tests.dashboard.service import NETWORK, Desk, Person, call
 from tests.flows.talk import Talk, post, rpc
 from tests.service import until
 

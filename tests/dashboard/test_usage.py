@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from tests.dashboard.desk import NETWORK, Desk, Person, call, desk_on, kill
+from tests.dashboard.service import NETWORK, Desk, Person, call, desk_on, kill
 from tests.database import connected
 from tests.flows.talk import Talk, post, rpc
 from tests.service import until

@@ -1,7 +1,7 @@
 /* Forms: fields with labels and hints, and what happens when one is sent. Each field has `node`, `read` and, if it can be set, `write`. */
 
 import { el, put } from "./dom.js";
-import { note } from "./parts.js";
+import { note } from "./components.js";
 
 let serial = 0;
 

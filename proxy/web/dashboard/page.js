@@ -2,7 +2,7 @@
 
 import { account, admin } from "./api.js";
 import { el, icon, put } from "./dom.js";
-import { button, failed, toast, waiting } from "./parts.js";
+import { button, failed, toast, waiting } from "./components.js";
 
 const VIEWS = {
   overview: { title: "Overview", side: "account", load: () => import("./views/overview.js") },
@@ -122,7 +122,7 @@ async function leave() {
 /* --- which view --- */
 
 async function door(kind, token) {
-  const { show: showDoor } = await import("./views/door.js");
+  const { show: showDoor } = await import("./views/sign-in.js");
   shell.className = "";
   main = el("main.door", { id: "main", tabindex: "-1" });
   put(shell, main);

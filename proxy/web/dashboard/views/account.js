@@ -3,10 +3,10 @@
 import { account } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { card, facts, heading, toast } from "../parts.js";
-import * as words from "../words.js";
+import { card, facts, heading, toast } from "../components.js";
+import * as format from "../format.js";
 
-const most = (value) => (value ? words.number(value) : "no limit");
+const most = (value) => (value ? format.number(value) : "no limit");
 
 export async function show() {
   const said = await account.get("");
@@ -16,13 +16,13 @@ export async function show() {
 function plan({ account: who, limits, plan: figures }) {
   const others = Object.entries(figures).filter(([name]) => name !== "name" && !(name in limits));
   return card("Plan", facts([
-    ["Plan", words.plain(who.plan)],
+    ["Plan", format.plain(who.plan)],
     ["Requests per second, each key", most(limits.requests_per_second)],
     ["Units per second, each key", most(limits.units_per_second)],
     ["Requests per day", most(limits.requests_per_day)],
-    ...others.map(([name, value]) => [words.plain(name), typeof value === "number" ? most(value) : String(value)]),
+    ...others.map(([name, value]) => [format.plain(name), typeof value === "number" ? most(value) : String(value)]),
     ["Account", el("code", null, who.id)],
-    ["Since", words.date(who.created_at)],
+    ["Since", format.date(who.created_at)],
   ]));
 }
 

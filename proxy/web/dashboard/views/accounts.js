@@ -3,8 +3,8 @@
 import { admin, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { badge, button, card, dialog, empty, heading, pager, place, secret, table, toast, working } from "../parts.js";
-import * as words from "../words.js";
+import { badge, button, card, dialog, empty, heading, pager, place, secret, table, toast, working } from "../components.js";
+import * as format from "../format.js";
 
 const LIMIT = 25;
 const LIMITS = { requests_per_second: "Requests per second", units_per_second: "Units per second", requests_per_day: "Requests per day" };
@@ -38,12 +38,12 @@ function listOf({ accounts, page, total }, plans, again, go) {
   const rows = accounts.map((each) => ({ data: each, attributes: { class: each.disabled ? "dim" : undefined, "data-id": each.id } }));
   return [table("Accounts", [
     { name: "Name", show: (each) => [each.name, el("span.below", null, each.email)] },
-    { name: "Plan", show: (each) => words.plain(each.plan) },
+    { name: "Plan", show: (each) => format.plain(each.plan) },
     { name: "Own limits", show: (each) => Object.entries(each.limits).filter(([, value]) => value !== null)
-      .map(([name, value]) => `${LIMITS[name].toLowerCase()} ${value ? words.number(value) : "none"}`).join("; ") || words.NONE },
-    { name: "Keys", kind: "num", show: (each) => words.number(each.active_keys) },
-    { name: "Used today", kind: "num", show: (each) => words.number(each.used_today) },
-    { name: "Since", show: (each) => words.date(each.created_at) },
+      .map(([name, value]) => `${LIMITS[name].toLowerCase()} ${value ? format.number(value) : "none"}`).join("; ") || format.NONE },
+    { name: "Keys", kind: "num", show: (each) => format.number(each.active_keys) },
+    { name: "Used today", kind: "num", show: (each) => format.number(each.used_today) },
+    { name: "Since", show: (each) => format.date(each.created_at) },
     { name: "Status", show: (each) => badge(each.disabled ? "disabled" : "active") },
     { name: "Actions", kind: "do", show: (each) => actionsOf(each, plans, again) },
   ], rows), pager({ page, total, limit: LIMIT }, go)];
@@ -54,7 +54,7 @@ const actionsOf = (each, plans, again) => [
   button("Keys", () => keysOf(each), { kind: "small", "aria-label": `Keys of ${each.name}` }),
   working("Link", async () => {
     const made = await admin.post(`/accounts/${each.id}/link`);
-    dialog("One-time link", () => [el("p", null, `Whoever opens it is signed in as ${each.name}, once, until ${words.hour(made.expires_at)}. Hand it to ${each.email} only.`),
+    dialog("One-time link", () => [el("p", null, `Whoever opens it is signed in as ${each.name}, once, until ${format.hour(made.expires_at)}. Hand it to ${each.email} only.`),
       secret(made.url, "The link")]);
   }, { kind: "small", "aria-label": `Sign-in link for ${each.name}` }),
 ];
@@ -64,7 +64,7 @@ async function keysOf(each) {
   dialog(`Keys of ${each.name}`, () => (keys.length ? table("Keys", [
     { name: "Name", show: (key) => [key.name, el("code.below", null, key.hint)] },
     { name: "Networks", show: (key) => key.mode },
-    { name: "Last used", show: (key) => words.ago(key.last_used_at) },
+    { name: "Last used", show: (key) => format.ago(key.last_used_at) },
     { name: "Status", show: (key) => badge(key.status) },
   ], keys) : empty("No keys")));
 }
@@ -73,7 +73,7 @@ function edit(each, plans, again) {
   dialog(each ? "Edit account" : "Create account", (close) => {
     const name = forms.text("Name", { required: true, maxlength: "200", value: each?.name });
     const email = forms.text("E-mail", { type: "email", required: true, value: each?.email });
-    const plan = forms.select("Plan", Object.fromEntries(plans.map((one) => [one.name, words.plain(one.name)])), { value: each?.plan });
+    const plan = forms.select("Plan", Object.fromEntries(plans.map((one) => [one.name, format.plain(one.name)])), { value: each?.plan });
     const own = Object.entries(LIMITS).map(([key, label]) => ({ key, ...forms.count(label, { value: each?.limits[key] ?? "", placeholder: "the plan's" }) }));
     const off = forms.checks("State", { disabled: "Disabled: its keys are refused, nobody signs in" }, each?.disabled ? ["disabled"] : []);
     return forms.form([forms.row(name.node, email.node), plan.node, forms.row(...own.map(({ node }) => node)), each && off.node], {
@@ -96,7 +96,7 @@ function edit(each, plans, again) {
 function plansOf(plans) {
   const names = Object.keys(plans[0] ?? {}).filter((name) => typeof plans[0][name] === "number");
   return table("Plans", [
-    { name: "", show: (name) => words.plain(name) },
-    ...plans.map((plan) => ({ name: words.plain(plan.name), kind: "num", show: (name) => (plan[name] ? words.number(plan[name]) : "no limit") })),
+    { name: "", show: (name) => format.plain(name) },
+    ...plans.map((plan) => ({ name: format.plain(plan.name), kind: "num", show: (name) => (plan[name] ? format.number(plan[name]) : "no limit") })),
   ], names);
 }

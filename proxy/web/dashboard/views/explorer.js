@@ -4,8 +4,8 @@ import { contract } from "../api.js";
 import { el, put } from "../dom.js";
 import * as forms from "../forms.js";
 import { networkField, networks } from "../networks.js";
-import { card, choice, codeBlock, empty, facts, heading, note } from "../parts.js";
-import * as words from "../words.js";
+import { card, choice, codeBlock, empty, facts, heading, note } from "../components.js";
+import * as format from "../format.js";
 import { highlighted } from "./json.js";
 import { METHODS } from "./methods.js";
 import { operations, requestForm } from "./operations.js";
@@ -125,12 +125,12 @@ class Explorer {
     shown.show(highlighted(cut ? text.slice(0, MOST_SHOWN) : text));
     const head = codeBlock("Headers", [...reply.headers].map(([name, value]) => `${name}: ${value}`).join("\n"));
     put(this.#reply, !reply.ok && note(`The service answered ${reply.status}.`),
-      facts([["Status", String(reply.status)], ["Took", words.millis(took)],
-        ["Units", reply.headers.get("X-Compute-Units") ?? words.NONE],
-        ["Left this second", reply.headers.get("X-RateLimit-Remaining") ?? words.NONE],
+      facts([["Status", String(reply.status)], ["Took", format.millis(took)],
+        ["Units", reply.headers.get("X-Compute-Units") ?? format.NONE],
+        ["Left this second", reply.headers.get("X-RateLimit-Remaining") ?? format.NONE],
         reply.headers.get("X-Cache") && ["Cache", reply.headers.get("X-Cache")],
         reply.headers.get("X-Upstream") && ["Upstream", reply.headers.get("X-Upstream")]]),
-      el("p"), cut && note(`Only the first ${words.number(MOST_SHOWN)} of ${words.number(text.length)} characters are shown.`, "wait"),
+      el("p"), cut && note(`Only the first ${format.number(MOST_SHOWN)} of ${format.number(text.length)} characters are shown.`, "wait"),
       shown.node, el("details.more", null, el("summary", null, "Headers"), head.node));
   }
 }

@@ -2,8 +2,8 @@
 
 import { el, put } from "../dom.js";
 import * as forms from "../forms.js";
-import { choice } from "../parts.js";
-import { listed } from "../words.js";
+import { choice } from "../components.js";
+import { listed } from "../format.js";
 
 const ADDRESSES = ["addresses", "Addresses", "list", "One on each line, up to 100,000."];
 const CONTRACTS = ["contracts", "Token contracts", "list", "One on each line."];

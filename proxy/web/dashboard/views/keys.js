@@ -4,8 +4,8 @@ import { account } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
 import { networks } from "../networks.js";
-import { badge, button, card, codeBlock, confirm, dialog, empty, heading, place, secret, table, toast, working } from "../parts.js";
-import * as words from "../words.js";
+import { badge, button, card, codeBlock, confirm, dialog, empty, heading, place, secret, table, toast, working } from "../components.js";
+import * as format from "../format.js";
 
 const SCOPES = {
   "rpc:read": "JSON-RPC, reading", "rpc:write": "JSON-RPC, sending transactions", "data:read": "Tokens and NFTs",
@@ -34,7 +34,7 @@ const columns = (again) => [
   { name: "Networks", show: (key) => badge(key.mode, key.mode === "live" ? "live" : "off") },
   { name: "Scopes", show: scopesOf },
   { name: "Limits", show: limitsOf },
-  { name: "Last used", show: (key) => el("span", { title: words.time(key.last_used_at) }, words.ago(key.last_used_at)) },
+  { name: "Last used", show: (key) => el("span", { title: format.time(key.last_used_at) }, format.ago(key.last_used_at)) },
   { name: "Status", show: statusOf },
   { name: "Actions", kind: "do", show: (key) => actionsOf(key, again) },
 ];
@@ -46,8 +46,8 @@ function scopesOf(key) {
 
 function limitsOf(key) {
   const said = [
-    key.requests_per_second && `${words.number(key.requests_per_second)} requests/s`,
-    key.units_per_second && `${words.number(key.units_per_second)} units/s`,
+    key.requests_per_second && `${format.number(key.requests_per_second)} requests/s`,
+    key.units_per_second && `${format.number(key.units_per_second)} units/s`,
     key.allowed_ips.length > 0 && `from ${key.allowed_ips.join(", ")}`,
     key.allowed_origins.length > 0 && `origins ${key.allowed_origins.join(", ")}`,
   ].filter(Boolean);
@@ -57,7 +57,7 @@ function limitsOf(key) {
 function statusOf(key) {
   const isOver = key.expires_at && new Date(key.expires_at) <= new Date();
   if (key.status === "active" && key.expires_at) {
-    return isOver ? badge("expired") : el("div", null, badge("expiring"), el("span.below", null, `ends ${words.ago(key.expires_at)}`));
+    return isOver ? badge("expired") : el("div", null, badge("expiring"), el("span.below", null, `ends ${format.ago(key.expires_at)}`));
   }
   return badge(key.status);
 }
@@ -91,7 +91,7 @@ function edit(key, again) {
     const limits = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and allow-lists"),
       forms.row(requests.node, units.node), forms.row(ips.node, origins.node));
     const send = async () => {
-      const said = { name: name.read(), scopes: scopes.read(), allowed_ips: words.listed(ips.read()), allowed_origins: words.listed(origins.read()) };
+      const said = { name: name.read(), scopes: scopes.read(), allowed_ips: format.listed(ips.read()), allowed_origins: format.listed(origins.read()) };
       if (!said.scopes.length) throw new Error("Choose at least one thing that the key may be used for.");
       const own = { requests_per_second: requests.read(), units_per_second: units.read() };
       if (key) {

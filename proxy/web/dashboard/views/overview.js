@@ -3,8 +3,8 @@
 import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { bar, el, put, renew, swatch } from "../dom.js";
-import { button, choice, empty, heading, note, poll, table } from "../parts.js";
-import * as words from "../words.js";
+import { button, choice, empty, heading, note, poll, table } from "../components.js";
+import * as format from "../format.js";
 
 const RANGES = { live: "30 min", "3h": "3 h", "24h": "24 h", "7d": "7 d", "30d": "30 d", "90d": "90 d" };
 const SECONDS = { live: 1800, "3h": 10800, "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
@@ -32,10 +32,10 @@ export class Usage {
   }
 
   #charts = {
-    requests: new Chart("Requests", { show: words.compact, together: "usage" }),
-    units: new Chart("Compute units", { show: words.compact, together: "usage" }),
-    latency: new Chart("Latency", { show: words.millis, together: "usage" }),
-    hits: new Chart("Cache hits", { show: words.percent, together: "usage" }),
+    requests: new Chart("Requests", { show: format.compact, together: "usage" }),
+    units: new Chart("Compute units", { show: format.compact, together: "usage" }),
+    latency: new Chart("Latency", { show: format.millis, together: "usage" }),
+    hits: new Chart("Cache hits", { show: format.percent, together: "usage" }),
   };
   #tiles = el("div");
   #chips = el("div.filter");
@@ -104,12 +104,12 @@ export class Usage {
     const tile = (name, figure, below) => el("div.tile", null,
       el("span.name", null, name), el("span.figure", null, figure), el("span.below", null, below));
     put(this.#tiles, el("div.tiles", null,
-      tile("Requests", words.compact(totals.requests), `in ${RANGES[this.wanted.range]}`),
-      tile("Errors", words.compact(totals.errors), totals.requests ? words.share(totals.errors, totals.requests) : ""),
-      tile("Compute units", words.compact(totals.units), totals.requests ? `${words.compact(totals.units / totals.requests)} a request` : ""),
-      tile("p50", words.millis(totals.p50_ms), "half are faster"),
-      tile("p99", words.millis(totals.p99_ms), "99 of 100 are faster"),
-      tile("Cache hits", words.share(totals.hits, totals.requests), `${words.compact(totals.hits)} replies`)),
+      tile("Requests", format.compact(totals.requests), `in ${RANGES[this.wanted.range]}`),
+      tile("Errors", format.compact(totals.errors), totals.requests ? format.share(totals.errors, totals.requests) : ""),
+      tile("Compute units", format.compact(totals.units), totals.requests ? `${format.compact(totals.units / totals.requests)} a request` : ""),
+      tile("p50", format.millis(totals.p50_ms), "half are faster"),
+      tile("p99", format.millis(totals.p99_ms), "99 of 100 are faster"),
+      tile("Cache hits", format.share(totals.hits, totals.requests), `${format.compact(totals.hits)} replies`)),
     today && quota(today));
   }
 
@@ -129,21 +129,21 @@ export class Usage {
     const all = whole.series[0] ?? { requests: [], errors: [], units: [], hits: [], p50_ms: [], p99_ms: [] };
     const { totals } = whole;
     const shown = split ? {
-      requests: lines((each) => each.requests, (sum) => words.compact(sum.requests)),
-      units: lines((each) => each.units, (sum) => words.compact(sum.units)),
-      latency: lines((each) => each.p99_ms, (sum) => words.millis(sum.p99_ms)),
-      hits: lines((each) => rate(each.hits, each.requests), (sum) => words.share(sum.hits, sum.requests)),
+      requests: lines((each) => each.requests, (sum) => format.compact(sum.requests)),
+      units: lines((each) => each.units, (sum) => format.compact(sum.units)),
+      latency: lines((each) => each.p99_ms, (sum) => format.millis(sum.p99_ms)),
+      hits: lines((each) => rate(each.hits, each.requests), (sum) => format.share(sum.hits, sum.requests)),
     } : {
       requests: [
-        { label: "requests", colour: "series-0", values: all.requests, bars: true, total: words.compact(totals.requests) },
-        { label: "errors", colour: "series-4", values: all.errors, bars: true, total: words.compact(totals.errors) },
+        { label: "requests", colour: "series-0", values: all.requests, bars: true, total: format.compact(totals.requests) },
+        { label: "errors", colour: "series-4", values: all.errors, bars: true, total: format.compact(totals.errors) },
       ],
-      units: [{ label: "units", colour: "series-2", values: all.units, bars: true, total: words.compact(totals.units) }],
+      units: [{ label: "units", colour: "series-2", values: all.units, bars: true, total: format.compact(totals.units) }],
       latency: [
-        { label: "p50", colour: "series-0", values: all.p50_ms, total: words.millis(totals.p50_ms) },
-        { label: "p99", colour: "series-1", values: all.p99_ms, soft: true, total: words.millis(totals.p99_ms) },
+        { label: "p50", colour: "series-0", values: all.p50_ms, total: format.millis(totals.p50_ms) },
+        { label: "p99", colour: "series-1", values: all.p99_ms, soft: true, total: format.millis(totals.p99_ms) },
       ],
-      hits: [{ label: "of all replies", colour: "series-6", values: rate(all.hits, all.requests), total: words.share(totals.hits, totals.requests) }],
+      hits: [{ label: "of all replies", colour: "series-6", values: rate(all.hits, all.requests), total: format.share(totals.hits, totals.requests) }],
     };
     for (const [name, series] of Object.entries(shown)) this.#charts[name].draw(split ? parts.times : whole.times, series);
   }
@@ -158,12 +158,12 @@ export class Usage {
     const colour = (each) => this.wanted.split && swatch(`var(--series-${parts.series.indexOf(each)})`);
     renew(this.#where, table(`Usage by ${this.by[this.wanted.by].toLowerCase()}`, [
       { name: this.by[this.wanted.by], show: (each) => [colour(each), this.#only(each)] },
-      { name: "Requests", kind: "num", show: ({ totals }) => el("div", null, words.number(totals.requests), bar(totals.requests / most)) },
-      { name: "Errors", kind: "num", show: ({ totals }) => words.share(totals.errors, totals.requests) },
-      { name: "Units", kind: "num", show: ({ totals }) => words.compact(totals.units) },
-      { name: "p50", kind: "num", show: ({ totals }) => words.millis(totals.p50_ms) },
-      { name: "p99", kind: "num", show: ({ totals }) => words.millis(totals.p99_ms) },
-      { name: "Cache hits", kind: "num", show: ({ totals }) => words.share(totals.hits, totals.requests) },
+      { name: "Requests", kind: "num", show: ({ totals }) => el("div", null, format.number(totals.requests), bar(totals.requests / most)) },
+      { name: "Errors", kind: "num", show: ({ totals }) => format.share(totals.errors, totals.requests) },
+      { name: "Units", kind: "num", show: ({ totals }) => format.compact(totals.units) },
+      { name: "p50", kind: "num", show: ({ totals }) => format.millis(totals.p50_ms) },
+      { name: "p99", kind: "num", show: ({ totals }) => format.millis(totals.p99_ms) },
+      { name: "Cache hits", kind: "num", show: ({ totals }) => format.share(totals.hits, totals.requests) },
     ], parts.series));
   }
 
@@ -187,8 +187,8 @@ function quota(today) {
   const limit = today.left === null ? null : today.used + today.left;
   const used = limit ? today.used / limit : 0;
   return el("div.tile.strip", { id: "quota" }, el("span.name", null, "Left today"),
-    el("span.figure", null, limit === null ? "No daily limit" : words.number(today.left)),
+    el("span.figure", null, limit === null ? "No daily limit" : format.number(today.left)),
     limit !== null && bar(used, used > 0.9 ? "bad" : used > 0.7 ? "wait" : ""),
-    el("span.below", null, limit === null ? `${words.number(today.used)} used today`
-      : `${words.number(today.used)} of ${words.number(limit)} used, starts anew ${words.ago(today.resets_at)}`));
+    el("span.below", null, limit === null ? `${format.number(today.used)} used today`
+      : `${format.number(today.used)} of ${format.number(limit)} used, starts anew ${format.ago(today.resets_at)}`));
 }

@@ -4,8 +4,8 @@ import { account, query } from "../api.js";
 import { bar, el } from "../dom.js";
 import * as forms from "../forms.js";
 import { networkField, networks, wordOf } from "../networks.js";
-import { badge, button, card, dialog, empty, heading, pager, place, table, toast } from "../parts.js";
-import * as words from "../words.js";
+import { badge, button, card, dialog, empty, heading, pager, place, table, toast } from "../components.js";
+import * as format from "../format.js";
 import { showOne } from "./policy.js";
 import { RESETS, rulesForm } from "./rules.js";
 
@@ -35,7 +35,7 @@ function listOf({ policies, page, total }, spent, go) {
     { name: "Name", show: (policy) => el("a", { href: `#/policies/${policy.id}` }, policy.name) },
     { name: "Chain", show: (policy) => policy.network },
     { name: "Spent", show: ({ rules, spend }) => spentOf(rules, spend) },
-    { name: "Operations", kind: "num", show: ({ spend }) => words.number(spend.operations) },
+    { name: "Operations", kind: "num", show: ({ spend }) => format.number(spend.operations) },
     { name: "Status", show: (policy) => badge(policy.status) },
   ], rows), pager({ page, total, limit: LIMIT }, go)];
 }
@@ -45,9 +45,9 @@ export function spentOf(rules, spend) {
   const used = Number(spend.spent_usd) + Number(spend.reserved_usd);
   const cap = rules.max_total_usd;
   const share = cap ? used / Number(cap) : 0;
-  return el("div", null, cap ? `${words.usd(spend.spent_usd)} of ${words.usd(cap)}` : `${words.usd(spend.spent_usd)}, no cap`,
+  return el("div", null, cap ? `${format.usd(spend.spent_usd)} of ${format.usd(cap)}` : `${format.usd(spend.spent_usd)}, no cap`,
     cap && bar(share, share > 0.9 ? "bad" : share > 0.7 ? "wait" : ""),
-    el("span.below", null, [Number(spend.reserved_usd) > 0 && `${words.usd(spend.reserved_usd)} held`,
+    el("span.below", null, [Number(spend.reserved_usd) > 0 && `${format.usd(spend.reserved_usd)} held`,
       RESETS[spend.reset] && `starts anew ${spend.reset}`].filter(Boolean).join(", ")));
 }
 

@@ -4,8 +4,8 @@ import { account, contract, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { el, renew } from "../dom.js";
 import * as forms from "../forms.js";
-import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, table, toast, working } from "../parts.js";
-import * as words from "../words.js";
+import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, table, toast, working } from "../components.js";
+import * as format from "../format.js";
 import { spentOf } from "./policies.js";
 import { rulesForm } from "./rules.js";
 
@@ -26,7 +26,7 @@ class One {
   #refused = el("div");
   #page = 1;
   #isOpen = false;
-  #chart = new Chart("Spent by day", { show: (value) => (value === null || value === undefined ? words.NONE : `$${words.compact(value)}`), together: "spend" });
+  #chart = new Chart("Spent by day", { show: (value) => (value === null || value === undefined ? format.NONE : `$${format.compact(value)}`), together: "spend" });
 
   constructor(id) {
     this.#path = `/gas/policies/${encodeURIComponent(id)}`;
@@ -54,8 +54,8 @@ class One {
       button("Delete", () => this.#remove(policy), { kind: "danger" })] }),
     !isActive && note("Paused: nothing is sponsored. What was sponsored before stays good.", "wait"),
     card(null, facts([["Status", badge(policy.status)], ["Chain", policy.network], ["Spent", spentOf(policy.rules, spend)],
-      ["Operations", words.number(spend.operations)], ["Left", spend.left_usd === null ? "no cap" : words.usd(spend.left_usd)],
-      ["Starts anew", spend.resets_at ? words.time(spend.resets_at) : "never"], ["Id", el("code", null, policy.id)]]),
+      ["Operations", format.number(spend.operations)], ["Left", spend.left_usd === null ? "no cap" : format.usd(spend.left_usd)],
+      ["Starts anew", spend.resets_at ? format.time(spend.resets_at) : "never"], ["Id", el("code", null, policy.id)]]),
     el("details.more", { open: this.#isOpen, ontoggle: ({ target }) => { this.#isOpen = target.open; } },
       el("summary", null, "Rules"), codeBlock("rules", JSON.stringify(policy.rules, null, 2)).node)));
   }
@@ -65,16 +65,16 @@ class One {
     this.#chart.node.hidden = !sorted.length;
     const sum = sorted.reduce((all, each) => all + Number(each.spent_usd), 0);
     this.#chart.draw(sorted.map(({ day }) => Date.parse(`${day}T12:00:00Z`) / 1000), [
-      { label: "spent", colour: "series-2", values: sorted.map((each) => Number(each.spent_usd)), bars: true, total: `$${words.compact(sum)}` }]);
+      { label: "spent", colour: "series-2", values: sorted.map((each) => Number(each.spent_usd)), bars: true, total: `$${format.compact(sum)}` }]);
   }
 
   #showUsers({ users, page, total }) {
     renew(this.#users, users.length ? [table("Senders", [
       { name: "Sender", show: (user) => el("code", null, user.sender) },
-      { name: "Spent", kind: "num", show: (user) => words.usd(user.spent_usd) },
-      { name: "Held", kind: "num", show: (user) => words.usd(user.reserved_usd) },
-      { name: "Operations", kind: "num", show: (user) => words.number(user.operations) },
-      { name: "Left", kind: "num", show: (user) => (user.left_usd === null ? "no cap" : words.usd(user.left_usd)) },
+      { name: "Spent", kind: "num", show: (user) => format.usd(user.spent_usd) },
+      { name: "Held", kind: "num", show: (user) => format.usd(user.reserved_usd) },
+      { name: "Operations", kind: "num", show: (user) => format.number(user.operations) },
+      { name: "Left", kind: "num", show: (user) => (user.left_usd === null ? "no cap" : format.usd(user.left_usd)) },
     ], users), pager({ page, total, limit: LIMIT }, (next) => {
       this.#page = next;
       this.load();
@@ -88,7 +88,7 @@ class One {
     if (!isThere) return;
     const { refusals } = await account.get(`${this.#path}/refusals${query({ limit: LIMIT })}`);
     renew(this.#refused, card("Last refusals", refusals.length ? table("Last refusals", [
-      { name: "When", show: (each) => words.time(each.at) },
+      { name: "When", show: (each) => format.time(each.at) },
       { name: "Rule", show: (each) => el("code", null, each.rule) },
       { name: "Sender", show: (each) => el("code", null, each.sender) },
       { name: "What was said", show: (each) => each.message },

@@ -2,8 +2,8 @@
 
 import { admin } from "../api.js";
 import { el, put } from "../dom.js";
-import { badge, card, empty, facts, heading, poll, table } from "../parts.js";
-import * as words from "../words.js";
+import { badge, card, empty, facts, heading, poll, table } from "../components.js";
+import * as format from "../format.js";
 
 const REFRESH_S = 3;
 const FOLLOWING = { following: "good", waiting: "wait", stopped: "bad" };
@@ -27,28 +27,28 @@ export async function showQueues() {
 const followersOf = (rows) => (rows.length ? table("Followers", [
   { name: "Network", show: (each) => each.network },
   { name: "State", show: (each) => el("div", null, badge(each.state, FOLLOWING[each.state]), each.fault && el("span.below", null, each.fault)) },
-  { name: "Block", kind: "num", show: (each) => words.number(each.block) },
-  { name: "Tip", kind: "num", show: (each) => words.number(each.tip) },
-  { name: "Behind", kind: "num", show: (each) => (each.lag_blocks === null ? words.NONE : `${words.number(each.lag_blocks)} blocks`) },
-  { name: "Moved", show: (each) => words.ago(each.updated_at) },
+  { name: "Block", kind: "num", show: (each) => format.number(each.block) },
+  { name: "Tip", kind: "num", show: (each) => format.number(each.tip) },
+  { name: "Behind", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },
+  { name: "Moved", show: (each) => format.ago(each.updated_at) },
 ], rows) : empty("No network is followed"));
 
 function deliveriesOf(said) {
   const attempts = said.attempts_last_hour ?? {};
   return facts([
-    ["Due", words.number(said.due)],
-    ["Late", words.number(said.late)],
-    ["Oldest due", said.oldest_due_at ? words.ago(said.oldest_due_at) : words.NONE],
-    ["Over their quota", words.number(said.over_quota)],
-    ["Parked", words.number(said.parked)],
-    ...Object.entries(attempts).map(([name, value]) => [`Last hour, ${words.plain(name).toLowerCase()}`, words.number(value)]),
-    ...WEBHOOKS.map((name) => [`Webhooks, ${name}`, words.number(said.webhooks?.[name] ?? 0)]),
+    ["Due", format.number(said.due)],
+    ["Late", format.number(said.late)],
+    ["Oldest due", said.oldest_due_at ? format.ago(said.oldest_due_at) : format.NONE],
+    ["Over their quota", format.number(said.over_quota)],
+    ["Parked", format.number(said.parked)],
+    ...Object.entries(attempts).map(([name, value]) => [`Last hour, ${format.plain(name).toLowerCase()}`, format.number(value)]),
+    ...WEBHOOKS.map((name) => [`Webhooks, ${name}`, format.number(said.webhooks?.[name] ?? 0)]),
   ]);
 }
 
 const workersOf = (rows) => (rows.length ? table("Workers", [
   { name: "Worker", show: (each) => [`${each.host ?? ""} ${each.pid ?? ""}`, el("code.below", null, each.worker ?? each.id ?? "")] },
-  { name: "Connections", kind: "num", show: (each) => words.number(each.connections) },
-  { name: "Keys", kind: "num", show: (each) => words.number(each.keys) },
-  { name: "Seen", show: (each) => words.ago(each.seen_at ?? each.at) },
+  { name: "Connections", kind: "num", show: (each) => format.number(each.connections) },
+  { name: "Keys", kind: "num", show: (each) => format.number(each.keys) },
+  { name: "Seen", show: (each) => format.ago(each.seen_at ?? each.at) },
 ], rows) : empty("No worker has reported yet"));

@@ -2,7 +2,7 @@
 
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { listed } from "../words.js";
+import { listed } from "../format.js";
 
 export const RESETS = { daily: "each day", weekly: "each week", monthly: "each month" };
 

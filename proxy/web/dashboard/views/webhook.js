@@ -3,8 +3,8 @@
 import { account, query } from "../api.js";
 import { el, put } from "../dom.js";
 import * as forms from "../forms.js";
-import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, secret, table, toast, working } from "../parts.js";
-import * as words from "../words.js";
+import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, secret, table, toast, working } from "../components.js";
+import * as format from "../format.js";
 import { filterForm } from "./filters.js";
 
 const LIMIT = 20;
@@ -51,7 +51,7 @@ class One {
     put(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
       hook.status !== "active" && note(whyNot(hook), "wait"),
       card(null, facts([["Status", badge(hook.status)], ["Event", el("code", null, hook.event_type)], ["Chain", hook.chain],
-        ["Id", el("code", null, hook.id)], ["Created", words.time(hook.created_at)], ["Changed", words.time(hook.updated_at)]]),
+        ["Id", el("code", null, hook.id)], ["Created", format.time(hook.created_at)], ["Changed", format.time(hook.updated_at)]]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
   }
@@ -99,7 +99,7 @@ class One {
         const made = await account.post(`${this.#path}/rotate`);
         dialog("The new secret", (close) => [el("p", null, "Copy it now: it is shown this once."),
           secret(made.signing_secret, "The signing secret"),
-          el("p.hint", null, `The old one signs until ${words.time(made.previous_secret_valid_until)}.`),
+          el("p.hint", null, `The old one signs until ${format.time(made.previous_secret_valid_until)}.`),
           el("div.actions", null, button("I have it", close, { kind: "main" }))]);
       });
   }
@@ -132,11 +132,11 @@ class One {
     const node = el("details", { open: this.#open.has(id), "data-event": id, ontoggle: () => (node.open ? this.#open.add(id) : this.#open.delete(id)) },
       el("summary", null, el("span", null, badge(delivery.status)),
         el("span.what", null, delivery.event_type, delivery.test && [" ", badge("test", "off")], el("code", null, id)),
-        el("span.when", null, last ? `${resultOf(last)} · ` : "", words.time(delivery.created_at))),
+        el("span.when", null, last ? `${resultOf(last)} · ` : "", format.time(delivery.created_at))),
       el("div.detail", null,
         el("p.hint", null, `${attempts.length} ${attempts.length === 1 ? "attempt" : "attempts"}`,
-          delivery.next_attempt_at && `, the next ${words.ago(delivery.next_attempt_at)}`,
-          delivery.block_number !== null && `, block ${words.number(delivery.block_number)}`),
+          delivery.next_attempt_at && `, the next ${format.ago(delivery.next_attempt_at)}`,
+          delivery.block_number !== null && `, block ${format.number(delivery.block_number)}`),
         attempts.length > 0 && attemptsOf(attempts),
         el("div.actions", null, working("Redeliver", async () => {
           await account.post(`${this.#path}/deliveries/${encodeURIComponent(id)}/redeliver`);
@@ -158,7 +158,7 @@ class One {
           const wanted = { since: new Date(since.read()).toISOString(), ...(status.read() && { status: status.read() }) };
           const said = await account.post(`${this.#path}/redeliver`, wanted);
           close();
-          toast(`${words.number(said.redelivering)} are on their way again.`);
+          toast(`${format.number(said.redelivering)} are on their way again.`);
           await this.log.again();
         },
       });
@@ -183,15 +183,15 @@ class One {
   }
 }
 
-const resultOf = (attempt) => `${attempt.status_code ?? OUTCOMES[attempt.outcome] ?? attempt.outcome} in ${words.millis(attempt.duration_ms)}`;
+const resultOf = (attempt) => `${attempt.status_code ?? OUTCOMES[attempt.outcome] ?? attempt.outcome} in ${format.millis(attempt.duration_ms)}`;
 
 function attemptsOf(attempts) {
   return table("Attempts", [
     { name: "Attempt", show: (each) => String(each.number) },
-    { name: "When", show: (each) => words.time(each.started_at) },
-    { name: "Took", kind: "num", show: (each) => words.millis(each.duration_ms) },
+    { name: "When", show: (each) => format.time(each.started_at) },
+    { name: "Took", kind: "num", show: (each) => format.millis(each.duration_ms) },
     { name: "Answer", show: (each) => each.status_code ? badge(String(each.status_code), each.status_code < 300 ? "good" : "bad") : OUTCOMES[each.outcome] ?? each.outcome },
-    { name: "How it begins", show: (each) => (each.response_excerpt ? el("code", null, each.response_excerpt) : words.NONE) },
+    { name: "How it begins", show: (each) => (each.response_excerpt ? el("code", null, each.response_excerpt) : format.NONE) },
   ], attempts);
 }
 
@@ -201,6 +201,6 @@ const REASONS = {
 };
 
 function whyNot(hook) {
-  const why = REASONS[hook.status_reason] ?? `${words.plain(hook.status)}.`;
+  const why = REASONS[hook.status_reason] ?? `${format.plain(hook.status)}.`;
   return hook.status === "paused" ? `${why} Events are kept meanwhile, and go out when it is resumed.` : `${why} Nothing is watched until it is resumed.`;
 }

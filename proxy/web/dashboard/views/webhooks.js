@@ -4,8 +4,8 @@ import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
 import { networkField, networks, wordOf } from "../networks.js";
-import { badge, button, card, choice, dialog, empty, heading, pager, place, secret, table } from "../parts.js";
-import * as words from "../words.js";
+import { badge, button, card, choice, dialog, empty, heading, pager, place, secret, table } from "../components.js";
+import * as format from "../format.js";
 import { FILTERS, filterForm } from "./filters.js";
 import { showOne } from "./webhook.js";
 
@@ -36,7 +36,7 @@ function listOf({ webhooks, page, total }, wanted, again) {
     { name: "Address", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
     { name: "Event", show: (hook) => el("code", null, hook.event_type) },
     { name: "Chain", show: (hook) => hook.chain },
-    { name: "Created", show: (hook) => words.date(hook.created_at) },
+    { name: "Created", show: (hook) => format.date(hook.created_at) },
     { name: "Status", show: (hook) => badge(hook.status) },
   ], webhooks.map((hook) => ({ data: hook, attributes: { "data-id": hook.id } }))),
   pager({ page, total, limit: LIMIT }, (next) => {

@@ -3,7 +3,7 @@
 import { account, admin } from "../api.js";
 import { el, put } from "../dom.js";
 import * as forms from "../forms.js";
-import { button, card, note } from "../parts.js";
+import { button, card, note } from "../components.js";
 
 const other = (label, next) => button(label, next, { kind: "link" });
 

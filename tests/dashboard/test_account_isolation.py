@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.dashboard.desk import CONTRACT, Desk, Person
+from tests.dashboard.service import CONTRACT, Desk, Person
 from tests.database import connected
 
 WEBHOOK = {

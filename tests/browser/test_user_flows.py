@@ -10,7 +10,7 @@ import subprocess
 import orjson
 from playwright.async_api import expect
 
-from tests.browser.people import WAIT_MS, Visitor
+from tests.browser.visitor import WAIT_MS, Visitor
 from tests.service import until
 
 expect.set_options(timeout=WAIT_MS)

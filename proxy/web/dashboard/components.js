@@ -1,7 +1,7 @@
 /* The parts that views are put together from: buttons, badges, tables, states of waiting, messages, dialogs. */
 
 import { el, put, renew } from "./dom.js";
-import * as words from "./words.js";
+import * as format from "./format.js";
 
 const TONES = {
   active: "good", delivered: "good", up: "good", answered: "good", live: "live", closed: "good",
@@ -10,7 +10,7 @@ const TONES = {
   disabled: "bad", revoked: "off", failed: "bad", open: "bad", silent: "bad", stopped: "bad", expired: "off",
 };
 
-export const badge = (word, tone = TONES[word] ?? "off") => el(`span.badge.${tone}`, null, words.plain(word));
+export const badge = (word, tone = TONES[word] ?? "off") => el(`span.badge.${tone}`, null, format.plain(word));
 
 export function button(label, onclick, { kind = "", ...attributes } = {}) {
   return el(`button${kind && `.${kind}`}`, { type: "button", onclick, ...attributes }, label);
@@ -144,7 +144,7 @@ export function pager({ page, total, limit }, go) {
   if (pages === 1) return null;
   return el("nav.pager", { "aria-label": "Pages" },
     button("Previous", () => go(page - 1), { kind: "small", disabled: page <= 1 }),
-    el("span", null, `Page ${page} of ${words.number(pages)}`),
+    el("span", null, `Page ${page} of ${format.number(pages)}`),
     button("Next", () => go(page + 1), { kind: "small", disabled: page >= pages }));
 }
 

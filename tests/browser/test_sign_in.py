@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.people import WAIT_MS, Site, Visitor
+from tests.browser.visitor import WAIT_MS, Site, Visitor
 
 expect.set_options(timeout=WAIT_MS)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.dashboard.desk import PASSWORD, Desk, Person
+from tests.dashboard.service import PASSWORD, Desk, Person
 from tests.database import connected
 from tests.service import until
 
