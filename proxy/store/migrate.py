@@ -1,7 +1,10 @@
-"""Forward-only migrations: numbered files, run once each, in order, by one runner at a time.
+"""Forward-only migrations: numbered files, each applied once, in order, by one runner at a time.
 
-Two programs that migrate at once wait for each other on an advisory lock; the second finds nothing left to do. Each file
-is one transaction together with the row that records it, so a crash in the middle leaves the file undone, not half done.
+Concurrent runners wait for each other on an advisory lock; the second one finds nothing left to apply. Each file runs in one
+transaction with the row that records it, so a crash leaves a file unapplied, never half applied.
+
+The eleven migrations from before 1.0.0 were squashed into `0001_initial`. A database that has all eleven has the same schema
+and is recorded as such; one that has only some of them is refused.
 """
 
 from __future__ import annotations
@@ -10,16 +13,35 @@ from pathlib import Path
 
 import asyncpg
 
+from proxy.errors import StartError
+
 MIGRATIONS = Path(__file__).resolve().parents[2] / "schemas" / "sql" / "migrations"
-# Any number that nobody else uses: the letters "pens".
+INITIAL = "0001_initial"
+# The migrations that `0001_initial` replaces. Their rows stay in schema_migrations: a process of the version before looks
+# for them when it starts.
+SQUASHED = (
+    "0001_accounts_and_keys",
+    "0002_blocks_and_holdings",
+    "0003_wallets_and_operations",
+    "0004_gas",
+    "0005_webhooks",
+    "0006_usage_and_sessions",
+    "0007_gas_refusals",
+    "0008_gas_by_nonce",
+    "0009_webhook_upkeep",
+    "0010_emails",
+    "0011_wallets_known_at_once",
+)
+# The advisory lock's key: any number that no other program uses. These are the letters "pens".
 LOCK = 0x70656E73
-# A migration that waits for a busy table must not stop the traffic that queues up behind it.
+# A migration that waits for a busy table must not hold up the traffic that queues behind it.
 _TIMEOUTS = "set lock_timeout = '4s'; set statement_timeout = '60s'"
 _TABLE = """
 create table if not exists schema_migrations (
     name text primary key,
     applied_at timestamptz not null default now()
 )"""
+_RECORD = "insert into schema_migrations (name) values ($1)"
 
 
 def files(directory: Path = MIGRATIONS) -> list[Path]:
@@ -27,17 +49,20 @@ def files(directory: Path = MIGRATIONS) -> list[Path]:
 
 
 async def migrate(connection: asyncpg.Connection[asyncpg.Record], directory: Path = MIGRATIONS) -> list[str]:
-    """Apply what is missing; the names of what was applied now."""
+    """Apply the missing migrations and return their names."""
     await connection.execute("select pg_advisory_lock($1)", LOCK)
     try:
         await connection.execute(_TIMEOUTS)
         await connection.execute(_TABLE)
-        done = {row["name"] for row in await connection.fetch("select name from schema_migrations")}
+        done = await _recorded(connection)
+        if _has_squashed(done) and INITIAL not in done:
+            await connection.execute(_RECORD, INITIAL)
+            done.add(INITIAL)
         missing = [path for path in files(directory) if path.stem not in done]
         for path in missing:
             async with connection.transaction():
                 await connection.execute(path.read_text("utf-8"))
-                await connection.execute("insert into schema_migrations (name) values ($1)", path.stem)
+                await connection.execute(_RECORD, path.stem)
         return [path.stem for path in missing]
     finally:
         await connection.execute("reset lock_timeout; reset statement_timeout")
@@ -45,7 +70,26 @@ async def migrate(connection: asyncpg.Connection[asyncpg.Record], directory: Pat
 
 
 async def pending(connection: asyncpg.Connection[asyncpg.Record]) -> list[str]:
-    """Names of migrations that this program has and the database has not."""
+    """Return the names of migrations that this program has and the database lacks."""
     exists = await connection.fetchval("select to_regclass('schema_migrations') is not null")
-    done = {row["name"] for row in await connection.fetch("select name from schema_migrations")} if exists else set()
+    done = await _recorded(connection) if exists else set()
+    if _has_squashed(done):
+        done.add(INITIAL)
     return [path.stem for path in files() if path.stem not in done]
+
+
+def _has_squashed(done: set[str]) -> bool:
+    """Whether all migrations from before 1.0.0 are recorded; raise StartError if only some are."""
+    lacking = [name for name in SQUASHED if name not in done]
+    if lacking and len(lacking) < len(SQUASHED):
+        raise StartError(
+            [
+                f"the database is from before 1.0.0 and lacks the migrations {', '.join(lacking)}, which this version no "
+                "longer includes: run `python -m proxy migrate` of the last version before 1.0.0, then of this one"
+            ]
+        )
+    return not lacking
+
+
+async def _recorded(connection: asyncpg.Connection[asyncpg.Record]) -> set[str]:
+    return {row["name"] for row in await connection.fetch("select name from schema_migrations")}

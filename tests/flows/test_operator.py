@@ -142,7 +142,7 @@ async def test_unmigrated_database_is_refused_with_the_command_to_run(empty_data
     code, said = await production.failed(empty_database, tmp_path / "log")
     assert code == 2
     assert "python -m proxy migrate" in said
-    assert "0001_accounts_and_keys" in said
+    assert "0001_initial" in said
     done = await asyncio.to_thread(command, "accounts", "list", "--config", str(empty_database))
     assert done.returncode == 2
     assert "python -m proxy migrate" in done.stderr

@@ -18,6 +18,16 @@ REVIEWED = SCHEMAS / "sql" / "schema.sql"
 FILES = sorted(sql.QUERIES.glob("*.sql"))
 QUERIES = {f"{path.stem}.{name}": text for path in FILES for name, text in sql.parse(path.read_text("utf-8")).items()}
 
+# Statements that a process of the previous version may not survive: they remove, rename or retype something that it uses, or
+# demand a value that it does not write.
+UNSAFE = re.compile(
+    r"\bdrop\b|\brename\b|\btruncate\b|\balter\s+(column\s+)?\w+\s+(set\s+data\s+)?type\b|\bset\s+not\s+null\b"
+    r"|\badd\s+(column\s+)?(?!constraint\b)\w+\s(?![^;,]*\bdefault\b)[^;,]*\bnot\s+null\b",
+    re.IGNORECASE,
+)
+# A later release may contract: the line gives the reason and the version that stopped using it.
+DECLARED = re.compile(r"^-- contract: (?=.*\b\d+\.\d+\.\d+\b).+$", re.MULTILINE)
+
 # What makes up a schema, one row for each thing, without the order of columns and without numbers that differ by chance.
 CATALOG = {
     "relations": """
@@ -132,6 +142,56 @@ def test_migration_says_what_it_is_for_and_leaves_the_transaction_to_the_runner(
     assert text.startswith("-- ")
     assert re.fullmatch(r"\d{4}_[a-z0-9_]+", path.stem)
     assert not re.search(r"^\s*(begin|commit|rollback)\s*(transaction|work)?\s*;", text, re.IGNORECASE | re.MULTILINE)
+
+
+def unsafe_statements(migration: str) -> list[str]:
+    """Return the statements that could break a process of the previous version, unless the file declares a contraction."""
+    if DECLARED.search(migration):
+        return []
+    return [match[0] for match in UNSAFE.finditer(re.sub(r"--.*", "", migration))]
+
+
+def test_every_migration_after_the_first_is_safe_while_the_previous_version_serves() -> None:
+    found = {path.name: unsafe_statements(path.read_text("utf-8")) for path in migrate.files()[1:]}
+    assert not {name: statements for name, statements in found.items() if statements}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "drop table keys",
+        "DROP FUNCTION gas_move(text)",
+        "alter table keys drop column hint",
+        "alter table keys\n    drop constraint keys_mode_check",
+        "alter table keys rename to api_keys",
+        "alter table keys rename column hint to tail",
+        "alter table keys alter column slot type integer",
+        "alter table keys alter slot set data type integer",
+        "alter table keys alter column expires_at set not null",
+        "alter table keys add column kind text not null",
+        "alter table keys add kind text default null, add column age integer not null",
+        "truncate usage_batches",
+    ],
+)
+def test_contraction_is_refused_unless_the_file_declares_it(statement: str) -> None:
+    assert unsafe_statements(f"-- A change.\n{statement};\n")
+    assert unsafe_statements(f"-- A change.\n-- contract: tidy up\n{statement};\n")
+    assert not unsafe_statements(f"-- A change.\n-- contract: 1.1.0 stopped using it\n{statement};\n")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create table things (id text primary key, name text not null)",
+        "alter table keys add column kind text",
+        "alter table keys add column kind text not null default 'plain', add column age integer",
+        "create index keys_by_kind on keys (kind)",
+        "-- Does not drop a thing, nor rename it.",
+        "create or replace function f(kind text) returns text language sql as $$ select kind $$",
+    ],
+)
+def test_expansion_is_accepted(statement: str) -> None:
+    assert not unsafe_statements(statement)
 
 
 def test_two_queries_of_one_name_are_an_error() -> None:

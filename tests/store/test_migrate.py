@@ -8,6 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from proxy.errors import StartError
 from proxy.store import migrate
 from tests.database import connected
 
@@ -119,3 +120,50 @@ async def test_pending_names_what_is_missing(empty_database: str, database: str)
 def test_shipped_files_are_numbered_without_gap() -> None:
     assert NAMES
     assert [int(name.split("_")[0]) for name in NAMES] == list(range(1, len(NAMES) + 1))
+
+
+async def record(url: str, names: tuple[str, ...]) -> None:
+    """Make the database look like one that an older version has migrated."""
+    async with connected(url) as connection:
+        await connection.execute(
+            "create table if not exists schema_migrations (name text primary key, applied_at timestamptz)"
+        )
+        await connection.execute("delete from schema_migrations")
+        await connection.executemany("insert into schema_migrations (name) values ($1)", [(name,) for name in names])
+
+
+async def test_database_with_every_squashed_migration_is_recorded_as_initial(database: str) -> None:
+    await record(database, migrate.SQUASHED)
+    before = await tables(database)
+    async with connected(database) as connection:
+        assert await migrate.pending(connection) == NAMES[1:]
+    assert await run(database) == NAMES[1:]
+    assert await applied(database) == sorted({*migrate.SQUASHED, *NAMES})
+    assert await tables(database) == before
+    assert await run(database) == []
+
+
+@pytest.mark.parametrize("count", [1, 10])
+async def test_database_with_some_squashed_migrations_is_refused_unchanged(empty_database: str, count: int) -> None:
+    await record(empty_database, migrate.SQUASHED[:count])
+    message = (
+        rf"lacks the migrations .*{migrate.SQUASHED[-1]}.*: run `python -m proxy migrate` of the last version before"
+    )
+    with pytest.raises(StartError, match=message):
+        await run(empty_database)
+    async with connected(empty_database) as connection:
+        with pytest.raises(StartError, match=message):
+            await migrate.pending(connection)
+        assert await connection.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+    assert await applied(empty_database) == list(migrate.SQUASHED[:count])
+    assert await tables(empty_database) == {"schema_migrations"}
+
+
+async def test_migration_after_the_initial_one_is_applied_to_a_squashed_database(
+    empty_database: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{migrate.INITIAL}.sql").write_text("create table never (n int);")
+    (tmp_path / "0002_two.sql").write_text("create table two (n int);")
+    await record(empty_database, migrate.SQUASHED)
+    assert await run(empty_database, tmp_path) == ["0002_two"]
+    assert await tables(empty_database) == {"two", "schema_migrations"}

@@ -1,0 +1,989 @@
+-- The database of 1.0.0.
+
+-- Accounts and keys
+
+-- Who pays. A limit of its own goes before the plan's; null: the plan's. A day of 0 has no limit.
+create table accounts (
+    id text primary key,
+    name text not null,
+    email text not null,
+    plan text not null,
+    requests_per_second integer check (requests_per_second > 0),
+    units_per_second integer check (units_per_second > 0),
+    requests_per_day bigint check (requests_per_day >= 0),
+    created_at timestamptz not null default now(),
+    -- All keys of a disabled account are refused, and nobody is signed in to it.
+    disabled boolean not null default false,
+    changed_at timestamptz not null default now()
+);
+
+create index accounts_by_change on accounts (changed_at);
+create index accounts_by_email on accounts (lower(email));
+
+-- A key's place among the buckets that a host's workers share.
+create sequence key_slots minvalue 0 start 0;
+
+-- What opens the service. Only the keyed digest of a key is kept, and the hint that may be shown of it. Keys are never
+-- deleted: a revoked one stays revoked.
+create table keys (
+    id text primary key,
+    account_id text not null references accounts (id),
+    -- The first key of a line of rotations: what belongs to a key belongs to its lineage.
+    lineage_id text not null,
+    -- A rotated key keeps its predecessor's slot, so the two share one allowance.
+    slot bigint not null default nextval('key_slots'),
+    name text not null,
+    mode text not null check (mode in ('live', 'test')),
+    digest bytea not null unique,
+    hint text not null,
+    -- Empty: all scopes.
+    scopes text[] not null default '{}',
+    status text not null default 'active' check (status in ('active', 'disabled', 'revoked')),
+    -- When a key that was rotated ends; null: never.
+    expires_at timestamptz,
+    -- Its own limits; null: its account's, then the plan's.
+    requests_per_second integer check (requests_per_second > 0),
+    units_per_second integer check (units_per_second > 0),
+    -- Where the key may be used from: blocks of addresses, and origins of browsers. Empty: anywhere.
+    allowed_ips text[] not null default '{}',
+    allowed_origins text[] not null default '{}',
+    created_at timestamptz not null default now(),
+    changed_at timestamptz not null default now()
+);
+
+create index keys_of_account on keys (account_id, created_at);
+create index keys_by_change on keys (changed_at);
+
+-- Changes: stamped with the time at which they were made, not at which their transaction began, and told to whoever listens
+-- on penstock_accounts and penstock_keys. A new account is told of by its first key.
+
+create function stamp_change() returns trigger language plpgsql as $$
+begin
+    new.changed_at := clock_timestamp();
+    return new;
+end $$;
+
+create function notice_change() returns trigger language plpgsql as $$
+begin
+    perform pg_notify('penstock_' || tg_table_name, new.id);
+    return null;
+end $$;
+
+create trigger accounts_stamp before update on accounts for each row execute function stamp_change();
+create trigger accounts_notice after update on accounts for each row execute function notice_change();
+create trigger keys_stamp before insert or update on keys for each row execute function stamp_change();
+create trigger keys_notice after insert or update on keys for each row execute function notice_change();
+
+-- Daily quotas
+
+-- What an account has used of a day, or workers have leased of it. Days end at 00:00 UTC.
+create table quota_days (
+    account_id text not null references accounts (id),
+    day date not null,
+    used bigint not null default 0 check (used >= 0),
+    primary key (account_id, day)
+);
+
+-- Leases a part of an account's day: how much of what was wanted is granted.
+create function lease_quota(account text, of_day date, wanted bigint, day_limit bigint) returns bigint
+language plpgsql as $$
+declare
+    before bigint;
+    granted bigint;
+begin
+    insert into quota_days (account_id, day) values (account, of_day) on conflict do nothing;
+    select used into before from quota_days where account_id = account and day = of_day for update;
+    granted := greatest(0, least(wanted, day_limit - before));
+    update quota_days set used = used + granted where account_id = account and day = of_day;
+    return granted;
+end $$;
+
+-- Blocks and holdings
+
+-- A network's row is its follower's cursor. Other tables name a network by its number: two bytes instead of its name.
+create table followed_networks (
+    number smallint generated always as identity primary key,
+    network text not null unique,
+    -- The first block that its follower wrote; those below are a back-fill's. Null: never followed.
+    first_block bigint,
+    -- The last block that is written. Whoever writes compares and changes these two, so that nobody writes a block twice.
+    block bigint,
+    block_hash bytea,
+    block_time timestamptz,
+    -- Why it does not go on; null: it does.
+    fault text,
+    changed_at timestamptz not null default now()
+);
+
+-- Blocks that can still be taken back.
+create table recent_blocks (
+    network smallint not null references followed_networks (number),
+    number bigint not null,
+    hash bytea not null,
+    primary key (network, number)
+);
+
+-- Sums of transfers: below zero where the index begins after the first of them, or the contract does as it likes. A row stays
+-- at zero, because a contract can pay interest without an event.
+create table token_holdings (
+    network smallint not null,
+    holder bytea not null,
+    contract bytea not null,
+    amount numeric not null,
+    primary key (network, holder, contract)
+) with (fillfactor = 90);
+
+-- One row for each token that a holder has; what is at zero is removed.
+create table nft_holdings (
+    network smallint not null,
+    -- 721 or 1155.
+    standard smallint not null,
+    holder bytea not null,
+    contract bytea not null,
+    token_id numeric not null,
+    amount numeric not null,
+    primary key (network, holder, contract, token_id)
+);
+
+create index nft_holders on nft_holdings (network, contract, holder) include (amount);
+create index nft_holdings_at_zero on nft_holdings (network) where amount = 0;
+-- Who holds a token that may have many holders.
+create index nft_holders_of_token on nft_holdings (network, contract, token_id) where standard = 1155;
+
+-- What each recent block added to holdings, so that it can be taken back. Not compressed: it is written far more often than read.
+create table holding_changes (
+    network smallint not null,
+    block bigint not null,
+    changes bytea not null,
+    primary key (network, block)
+);
+
+alter table holding_changes alter column changes set storage external;
+
+-- Which blocks below the follower's first were indexed later: for all contracts (an empty one), or for one alone.
+create table backfills (
+    network smallint not null references followed_networks (number),
+    contract bytea not null default '',
+    covered int8multirange not null,
+    primary key (network, contract)
+);
+
+-- Wallets and operations
+
+create table wallets (
+    -- Whose it is: the lineage of the key that created it.
+    lineage_id text not null,
+    network text not null,
+    address bytea not null check (length(address) = 20),
+    owner bytea not null check (length(owner) = 20),
+    salt bytea not null check (length(salt) = 32),
+    -- The EntryPoint's version that it is for, and the contract that deploys it.
+    version text not null,
+    factory bytea not null,
+    created_at timestamptz not null default now(),
+    -- Where it was deployed; null until it is, and again when a reorganisation has taken that back.
+    deployed_at timestamptz,
+    deploy_tx bytea,
+    deploy_block bigint,
+    deploy_block_hash bytea,
+    primary key (lineage_id, network, address)
+);
+
+create index wallets_in_order on wallets (lineage_id, created_at desc, address);
+create index wallets_by_address on wallets (network, address);
+create index wallets_by_block on wallets (network, deploy_block) where deploy_block is not null;
+
+-- How many there are, kept with each new one: an account's limit and a list's total without a count.
+create table wallet_counts (
+    lineage_id text not null,
+    network text not null,
+    account_id text not null references accounts (id),
+    wallets bigint not null,
+    primary key (lineage_id, network)
+);
+
+create index wallet_counts_of_account on wallet_counts (account_id);
+
+-- A new wallet, unless it is there: 'new', 'known', or 'full' where the account may have no more. Where somebody else holds the
+-- same address, it is deployed if theirs is.
+create function create_wallet(
+    account text, lineage text, of_network text, at bytea, of_owner bytea, with_salt bytea, for_version text, by_factory bytea,
+    most bigint
+) returns text language plpgsql as $$
+declare
+    other wallets;
+begin
+    -- One at a time for an account, so that two at once neither both take its last place nor stand in each other's way to it.
+    perform pg_advisory_xact_lock(hashtextextended('wallets of ' || account, 0));
+    if exists (select from wallets where lineage_id = lineage and network = of_network and address = at) then
+        return 'known';
+    end if;
+    if coalesce((select sum(wallets) from wallet_counts where account_id = account), 0) >= most then
+        return 'full';
+    end if;
+    select * into other from wallets where network = of_network and address = at and deploy_tx is not null limit 1;
+    insert into wallets (
+        lineage_id, network, address, owner, salt, version, factory, deployed_at, deploy_tx, deploy_block, deploy_block_hash
+    ) values (
+        lineage, of_network, at, of_owner, with_salt, for_version, by_factory,
+        other.deployed_at, other.deploy_tx, other.deploy_block, other.deploy_block_hash
+    );
+    insert into wallet_counts as c (lineage_id, network, account_id, wallets) values (lineage, of_network, account, 1)
+    on conflict (lineage_id, network) do update set wallets = c.wallets + 1;
+    return 'new';
+end $$;
+
+create table operations (
+    network text not null,
+    -- The hash that the EntryPoint computes.
+    hash bytea not null check (length(hash) = 32),
+    lineage_id text not null,
+    key_id text not null,
+    entry_point bytea not null,
+    sender bytea not null,
+    nonce numeric not null,
+    -- As the caller sent it.
+    operation jsonb not null,
+    -- seen: recorded, and perhaps on its way. sent: a bundler has taken it. included: on the chain, and its call went through.
+    -- failed: a bundler has refused it (error), or it is on the chain and its call did not go through (block), or another
+    -- operation has used its nonce (both).
+    status text not null default 'seen' check (status in ('seen', 'sent', 'included', 'failed')),
+    -- The bundler's words, or ours, as JSON.
+    error text,
+    block bigint,
+    block_hash bytea,
+    transaction bytea,
+    cost_wei numeric,
+    seen_at timestamptz not null default now(),
+    changed_at timestamptz not null default now(),
+    -- The newest block when it was recorded: it can only be in a later one. Null where that was not known.
+    seen_block bigint,
+    primary key (network, hash, lineage_id)
+);
+
+create index operations_of_key on operations (lineage_id, seen_at desc);
+create index operations_by_block on operations (network, block) where block is not null;
+-- Those that wait for a block, by what another may take from them: an account's nonce is used once.
+create index operations_waiting on operations (network, sender, nonce) where status in ('seen', 'sent');
+-- What is too old to keep, and what is sooner.
+create index operations_by_change on operations (changed_at);
+create index operations_unsent on operations (changed_at) where block is null and status in ('seen', 'failed');
+
+-- Gas policies and the ledger
+
+create table gas_policies (
+    id text primary key,
+    account_id text not null references accounts (id),
+    network text not null,
+    -- Whether the network's coins are worth something: keys for tests do not reach such a policy.
+    live boolean not null,
+    name text not null,
+    -- As the owner gave them.
+    rules json not null,
+    status text not null default 'active' check (status in ('active', 'paused', 'deleted')),
+    -- Counted up by each change: who has decided by an older one decides again.
+    revision integer not null default 1,
+    -- The rules that the ledger keeps itself; null: not restricted.
+    max_total numeric,
+    max_per_user numeric,
+    max_per_user_per_day bigint,
+    reset text not null default 'never' check (reset in ('never', 'daily', 'weekly', 'monthly')),
+    rate_requests bigint,
+    rate_seconds bigint,
+    rate_by_user boolean not null default false,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now()
+);
+
+create index gas_policies_of_account on gas_policies (account_id, created_at desc, id) where status <> 'deleted';
+
+-- What a policy has reserved and spent: for each day and for ever (-infinity), of each sender and of all (empty).
+create table gas_meters (
+    policy_id text not null references gas_policies (id),
+    sender bytea not null,
+    day date not null,
+    reserved numeric not null default 0 check (reserved >= 0),
+    spent numeric not null default 0 check (spent >= 0),
+    operations bigint not null default 0 check (operations >= 0),
+    primary key (policy_id, sender, day)
+) with (fillfactor = 70);
+
+-- What an account whose plan has a limit has reserved and spent on a day, by all its policies together.
+create table gas_account_days (
+    account_id text not null references accounts (id),
+    day date not null,
+    used numeric not null default 0 check (used >= 0),
+    primary key (account_id, day)
+) with (fillfactor = 70);
+
+-- What each gas policy refused last, and by which rule: for its owner to read. Written in batches, and trimmed with each.
+create table gas_refusals (
+    policy_id text not null references gas_policies (id),
+    at timestamptz not null,
+    sender bytea not null,
+    rule text not null,
+    message text not null
+);
+
+create index gas_refusals_of_policy on gas_refusals (policy_id, at desc);
+
+-- Windows of a policy's rate limit; one begins with the first request after the last.
+create table gas_rates (
+    policy_id text not null references gas_policies (id),
+    sender bytea not null,
+    began timestamptz not null,
+    granted bigint not null,
+    primary key (policy_id, sender)
+) with (fillfactor = 70);
+
+create index gas_rates_of_policy on gas_rates (policy_id, began);
+
+-- What a policy pays, or may have to, for one nonce of one sender: of all that was signed for it one can land.
+-- open: `held` is the most that any of it can cost. spent: one is on the chain and costs `cost`; the rest is held until its block
+-- is final, since a reorganisation may bring back another. final: nothing is held. What has expired is removed.
+create table gas_reservations (
+    id bigint generated always as identity primary key,
+    policy_id text not null references gas_policies (id),
+    -- Whose day it counts in; null: the account had no limit when it was reserved.
+    account_id text references accounts (id),
+    network text not null,
+    entry_point bytea not null,
+    sender bytea not null,
+    nonce numeric not null,
+    -- The day whose meters it is in.
+    day date not null,
+    state text not null default 'open' check (state in ('open', 'spent', 'final')),
+    held numeric not null check (held >= 0),
+    cost numeric not null default 0 check (cost >= 0),
+    -- Of one whole coin: the highest at which anything was signed for it.
+    price numeric not null,
+    -- When the last of the signatures ends, in the chain's time: seconds since 1970.
+    valid_until bigint not null,
+    -- No block up to this one has it.
+    since_block bigint not null,
+    op_hash bytea,
+    block bigint,
+    block_hash bytea,
+    transaction bytea,
+    looked_at timestamptz not null default '-infinity',
+    created_at timestamptz not null default now(),
+    unique (network, sender, nonce, entry_point, policy_id)
+);
+
+create index gas_reservations_open on gas_reservations (network, valid_until) where state = 'open';
+create index gas_reservations_spent on gas_reservations (network, block) where state <> 'open';
+-- Of all that is ever sponsored little is not final.
+create index gas_reservations_unsettled on gas_reservations (network) where state in ('open', 'spent');
+create index gas_reservations_landed on gas_reservations (network, block) where state = 'spent';
+create index gas_reservations_of_policy on gas_reservations (policy_id, created_at desc);
+
+-- Everything that was signed and can still land, or has and is not final.
+create table gas_signatures (
+    network text not null,
+    -- The hash that the EntryPoint computes.
+    op_hash bytea not null,
+    reservation_id bigint not null references gas_reservations (id) on delete cascade,
+    -- Names the operation and its paymaster, whatever the times.
+    digest bytea not null,
+    -- paymasterData.
+    data bytea not null,
+    worst numeric not null,
+    -- Of one whole coin.
+    price numeric not null,
+    valid_until bigint not null,
+    primary key (network, op_hash)
+);
+
+create index gas_signatures_of_reservation on gas_signatures (reservation_id);
+
+-- What counts towards a limit on this day: the days of its span.
+create function gas_used(of_policy text, of_sender bytea, reset text, of_day date) returns numeric
+language sql stable as $$
+    select coalesce(sum(reserved + spent), 0) from gas_meters
+    where policy_id = of_policy and sender = of_sender and case reset
+        when 'never' then day = '-infinity'
+        when 'daily' then day = of_day
+        when 'weekly' then day >= date_trunc('week', of_day)::date and day < (date_trunc('week', of_day) + '7 days')::date
+        else day >= date_trunc('month', of_day)::date and day < (date_trunc('month', of_day) + '1 month')::date
+    end
+$$;
+
+-- Changes the four meters that an operation is in, always in the same order, and its account's day.
+create function gas_move(r gas_reservations, more_reserved numeric, more_spent numeric, more_operations bigint)
+returns void language plpgsql as $$
+declare
+    who bytea;
+    whichever date;
+    more_used numeric := more_reserved + more_spent;
+begin
+    foreach who in array array[''::bytea, r.sender] loop
+        foreach whichever in array array['-infinity'::date, r.day] loop
+            update gas_meters set
+                reserved = reserved + more_reserved, spent = spent + more_spent, operations = operations + more_operations
+            where policy_id = r.policy_id and sender = who and day = whichever;
+            if not found then
+                insert into gas_meters (policy_id, sender, day, reserved, spent, operations)
+                values (r.policy_id, who, whichever, more_reserved, more_spent, more_operations);
+            end if;
+        end loop;
+    end loop;
+    -- What is only moved from reserved to spent takes no lock that other policies wait for.
+    if r.account_id is not null and more_used <> 0 then
+        update gas_account_days set used = used + more_used where account_id = r.account_id and day = r.day;
+    end if;
+end $$;
+
+-- Takes one request from the policy's rate limit: the seconds until there is one again, or null.
+create function gas_take_rate(p gas_policies, of_sender bytea, at timestamptz) returns numeric language plpgsql as $$
+declare
+    who bytea := case when p.rate_by_user then of_sender else '' end;
+    w gas_rates;
+begin
+    if p.rate_requests is null then
+        return null;
+    end if;
+    select * into w from gas_rates where policy_id = p.id and sender = who;
+    if found and at < w.began + make_interval(secs => p.rate_seconds) then
+        if w.granted >= p.rate_requests then
+            return ceil(extract(epoch from w.began + make_interval(secs => p.rate_seconds) - at));
+        end if;
+        update gas_rates set granted = granted + 1 where policy_id = p.id and sender = who;
+        return null;
+    end if;
+    -- With each window that begins two go that are over, or one for every sender there ever was would stay.
+    delete from gas_rates where policy_id = p.id and sender in (
+        select sender from gas_rates
+        where policy_id = p.id and began <= at - make_interval(secs => p.rate_seconds) order by began limit 2);
+    insert into gas_rates (policy_id, sender, began, granted) values (p.id, who, at, 1)
+    on conflict (policy_id, sender) do update set began = at, granted = 1;
+    return null;
+end $$;
+
+-- Reserves what an operation can cost at most, if every limit of its policy and of its account has room for it, and records what
+-- was signed. The policy's row is locked first: all that changes its meters goes one by one, and what is read here is true until
+-- the end. So is the account's day, where the account has a limit.
+-- outcome: granted; same (`data` is what was signed before); or what refuses: a rule, with what is left of it; absent; stale, the
+-- policy has changed; used, the nonce is spent; twice, the same hash is reserved by another policy.
+create function gas_reserve(
+    of_policy text, at_revision integer, on_network text, at_entry_point bytea, of_sender bytea, of_nonce numeric,
+    with_digest bytea, with_hash bytea, with_data bytea, of_worst numeric, at_price numeric, until bigint, fresh_until bigint,
+    at_block bigint, at timestamptz, account_most numeric default null,
+    out outcome text, out remains numeric, out data bytea, out worst numeric, out valid_until bigint
+) language plpgsql as $$
+declare
+    p gas_policies;
+    r gas_reservations;
+    s gas_signatures;
+    more numeric := of_worst;
+    of_day date := (at at time zone 'UTC')::date;
+begin
+    select * into p from gas_policies where id = of_policy and status <> 'deleted' for no key update;
+    if not found then
+        outcome := 'absent';
+        return;
+    end if;
+    if p.revision <> at_revision then
+        outcome := 'stale';
+        return;
+    end if;
+    if exists (
+        select from gas_reservations g
+        where g.network = on_network and g.sender = of_sender and g.nonce = of_nonce and g.entry_point = at_entry_point
+            and g.state <> 'open'
+    ) then
+        outcome := 'used';
+        return;
+    end if;
+    select * into r from gas_reservations g
+    where g.network = on_network and g.sender = of_sender and g.nonce = of_nonce and g.entry_point = at_entry_point
+        and g.policy_id = p.id;
+    if r.id is not null then
+        select * into s from gas_signatures g
+        where g.reservation_id = r.id and g.digest = with_digest and g.valid_until >= fresh_until
+        order by g.valid_until desc limit 1;
+        if found then
+            outcome := 'same';
+            data := s.data;
+            worst := s.worst;
+            valid_until := s.valid_until;
+            return;
+        end if;
+        of_day := r.day;
+        more := greatest(0, of_worst - r.held);
+    end if;
+
+    if p.max_total is not null then
+        remains := p.max_total - gas_used(p.id, '', p.reset, of_day);
+        if more > remains then
+            outcome := 'max_total_usd';
+            remains := greatest(remains, 0);
+            return;
+        end if;
+    end if;
+    if p.max_per_user is not null then
+        remains := p.max_per_user - gas_used(p.id, of_sender, p.reset, of_day);
+        if more > remains then
+            outcome := 'max_per_user_usd';
+            remains := greatest(remains, 0);
+            return;
+        end if;
+    end if;
+    if p.max_per_user_per_day is not null and r.id is null then
+        remains := p.max_per_user_per_day - coalesce(
+            (select operations from gas_meters m where m.policy_id = p.id and m.sender = of_sender and m.day = of_day), 0);
+        if remains < 1 then
+            outcome := 'max_per_user_per_day';
+            remains := 0;
+            return;
+        end if;
+    end if;
+    if account_most is not null then
+        insert into gas_account_days (account_id, day) values (p.account_id, of_day) on conflict do nothing;
+        select account_most - d.used into remains from gas_account_days d
+        where d.account_id = p.account_id and d.day = of_day for update;
+        if more > remains then
+            outcome := 'sponsored_usd_per_day';
+            remains := greatest(remains, 0);
+            return;
+        end if;
+    end if;
+    if exists (select from gas_signatures g where g.network = on_network and g.op_hash = with_hash) then
+        outcome := 'twice';
+        return;
+    end if;
+    -- The last question, because asking takes.
+    remains := gas_take_rate(p, of_sender, at);
+    if remains is not null then
+        outcome := 'rate_limit';
+        return;
+    end if;
+
+    if r.id is null then
+        insert into gas_reservations as g (
+            policy_id, account_id, network, entry_point, sender, nonce, day, held, price, valid_until, since_block, created_at
+        ) values (
+            p.id, case when account_most is not null then p.account_id end, on_network, at_entry_point, of_sender, of_nonce,
+            of_day, of_worst, at_price, until, at_block, at
+        ) returning * into r;
+        perform gas_move(r, of_worst, 0, 1);
+    else
+        update gas_reservations g set held = g.held + more, price = greatest(g.price, at_price),
+            valid_until = greatest(g.valid_until, until)
+        where g.id = r.id;
+        perform gas_move(r, more, 0, 0);
+    end if;
+    insert into gas_signatures (network, op_hash, reservation_id, digest, data, worst, price, valid_until)
+    values (on_network, with_hash, r.id, with_digest, with_data, of_worst, at_price, until);
+    outcome := 'granted';
+    data := with_data;
+    worst := of_worst;
+    valid_until := until;
+end $$;
+
+-- Locks a reservation the way all do: its policy first.
+create function gas_lock(reservation bigint) returns gas_reservations language plpgsql as $$
+declare
+    r gas_reservations;
+begin
+    perform from gas_policies where id = (select policy_id from gas_reservations where id = reservation) for no key update;
+    select * into r from gas_reservations where id = reservation for update;
+    return r;
+end $$;
+
+-- An operation is on the chain: what it truly cost, at the price at which it was signed. The rest stays held. `coin` is one whole
+-- coin in its smallest units. The reservation that pays, or null where there is none.
+-- Under a hash that nobody signed it is one of those that were signed for the nonce: it costs no more than is held for them, and
+-- where several policies have signed, the one that holds most pays.
+create function gas_settle(
+    on_network text, at_entry_point bytea, of_sender bytea, of_nonce numeric, with_hash bytea, wei numeric, coin numeric,
+    in_block bigint, in_block_hash bytea, in_transaction bytea
+) returns bigint language plpgsql as $$
+declare
+    s gas_signatures;
+    r gas_reservations;
+    true_cost numeric;
+    from_held numeric;
+begin
+    select * into s from gas_signatures where network = on_network and op_hash = with_hash;
+    if found then
+        r := gas_lock(s.reservation_id);
+    else
+        r := gas_lock((
+            select g.id from gas_reservations g
+            where g.network = on_network and g.sender = of_sender and g.nonce = of_nonce and g.entry_point = at_entry_point
+            order by (g.op_hash = with_hash) desc nulls last, g.held + g.cost desc, g.id limit 1
+        ));
+    end if;
+    if r.id is null then
+        return null;
+    end if;
+    if r.state = 'final' or (
+        r.state = 'spent' and r.op_hash = with_hash and r.block = in_block and r.block_hash = in_block_hash
+    ) then
+        return r.id;
+    end if;
+    if r.state = 'spent' then
+        perform gas_reopen(r.id);
+        r := gas_lock(r.id);
+    end if;
+    true_cost := div(wei * coalesce(s.price, r.price) + coin - 1, coin);
+    if s.op_hash is null then
+        true_cost := least(true_cost, r.held);
+    end if;
+    from_held := least(true_cost, r.held);
+    update gas_reservations set state = 'spent', cost = true_cost, held = held - from_held, op_hash = with_hash,
+        block = in_block, block_hash = in_block_hash, transaction = in_transaction
+    where id = r.id;
+    perform gas_move(r, -from_held, true_cost, 0);
+    return r.id;
+end $$;
+
+-- What was on the chain is not any more: it is held again, as much as it was.
+create function gas_reopen(reservation bigint) returns void language plpgsql as $$
+declare
+    r gas_reservations := gas_lock(reservation);
+begin
+    if r.id is null or r.state = 'open' then
+        return;
+    end if;
+    update gas_reservations set state = 'open', held = held + cost, cost = 0,
+        op_hash = null, block = null, block_hash = null, transaction = null
+    where id = r.id;
+    perform gas_move(r, r.cost, -r.cost, 0);
+end $$;
+
+-- Its block is final: nothing else of it can land, and what was held for that is free.
+create function gas_close(reservation bigint, final_block bigint) returns void language plpgsql as $$
+declare
+    r gas_reservations := gas_lock(reservation);
+begin
+    if r.id is null or r.state <> 'spent' or r.block > final_block then
+        return;
+    end if;
+    update gas_reservations set state = 'final', held = 0 where id = r.id;
+    delete from gas_signatures where reservation_id = r.id;
+    perform gas_move(r, -r.held, 0, 0);
+end $$;
+
+-- Nothing of it has landed, and by the time of a final block nothing can: as if it had never been.
+create function gas_release(reservation bigint, final_time bigint) returns void language plpgsql as $$
+declare
+    r gas_reservations := gas_lock(reservation);
+begin
+    if r.id is null or r.state <> 'open' or r.valid_until >= final_time then
+        return;
+    end if;
+    delete from gas_reservations where id = r.id;
+    perform gas_move(r, -r.held, 0, -1);
+    delete from gas_meters
+    where policy_id = r.policy_id and sender = r.sender and day in ('-infinity', r.day)
+        and reserved = 0 and spent = 0 and operations = 0;
+end $$;
+
+-- Webhooks
+
+-- How often the webhooks of a network were changed. Whoever changes one counts this up, and only then touches the webhook;
+-- whoever writes a block's events holds it (for share). So a change is seen by all of a block's events, or by none.
+create table webhook_versions (
+    network text primary key,
+    version bigint not null
+);
+
+create sequence webhook_numbers;
+
+create table webhooks (
+    -- What other tables know it by, where there are many rows.
+    number bigint not null unique,
+    id text primary key,
+    account_id text not null references accounts (id),
+    network text not null,
+    -- Whether the network's coins are worth something: keys for tests do not reach such a webhook.
+    live boolean not null,
+    url text not null,
+    event_type text not null,
+    -- The filter, without its addresses.
+    config json not null,
+    -- How many addresses it watches; null: its filter has no such list.
+    addresses integer,
+    status text not null default 'active' check (status in ('active', 'paused', 'disabled', 'deleted')),
+    -- Why it is not active: its owner, failures, the receiver is gone (410), or the operator.
+    reason text check (reason in ('owner', 'failures', 'gone', 'operator')),
+    -- Sealed: nonce and AES-GCM, with the webhook's id as what it belongs to. After a rotation the old one signs for a while.
+    secret bytea not null,
+    old_secret bytea,
+    old_secret_until timestamptz,
+    -- The network's version at its last change, and at the last change of all its addresses: later ones are in watch_changes.
+    version bigint not null,
+    addresses_version bigint not null,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now()
+);
+
+create index webhooks_of_account on webhooks (account_id, created_at desc, id) where status <> 'deleted';
+create index webhooks_by_version on webhooks (network, version);
+create index webhooks_deleted on webhooks (number) where status = 'deleted';
+
+create table watched_addresses (
+    webhook bigint not null,
+    address bytea not null,
+    primary key (webhook, address)
+);
+
+-- The last hour's additions and removals: whoever has a webhook's addresses in memory reads these instead of all.
+create table watch_changes (
+    webhook bigint not null,
+    version bigint not null,
+    address bytea not null,
+    added boolean not null,
+    changed_at timestamptz not null default now()
+);
+
+create index watch_changes_by_version on watch_changes (webhook, version);
+create index watch_changes_by_age on watch_changes (changed_at);
+
+-- Counts a network's version up, and tells those who keep its webhooks in memory.
+create function change_webhooks(of_network text) returns bigint language plpgsql as $$
+declare
+    found_version bigint;
+begin
+    insert into webhook_versions as v (network, version) values (of_network, 1)
+    on conflict (network) do update set version = v.version + 1
+    returning v.version into found_version;
+    perform pg_notify('penstock_webhooks', of_network);
+    return found_version;
+end $$;
+
+-- Blocks whose calls are still to be looked into, because somebody watches transfers inside transactions.
+create table trace_jobs (
+    network text not null,
+    block bigint not null,
+    block_hash bytea not null,
+    tries integer not null default 0,
+    primary key (network, block)
+);
+
+-- What has happened, for one webhook. One that lacks nothing and waits for no block has a delivery.
+create table events (
+    -- From what happened and for whom: the same event has the same id.
+    id text primary key,
+    webhook_id text not null,
+    network text not null,
+    -- As the body says.
+    type text not null,
+    -- Where it is on the chain; null: nowhere yet, or a test.
+    block bigint,
+    block_hash bytea,
+    -- What is posted, byte for byte. Not changed any more once it lacks nothing.
+    body bytea not null,
+    -- What must be found out first, as JSON.
+    lacks json,
+    -- The block that must be there first.
+    after_block bigint,
+    -- What the block must be first, by the chain's own word; after_block is then the event's block. Null: so many blocks later.
+    finality text check (finality in ('safe', 'finalized')),
+    -- The event that this one takes back; and whether it was taken back itself.
+    takes_back text,
+    taken_back boolean not null default false,
+    test boolean not null default false,
+    created_at timestamptz not null default now()
+);
+
+create index events_by_block on events (network, block) where block is not null and not taken_back;
+create index events_held on events (network, after_block) where after_block is not null;
+create index events_final on events (network, finality, after_block) where finality is not null;
+create index events_lacking on events (network, created_at, id) where lacks is not null;
+create index events_by_age on events (created_at);
+
+-- The outbox: one row for each event that is to be told, or was.
+create table deliveries (
+    event_id text primary key,
+    webhook_id text not null,
+    -- due: to be sent from due_at on. Whoever takes it moves due_at to the end of a short lease, and counts claim up.
+    -- over_quota: the account's day is used up; due_at is the next. parked: its webhook is not active. The other three are ends.
+    state text not null default 'due'
+        check (state in ('due', 'over_quota', 'parked', 'delivered', 'failed', 'dropped')),
+    due_at timestamptz not null default clock_timestamp(),
+    claim bigint not null default 0,
+    -- Failed attempts since it was made, or was last asked for anew: its place in the schedule.
+    tries smallint not null default 0,
+    -- Whether it was taken from the account's day already: attempts after the first cost nothing.
+    counted boolean not null default false,
+    created_at timestamptz not null default clock_timestamp(),
+    finished_at timestamptz
+) with (fillfactor = 70);
+
+create index deliveries_due on deliveries (webhook_id, due_at) where state in ('due', 'over_quota');
+create index deliveries_parked on deliveries (webhook_id, created_at) where state = 'parked';
+create index deliveries_of_webhook on deliveries (webhook_id, created_at desc, event_id);
+
+-- Without a reference to its delivery, which would cost every attempt a look-up: what removes the one removes the other.
+create table attempts (
+    event_id text not null,
+    -- The claim that it was made under: from 1, over all rounds. One that is missing began, and how it ended nobody knows.
+    number bigint not null,
+    began_at timestamptz not null,
+    took_ms integer not null,
+    -- How it ended, in a word.
+    outcome text not null,
+    -- The receiver's HTTP status, where it gave one; and how its reply begins, where that was no 2xx.
+    status smallint,
+    excerpt text,
+    primary key (event_id, number)
+);
+
+-- What an account has used of its deliveries, by UTC day.
+create table delivery_days (
+    account_id text not null references accounts (id),
+    day date not null,
+    used bigint not null default 0 check (used >= 0),
+    -- Whether its owner was told, in the log, that it is used up.
+    told boolean not null default false,
+    primary key (account_id, day)
+);
+
+-- Takes from an account's day as many deliveries as are wanted and left. `tell`: that they are used up is not in the log yet.
+create function take_deliveries(account text, of_day date, wanted bigint, day_limit bigint, out granted bigint, out tell boolean)
+language plpgsql as $$
+declare
+    d delivery_days;
+begin
+    insert into delivery_days (account_id, day) values (account, of_day) on conflict do nothing;
+    select * into d from delivery_days where account_id = account and day = of_day for update;
+    granted := greatest(0, least(wanted, day_limit - d.used));
+    tell := granted < wanted and not d.told;
+    update delivery_days set used = used + granted, told = told or granted < wanted
+    where account_id = account and day = of_day;
+end $$;
+
+-- Letters to the holders of accounts, written in the transaction that they tell of.
+create table mails (
+    id bigint generated always as identity primary key,
+    account_id text not null references accounts (id),
+    kind text not null check (kind in ('webhook_paused')),
+    -- What it tells of.
+    about json not null,
+    -- As with deliveries: whoever takes it moves this to the end of a lease.
+    due_at timestamptz not null default clock_timestamp(),
+    tries smallint not null default 0,
+    created_at timestamptz not null default now(),
+    -- Null: not sent yet. It was sent, or given up.
+    ended_at timestamptz,
+    sent boolean not null default false
+);
+
+create index mails_due on mails (due_at) where ended_at is null;
+
+create table account_passwords (
+    account_id text primary key references accounts (id),
+    hash text not null,
+    changed_at timestamptz not null default now()
+);
+
+-- An operator's credential for the dashboard, made on the command line. A revoked one ends its sessions.
+create table admin_tokens (
+    id text primary key,
+    name text not null,
+    digest bytea not null unique,
+    hint text not null,
+    created_at timestamptz not null default now(),
+    last_used_at timestamptz,
+    revoked_at timestamptz
+);
+
+-- Who is signed in: an account's holder or an operator. The cookie's token is not here, only its digest.
+create table sessions (
+    digest bytea primary key,
+    account_id text references accounts (id),
+    admin_token_id text references admin_tokens (id),
+    created_at timestamptz not null default now(),
+    seen_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    check (num_nonnulls(account_id, admin_token_id) = 1)
+);
+
+create index sessions_of_account on sessions (account_id) where account_id is not null;
+create index sessions_by_end on sessions (expires_at);
+
+-- Links that sign in once. Whoever uses one takes its row.
+create table sign_in_links (
+    digest bytea primary key,
+    account_id text not null references accounts (id),
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null
+);
+
+create index sign_in_links_by_end on sign_in_links (expires_at);
+
+-- Tries to sign in, by address and by e-mail, as digests: for each the moment up to which its bucket is used.
+create unlogged table sign_in_tries (
+    subject bytea primary key,
+    edge timestamptz not null
+);
+
+-- One of these for each key, network and method that was used. And, so that a chart of an account reads few rows, its sums: over
+-- all three (all are empty), and of each key, each network and each method (the other two are empty).
+create table usage_series (
+    id integer generated always as identity primary key,
+    account_id text not null,
+    key_id text not null,
+    network text not null,
+    method text not null,
+    unique (account_id, key_id, network, method)
+);
+
+-- What was used in a minute, in an hour and in a day: written at once for all three, so that a chart of any length reads few
+-- rows. t0 to t14 count the replies by the time that they took (core/usage has the edges).
+create table usage (
+    step text not null,
+    series integer not null,
+    at timestamptz not null,
+    requests bigint not null,
+    errors bigint not null,
+    units bigint not null,
+    hits bigint not null,
+    t0 bigint not null, t1 bigint not null, t2 bigint not null, t3 bigint not null, t4 bigint not null,
+    t5 bigint not null, t6 bigint not null, t7 bigint not null, t8 bigint not null, t9 bigint not null,
+    t10 bigint not null, t11 bigint not null, t12 bigint not null, t13 bigint not null, t14 bigint not null,
+    primary key (step, series, at)
+) partition by list (step);
+
+-- Room in each page for the next version of a row: the newest of each series is written again every few seconds.
+create table usage_minutes partition of usage for values in ('minute') with (fillfactor = 80);
+create table usage_hours partition of usage for values in ('hour') with (fillfactor = 60);
+create table usage_days partition of usage for values in ('day') with (fillfactor = 60);
+
+-- Small, and enough to find what is too old.
+create index usage_by_time on usage using brin (at) with (autosummarize = on);
+
+-- The last batch that each worker wrote: one that is sent again, because nobody knows how it ended, is not counted twice.
+create table usage_batches (
+    worker text primary key,
+    number bigint not null,
+    written_at timestamptz not null default now()
+);
+
+-- What each worker of the fleet sees: its connections, and the health of its upstreams.
+create unlogged table worker_views (
+    worker text primary key,
+    seen_at timestamptz not null default now(),
+    view json not null
+);
+
+-- Upstreams that take no calls, because an operator said so. Known by a digest of network and address, so that one that is moved
+-- in the settings is still the same.
+create table cordons (
+    upstream text primary key,
+    label text not null,
+    reason text not null,
+    by_whom text not null,
+    created_at timestamptz not null default now()
+);
+
+create function notice_cordons() returns trigger language plpgsql as $$
+begin
+    perform pg_notify('penstock_cordons', '');
+    return null;
+end $$;
+
+create trigger cordons_notice after insert or update or delete on cordons
+for each statement execute function notice_cordons();
