@@ -7,18 +7,23 @@ from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests import service as service_room
 from tests.flows.upstream import Upstream, echo
 from tests.service import Service
 
-# The same examples in every run, and no verdict that depends on how busy the machine is. HYPOTHESIS_PROFILE=search looks for
-# others.
+# The same examples in every run, and no verdict that depends on the load of the machine. Hypothesis also draws constants that
+# it finds in the loaded modules of the project: examples would depend on the other tests of the process, and on whether modules
+# are compiled. HYPOTHESIS_PROFILE=search looks for other examples, with these constants.
 settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 settings.register_profile("search", max_examples=2000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "steady")
+settings.load_profile(PROFILE)
+if PROFILE == "steady":
+    vars(providers)["is_local_module_file"] = lambda _: False
 
 # Tests send bad keys by the hundred, all from one address.
 # Only the development chain is followed: the others' upstreams are there to be counted, and to fail.

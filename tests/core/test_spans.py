@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.core.spans import FIRST_BLOCKS, GOOD_LOGS, MOST_BLOCKS, PATIENCE, Span
@@ -39,12 +39,18 @@ def test_refused_span_stays_below_what_was_refused_until_it_is_tried_again() -> 
     assert span.blocks == 1
 
 
-@given(st.lists(st.one_of(st.integers(-5, 20_000), st.tuples(st.integers(1, 20_000), st.integers(0, 10**6)))))
-def test_span_is_never_nothing_and_never_too_much(told: list[int | tuple[int, int]]) -> None:
+REFUSED = st.integers(-5, MOST_BLOCKS)
+# A reader requests at most MOST_BLOCKS at a time.
+READ = st.tuples(st.integers(1, MOST_BLOCKS), st.integers(0, 10**6))
+
+
+@given(st.lists(st.one_of(REFUSED, READ)))
+@example([(MOST_BLOCKS, GOOD_LOGS + 1)])
+def test_span_is_never_empty_and_never_above_its_limit(replies: list[int | tuple[int, int]]) -> None:
     span = Span()
-    for what in told:
-        if isinstance(what, int):
-            span.refused(min(what, MOST_BLOCKS))
+    for reply in replies:
+        if isinstance(reply, int):
+            span.refused(reply)
         else:
-            span.read(*what)
+            span.read(*reply)
         assert 1 <= span.blocks <= MOST_BLOCKS, span
