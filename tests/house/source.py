@@ -27,8 +27,13 @@ def ring_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports_of(module: str) -> Iterator[str]:
+@cache
+def imports_of(module: str) -> tuple[str, ...]:
     """What a module imports anywhere in it: inside functions and for type checkers too. Ours by their full names."""
+    return tuple(_imports_of(module))
+
+
+def _imports_of(module: str) -> Iterator[str]:
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
