@@ -1,1 +1,1 @@
-"""The load tests: how fast Penstock forwards, as ratios to its baselines in one run. `python -m bench --help`."""
+"""Benchmarks: Penstock measured against its baselines in one run. See `python -m bench --help`."""

@@ -1,4 +1,4 @@
-"""`python -m bench`: every case, or some of them. The method is in bench/README.md."""
+"""Run the benchmark cases, all or some of them. bench/README.md describes the method."""
 
 import argparse
 import contextlib
@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import baselines, loaders, machine, plot, report, service
+from bench import baselines, loaders, machine, plot, report, service, summary
 from bench.cases import BIG, CASES, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{case.name:<10} {case.title}" for case in CASES))
         return 0
     chosen = [case for case in CASES if not options.cases or case.name in options.cases]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a terminated bench stops what it started
-    if not options.no_install and (said := baselines.install()):
-        print(said)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all children are stopped
+    if not options.no_install and (outcome := baselines.install()):
+        print(outcome)
     machine.raise_file_limit()
     layout, pair = machine.layouts()
     facts = machine.facts(layout)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("cases", nargs="*", type=_case, metavar="CASE", help="cases to run (default: all; see --list)")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
+    parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per case (default: 3)")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement (default: 2)")
     parser.add_argument(
@@ -66,21 +66,21 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="a setting of Penstock for the whole run",
+        help="change a Penstock setting for the whole run",
     )
     parser.add_argument("--no-install", action="store_true", help="skip missing baselines instead of installing them")
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="where report.json and report.svg go (default: bench/ for a full run, else .penstock/bench/)",
+        help="directory for report.json, report.svg and summary.md (default: bench/ for a full run, else .penstock/bench/)",
     )
     return parser
 
 
 def _case(name: str) -> str:
     if name not in {case.name for case in CASES}:
-        raise argparse.ArgumentTypeError(f"no case {name!r}; the cases are {', '.join(case.name for case in CASES)}")
+        raise argparse.ArgumentTypeError(f"unknown case {name!r}; choose from {', '.join(case.name for case in CASES)}")
     return name
 
 
@@ -95,13 +95,13 @@ def _peer(text: str) -> tuple[str, Target]:
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or "." not in name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not SECTION.KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r} must have the form SECTION.KEY=VALUE")
     return name, value
 
 
 @contextlib.contextmanager
 def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.Layout | None) -> Iterator[Runner]:
-    """Stubs and candidates live in a temporary directory; whatever happens, all of them are stopped."""
+    """Start the stubs in a temporary directory; stop them and all candidates on exit, whatever happens."""
     stubs = {
         "small": Stub("small", size=SMALL_RESULT),
         "large": Stub("large", size=BIG),
@@ -110,7 +110,7 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
     settings: Mapping[str, service.Value] = dict(options.set)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as made:
         workdir = Path(made)
-        os.chmod(workdir, 0o755)  # the embedded database runs as a user of its own when started by root
+        os.chmod(workdir, 0o755)  # when root starts the embedded database, it runs as another user
         fleet = Fleet(layout=layout, stubs=stubs, peers=dict(options.peer), settings=settings, workdir=workdir)
         try:
             for name, stub in stubs.items():
@@ -123,7 +123,7 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
 
 
 def _output(options: argparse.Namespace, chosen: Sequence[Case]) -> Path:
-    """A partial run must not replace the full report that is kept in the repository."""
+    """A partial run must not replace the full report in bench/."""
     if options.output:
         return Path(options.output)
     return HOME if len(chosen) == len(CASES) else loaders.BUILD
@@ -133,11 +133,12 @@ def _store(folder: Path, facts: dict[str, object], runner: Runner) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     report.write_json(folder / "report.json", facts, runner.figures, runner.skips)
     plot.write(folder / "report.svg", facts, runner.figures)
-    print(f"\nkept in {os.path.relpath(folder)}/report.json and report.svg")
+    summary.write(folder / "summary.md", facts, runner.figures)
+    print(f"\nwrote report.json, report.svg and summary.md to {os.path.relpath(folder)}/")
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("interrupted: everything was stopped, nothing was kept")
+        sys.exit("interrupted: everything was stopped, no report was written")

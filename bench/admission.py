@@ -1,4 +1,4 @@
-"""What admission costs with many keys: per request, and at start-up. A real Postgres holds them."""
+"""The cost of admission with many keys in a real Postgres: per request and at start-up."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
-    """µs of CPU per request alone and beside a second worker, and seconds to load the keys."""
+    """Return µs of CPU per request for one worker and for two at once, and the seconds to load the keys."""
     try:
         return asyncio.run(_figures(workdir, cpus))
     except StartError as error:
@@ -55,7 +55,7 @@ async def _figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
 
 
 async def _fill(url: str) -> list[str]:
-    """Accounts and keys by COPY; the keys' texts."""
+    """Insert accounts and keys with COPY; return the key texts."""
     connection = await asyncpg.connect(url)
     try:
         await migrate.migrate(connection)
@@ -80,7 +80,7 @@ def _row(number: int, text: str) -> tuple[Any, ...]:
 
 
 def _measure(url: str, keys_file: Path, cpus: Sequence[int], *, shared: bool) -> list[dict[str, Any]]:
-    """As many processes as cores, at the same time, on the same windows."""
+    """Run one process per core at the same time, all on the same shared windows."""
     fd = windows.create()
     argv = [
         sys.executable,

@@ -1,7 +1,7 @@
-"""What the balances of a holder of 500 tokens cost: our own CPU time and upstream calls, on a real Postgres.
+"""The cost of reading the balances of a holder of 500 tokens: the worker's CPU time and upstream calls, with a real Postgres.
 
-Three readings of the same holders: nothing known (`cold`), names known and a new block (`block`), and again (`kept`). The time
-is what the kernel counted for the worker's process, so that the upstream's and the database's are not in it.
+The same holders are read three times: with nothing cached (`cold`), with names cached and a new block (`block`), and with
+everything cached (`kept`). The time is the kernel's count for the worker process, so it excludes upstream and database.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ FIRST = 1_000_000
 
 
 def figures(workdir: Path, cpus: tuple[int, int]) -> dict[str, float]:
-    """Milliseconds of our own for one answer by how much is known before, and the upstream calls of a cold one."""
+    """Return the worker's CPU milliseconds per request for each cache state, and the upstream calls of a cold read."""
     try:
         return asyncio.run(_figures(workdir, cpus))
     except StartError as error:
@@ -57,7 +57,7 @@ async def _figures(workdir: Path, cpus: tuple[int, int]) -> dict[str, float]:
 
 
 async def _fill(connection: "asyncpg.Connection[Any]") -> None:
-    """Every holder has tokens of its own, so that nothing is known of the next one's."""
+    """Give every holder different tokens, so that reading one caches nothing for the next."""
     await migrate.migrate(connection)
     await connection.execute(
         "insert into followed_networks (network, first_block, block, block_hash) values ($1, 0, $2, '')", NETWORK, FIRST
@@ -83,17 +83,17 @@ async def _read_all(
                 for h in range(HOLDERS)
             ]
 
-        await _one(session, f"{base}/0x{'11' * 20}?limit=100", worker.pid, FIRST)  # what is imported and made at first
-        before = await _ask(session, upstream, "bench_calls")
+        await _one(session, f"{base}/0x{'11' * 20}?limit=100", worker.pid, FIRST)  # warm-up: imports and caches
+        before = await _call(session, upstream, "bench_calls")
         cold = await read(FIRST)
-        calls = (await _ask(session, upstream, "bench_calls") - before) / HOLDERS
-        head = await _ask(session, upstream, "bench_move")
+        calls = (await _call(session, upstream, "bench_calls") - before) / HOLDERS
+        head = await _call(session, upstream, "bench_move")
         await connection.execute("update followed_networks set block = $1", head)
         assert worker.stdin is not None
         worker.stdin.write(b"\n")
         worker.stdin.flush()
         await asyncio.to_thread(_line, worker)
-        await asyncio.sleep(0.5)  # where the index is, is asked a few times a second
+        await asyncio.sleep(0.5)  # workers read the index position a few times a second
         block, kept = await read(head), await read(head)
     return {"cold": median(cold), "block": median(block), "kept": median(kept), "calls": calls}
 
@@ -108,7 +108,7 @@ async def _one(session: aiohttp.ClientSession, url: str, pid: int, block: int) -
     return took
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, method: str) -> int:
+async def _call(session: aiohttp.ClientSession, url: str, method: str) -> int:
     async with session.post(
         url, data=json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": []})
     ) as response:
@@ -116,15 +116,15 @@ async def _ask(session: aiohttp.ClientSession, url: str, method: str) -> int:
 
 
 def _cpu_ms(pid: int) -> float:
-    """The time on a core of all threads, in nanoseconds as the kernel counts it."""
+    """CPU time of all threads in milliseconds, from the kernel's nanosecond count."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e6
 
 
 @contextmanager
-def _tool(name: str, *words: str, cpu: int) -> Iterator["subprocess.Popen[bytes]"]:
+def _tool(name: str, *arguments: str, cpu: int) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(
-        ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / name), *words],
+        ["taskset", "-c", str(cpu), sys.executable, str(TOOLS / name), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -139,5 +139,5 @@ def _tool(name: str, *words: str, cpu: int) -> Iterator["subprocess.Popen[bytes]
 def _line(process: "subprocess.Popen[bytes]") -> str:
     assert process.stdout is not None
     if not (line := process.stdout.readline()):
-        raise StartFailed("a tool of the bench ended early")
+        raise StartFailed("a benchmark tool exited early")
     return line.decode().strip()

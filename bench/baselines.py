@@ -1,7 +1,7 @@
-"""What Penstock is compared with: nginx, nginx with Lua, HAProxy, a bare relay and the ordinary aiohttp application.
+"""The baselines: nginx, nginx with Lua, HAProxy, a bare relay and an ordinary aiohttp application.
 
-Each is a name, what it needs, and a function that writes its configuration and returns its command line. All run on the
-same core, forward to the same stub over kept-alive connections, and log nothing.
+A baseline is a name, its requirements, and a function that writes its configuration and returns its command line. All run
+on the same core, forward to the same stub over keep-alive connections, and log nothing.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from pathlib import Path
 from bench import machine, processes
 from bench.loaders import Target
 
-KEY = "bench_key_of_the_baselines_0123456789abcdef"  # as long as one of Penstock's
+KEY = "bench_key_of_the_baselines_0123456789abcdef"  # as long as a Penstock key
 PATH = "/v1/rpc/ethereum/mainnet"
 PACKAGES = ("nginx-light", "libnginx-mod-http-lua", "lua-cjson", "haproxy", "wrk")
 TOOLS = Path(__file__).parent / "tools"
 
-# As many idle upstream connections as any case has callers: fewer, and nginx would close and reopen all the time.
+# At least as many idle upstream connections as any case has clients; otherwise nginx keeps closing and reopening them.
 KEEPALIVE = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a baseline is to listen and forward to, and a directory for its files."""
+    """The ports a baseline listens on and forwards to, and a directory for its files."""
 
     port: int
     upstream_port: int
@@ -40,12 +40,12 @@ class Start:
 class Baseline:
     name: str
     label: str
-    missing: Callable[[], str | None]  # why it cannot run here, or None
+    missing: Callable[[], str | None]  # reason why it cannot run here, or None
     command: Callable[[Start], list[str]]
 
 
 class Running:
-    """A started baseline."""
+    """A running baseline."""
 
     def __init__(self, baseline: Baseline) -> None:
         self.baseline = baseline
@@ -92,7 +92,7 @@ http {{
     scgi_temp_path {workdir}/scgi;
     proxy_http_version 1.1;
     proxy_set_header Connection "";
-    proxy_buffers 32 16k;            # and so does a 100 KB reply
+    proxy_buffers 32 16k;            # a 100 KB reply stays in memory
     {lua}
     upstream stub {{
         server 127.0.0.1:{upstream_port};
@@ -184,7 +184,7 @@ def _nginx_modules() -> Path:
 
 
 def _cjson() -> list[Path]:
-    """lua-cjson for LuaJIT, whose ABI is 5.1's; the directory has the machine's architecture in its name."""
+    """Find lua-cjson for LuaJIT (Lua 5.1 ABI); the directory name includes the architecture."""
     return sorted(Path("/usr/lib").glob("*/lua/5.1/cjson.so"))
 
 
@@ -262,10 +262,10 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def install() -> str:
-    """Installs what is missing where that is possible without asking: as root on Debian. Says what it did, or why not."""
+    """Install missing baselines if possible without asking (as root on Debian); return what was done, or why not."""
     if not (_nginx_missing() or _nginx_lua_missing() or _haproxy_missing() or not machine.find_tool("wrk")):
         return ""
-    by_hand = f"for all baselines: apt-get install {shlex.join(PACKAGES)}"
+    by_hand = f"to install all: apt-get install {shlex.join(PACKAGES)}"
     apt = machine.find_tool("apt-get")
     if apt is None or os.geteuid() != 0:
         return f"some baselines are missing and were not installed (needs root on Debian); {by_hand}"
@@ -278,7 +278,7 @@ def install() -> str:
 
 
 def _apt(apt: str, command: str, *packages: str) -> str:
-    """Runs apt-get; returns why it failed, or nothing."""
+    """Run apt-get; return the reason if it failed, else an empty string."""
     flags = ["-y", "-qq", "--no-install-recommends"] if packages else ["-qq"]
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run([apt, command, *flags, *packages], env=env, capture_output=True, text=True, check=False)
@@ -287,7 +287,7 @@ def _apt(apt: str, command: str, *packages: str) -> str:
 
 @contextlib.contextmanager
 def _no_services() -> Iterator[None]:
-    """Keeps Debian from starting nginx and HAProxy as services of the machine: policy-rc.d is its own way to say so."""
+    """Keep Debian from starting nginx and HAProxy as system services, by means of policy-rc.d."""
     if POLICY.exists():
         yield
         return

@@ -1,7 +1,7 @@
-"""The cases, as data: what is asked, of whom, and what Penstock aims at. Ratios are to nginx in the same round.
+"""The benchmark cases as data: the request, the candidates and the aims for Penstock. Ratios are to nginx in the same round.
 
-A template is one HTTP request. Every MARKER in it becomes a number that no other request has, so where calls must not
-be the same (nothing may be cached or joined) the parameters carry one, and where heads must differ so does a header.
+A template is one HTTP request. Every MARKER in it becomes a number that no other request has. Put one in the parameters
+if calls must differ (so that none is cached or joined), and in a header if request heads must differ.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,18 +18,18 @@ Kind = Literal[
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
 FEW = ("nginx", "relay", "penstock")
 BATCH = 20
-# nginx's row of the small case, shown beside the batches: to a proxy that does not look inside, a batch is one request.
+# nginx's row from the small case, shown with the batches: a proxy that does not parse bodies forwards a batch as one request.
 ONE_BY_ONE = "nginx, one by one"
-# Penstock's own rows that its other ones are compared with: one write for each message, and calls without any socket.
+# Penstock rows that serve as baselines for other Penstock rows: one write per message, and calls with no sockets open.
 ONE_IN_A_TURN = "one by one"
 NO_SOCKETS = "without sockets"
-# And the same block where little is watched.
+# The same block matched against few watched addresses.
 FEW_ADDRESSES = "a thousand addresses"
-# aiohttp's client with the same bodies, and nothing else.
+# aiohttp's client posting the same bodies: no database, no signatures.
 BARE_CLIENT = "bare client"
 BIG = 100 * 1024
 RPC = "rpc"
-# Penstock's own RPC path, in a case about another of its paths.
+# Penstock's RPC path, as a baseline for a case about another path.
 OWN_RPC = "penstock /rpc"
 
 
@@ -40,8 +40,8 @@ class Aim:
     bound: float
     at_most: bool = False
     over: str = "nginx"
-    without_pgo: float | None = None  # what holds instead on an interpreter built without PGO
-    figure: str = ""  # which of the case's figures, where it has several
+    without_pgo: float | None = None  # the bound on an interpreter built without PGO
+    figure: str = ""  # the figure it applies to, if the case has several
 
     def bound_here(self, *, pgo: bool) -> float:
         return self.bound if pgo or self.without_pgo is None else self.without_pgo
@@ -63,11 +63,11 @@ class Case:
     calls_per_request: int = 1
     generators: tuple[Generator, ...] = ("load",)
     headers: Mapping[str, str] | None = None
-    cache: str = ""  # what Penstock's X-Cache must say, where the case depends on it
-    stem: str = RPC  # which of Penstock's paths is measured; where it is another, its own RPC path may be a candidate
+    cache: str = ""  # required value of Penstock's X-Cache header, if the case depends on it
+    stem: str = RPC  # the Penstock path that is measured; the RPC path can then be a candidate too
 
     def template(self, target: Target) -> bytes:
-        """The request's bytes for one candidate: its host, path and key."""
+        """Return the request bytes for one candidate, with its host, path and key."""
         body = self.body() if self.stem == RPC or f"/{self.stem}/" in target.path else small()
         headers = {
             "Host": f"{target.host}:{target.port}",
@@ -93,17 +93,17 @@ def small() -> str:
 
 
 def same() -> str:
-    """The same read from everyone, each with an id of its own."""
+    """The same read in every request; only the ids differ."""
     return _call("eth_getBalance", _address("beef") + ',"latest"')
 
 
 def old_block() -> str:
-    """An answer that can never change: a block by its hash, far below the head."""
+    """A reply that never changes: a block by hash, far below the head."""
     return _call("eth_getBlockByHash", f'"0xb10c{1:060x}",false')
 
 
 def many_old_blocks() -> str:
-    """The stub reads the last 16 digits as the number: always an old block, under a hash that never repeats."""
+    """An old block under a hash that never repeats: the stub takes the block number from the last 16 digits."""
     return _call("eth_getBlockByHash", f'"0xb10c{MARKER.rjust(44, "0")}{1:016x}",false')
 
 
@@ -127,12 +127,12 @@ def batch() -> str:
     return "[" + ",".join(calls) + "]"
 
 
-OWN_ID = f'"id":{MARKER}'  # every reply must carry its own request's id
+OWN_ID = f'"id":{MARKER}'  # every reply must carry the id of its request
 
 CASES = (
     Case(
         "small",
-        "small call forwarded, everything on, cache off, one call per upstream connection",
+        "small call, all features on, cache off, one call per upstream connection",
         kind="rate",
         unit="calls/s",
         body=small,
@@ -142,7 +142,7 @@ CASES = (
     ),
     Case(
         "heads",
-        "the same where every request's head differs (a trace id)",
+        "small call with a different request head each time (a trace id)",
         kind="rate",
         unit="calls/s",
         body=small,
@@ -152,7 +152,7 @@ CASES = (
     ),
     Case(
         "in-flight",
-        "small call with several in flight per upstream connection",
+        "small call, several in flight per upstream connection",
         kind="rate",
         unit="calls/s",
         body=small,
@@ -173,7 +173,7 @@ CASES = (
     ),
     Case(
         "batch",
-        f"batch of {BATCH}: calls/s, against nginx forwarding the same calls one by one",
+        f"batch of {BATCH}, compared with nginx forwarding the same calls one by one",
         kind="rate",
         unit="calls/s",
         body=batch,
@@ -183,7 +183,7 @@ CASES = (
     ),
     Case(
         "reply",
-        "100 KB reply streamed",
+        "100 KB reply, streamed",
         kind="bytes",
         unit="MB/s",
         body=big_reply,
@@ -193,7 +193,7 @@ CASES = (
     ),
     Case(
         "bundler",
-        "bundler read forwarded, against a small call on the RPC path of the same service",
+        "bundler read, compared with a small call on the RPC path of the same service",
         kind="rate",
         unit="calls/s",
         body=receipt,
@@ -205,7 +205,7 @@ CASES = (
     ),
     Case(
         "hit",
-        "cache hit (the others forward the same call)",
+        "cache hit (baselines forward the call)",
         kind="rate",
         unit="calls/s",
         body=old_block,
@@ -218,7 +218,7 @@ CASES = (
     ),
     Case(
         "join",
-        "joined call: everyone asks the same, the upstream takes 1 ms",
+        "identical calls in flight are joined; the upstream takes 1 ms",
         kind="rate",
         unit="calls/s",
         body=same,
@@ -226,13 +226,13 @@ CASES = (
         candidates=FEW,
         stub="slow",
         profile="joined",
-        connections=1024,  # they ask in step: with fewer, the 1 ms in which all wait would be a part of what is measured
+        connections=1024,  # clients run in step: with fewer, the 1 ms they all wait would distort the figure
         generators=("load", "wrk"),
         aims=(Aim(1.5),),
     ),
     Case(
         "latency",
-        "latency added to a direct call, at half of nginx's rate",
+        "latency added to a direct call at half of nginx's rate",
         kind="latency",
         unit="µs",
         body=small,
@@ -243,13 +243,13 @@ CASES = (
     ),
     Case(
         "workers",
-        "two workers against one",
+        "two workers compared with one",
         kind="workers",
         unit="×",
         body=small,
         expect=OWN_ID,
         candidates=("nginx", "penstock"),
-        connections=256,  # the kernel spreads connections by hash: few of them spread badly
+        connections=256,  # the kernel distributes connections by hash, unevenly if there are few
         aims=(Aim(1.8, over=""),),
     ),
     Case(
@@ -266,7 +266,7 @@ CASES = (
     ),
     Case(
         "cached",
-        "memory of 1,000,000 cached replies, against their own bytes",
+        "memory of 1,000,000 cached replies relative to their size",
         kind="cached",
         unit="×",
         body=many_old_blocks,
@@ -279,7 +279,7 @@ CASES = (
         "admission",
         "admission (key, scope, both buckets, headers) with 100,000 keys loaded",
         kind="admission",
-        unit="µs of CPU a request",
+        unit="µs CPU/request",
         body=small,
         expect="",
         candidates=("penstock",),
@@ -297,9 +297,9 @@ CASES = (
     ),
     Case(
         "fanout",
-        "a head of 600 bytes to every socket",
+        "600-byte head sent to every socket",
         kind="fanout",
-        unit="messages in a second of CPU",
+        unit="messages/CPU second",
         body=small,
         expect="",
         candidates=("ws", "aiohttp", "write", "penstock"),
@@ -308,9 +308,9 @@ CASES = (
     ),
     Case(
         "turn",
-        "eight messages for each socket in one turn of the loop, against one by one",
+        "eight messages per socket in one event-loop iteration, compared with one at a time",
         kind="turn",
-        unit="messages in a second of CPU",
+        unit="messages/CPU second",
         body=small,
         expect="",
         candidates=("penstock",),
@@ -335,7 +335,7 @@ CASES = (
     ),
     Case(
         "filters",
-        "a block of 1,000 logs against 10,000 different filters",
+        "block of 1,000 logs matched against 10,000 different filters",
         kind="filters",
         unit="ms",
         body=small,
@@ -345,7 +345,7 @@ CASES = (
     ),
     Case(
         "matching",
-        "a block of 5,000 facts against 1,000,000 addresses that 10,000 webhooks watch",
+        "block of 5,000 facts matched against 1,000,000 addresses watched by 10,000 webhooks",
         kind="matching",
         unit="ms",
         body=small,
@@ -355,7 +355,7 @@ CASES = (
     ),
     Case(
         "usage",
-        "what counting by key adds to a call; charts of a large account among 10,000,000 rows",
+        "usage: cost per call, and charts of a large account among 10,000,000 rows",
         kind="usage",
         unit="ms",
         body=small,
@@ -374,7 +374,7 @@ CASES = (
     ),
     Case(
         "index",
-        "transfers written into the index, blocks of 300 logs, with Postgres on the same core",
+        "token transfers written to the index, blocks of 300 logs, Postgres on the same core",
         kind="index",
         unit="events/s",
         body=small,
@@ -389,9 +389,9 @@ CASES = (
     ),
     Case(
         "pages",
-        "a page of balances and of owned NFTs among 10,000,000 holdings",
+        "page of balances or owned NFTs among 10,000,000 holdings",
         kind="pages",
-        unit="ms of the database",
+        unit="ms in Postgres",
         body=small,
         expect="",
         candidates=("penstock",),
@@ -399,9 +399,9 @@ CASES = (
     ),
     Case(
         "balances",
-        "balances of a holder of 500 tokens: nothing known, names known at a new block, and kept",
+        "balances of a holder of 500 tokens, with nothing cached, names cached, or all cached",
         kind="balances",
-        unit="ms of our own CPU",
+        unit="ms CPU",
         body=small,
         expect="",
         candidates=("penstock",),
@@ -414,7 +414,7 @@ CASES = (
     ),
     Case(
         "sponsor",
-        "an operation sponsored: decided, signed, reserved, with Postgres on the same core",
+        "sponsorship (decide, sign, reserve), Postgres on the same core",
         kind="sponsor",
         unit="ms",
         body=small,
@@ -424,7 +424,7 @@ CASES = (
     ),
     Case(
         "delivery",
-        "webhooks' events delivered: claimed, signed, posted and written down, with Postgres on the same core",
+        "webhook delivery (claim, sign, post, record), Postgres on the same core",
         kind="delivery",
         unit="deliveries/s",
         body=small,

@@ -1,4 +1,4 @@
-"""How fast webhooks' events are delivered: a deliverer and a real Postgres on one core, a fast receiver on another."""
+"""The rate of webhook deliveries: deliverer and a real Postgres on one core, a fast receiver on another."""
 
 import asyncio
 import json
@@ -21,8 +21,10 @@ WAITING = 1_000_000
 
 
 def figures(workdir: Path, cpus: Sequence[int], rounds: int, *, waiting: int = WAITING) -> list[dict[str, float]]:
-    """For each round deliveries per second, ours and a bare client's, and the milliseconds from an event to its POST. The last
-    one also says what memory so many that wait take."""
+    """Return per round the deliveries per second (Penstock's and a bare client's) and the milliseconds from event to POST.
+
+    The last round also measures the memory that `waiting` queued deliveries take.
+    """
     try:
         return asyncio.run(_figures(workdir, cpus, rounds, waiting))
     except StartError as error:

@@ -1,4 +1,4 @@
-"""What a run found: figures of rows of rounds, their medians and spread, and whether the aims hold."""
+"""The results of a run: figures with a row per candidate, medians, spreads, and whether the aims were met."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from bench.cases import Aim, Case
 from bench.loaders import Sample
 
 REFERENCE = "nginx"
-FOREIGN_CPU = 0.1  # other work on the service's core beyond this is worth telling
-FAULTS_ALLOWED = 0.001  # above this share of faults a figure measures something else, and is not one
+FOREIGN_CPU = 0.1  # report other work on the service's core above this share
+FAULTS_ALLOWED = 0.001  # above this share of faults a figure is not valid
 
 
 @dataclass(slots=True)
@@ -19,16 +19,16 @@ class Row:
     values: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     note: str = ""
-    shares_core: bool = False  # the load runs on the service's cores too, so their use says nothing
+    shares_core: bool = False  # the load also runs on the service's cores, so their utilisation is meaningless
 
     @property
     def is_valid(self) -> bool:
-        asked = sum(sample.requests + sample.faults for sample in self.samples)
+        total = sum(sample.requests + sample.faults for sample in self.samples)
         faults = sum(sample.faults for sample in self.samples)
-        return bool(self.values) and faults <= asked * FAULTS_ALLOWED
+        return bool(self.values) and faults <= total * FAULTS_ALLOWED
 
     def remarks(self) -> str:
-        """What a reader must know before believing the row."""
+        """Everything that limits how far the row can be trusted."""
         faults = sum(sample.faults for sample in self.samples)
         found = [self.note] if self.note else []
         if faults:
@@ -62,7 +62,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An aim and what was found; `holds` is None when it could not be judged, and `text` says why."""
+    """An aim and the measured value. `holds` is None if it could not be judged; `text` then includes the reason."""
 
     text: str
     found: float | None
@@ -77,11 +77,11 @@ class Figure:
     unit: str
     rows: dict[str, Row]
     aims: tuple[Aim, ...]
-    method: str = ""  # how it was taken, where that is not the usual way
-    is_estimate: bool = False  # worth showing, but no aim is judged by it
+    method: str = ""  # how it was measured, if not the usual way
+    is_estimate: bool = False  # shown, but not used to judge an aim
 
     def ratio(self, candidate: str, over: str = REFERENCE) -> Spread | None:
-        """Round by round, so that what slows the whole machine for a while slows both sides of each ratio."""
+        """Compare round by round, so that a slow phase of the machine affects both sides of each ratio."""
         row, base = self.rows.get(candidate), self.rows.get(over)
         if row is None or base is None:
             return None
@@ -93,7 +93,8 @@ class Figure:
     def _judge(self, aim: Aim, *, pgo: bool) -> Verdict:
         bound = aim.bound_here(pgo=pgo)
         sign = "≤" if aim.at_most else "≥"
-        text = f"{sign} {bound:g} × {aim.over}" if aim.over else f"{sign} {bound:g} {self.unit}"
+        limit = f"{bound:,.2f}".rstrip("0").rstrip(".")
+        text = f"{sign} {limit} × {aim.over}" if aim.over else f"{sign} {limit} {self.unit}"
         row = self.rows.get("penstock")
         if row is None or not row.values:
             return Verdict(f"{text}: Penstock was not measured", None, None)

@@ -1,4 +1,4 @@
-"""Log filtering: a block of logs against many different filters, in this process."""
+"""Log filtering: one block of logs matched against many different filters, in this process."""
 
 import random
 import time
@@ -19,7 +19,7 @@ class Log:
 
 
 def milliseconds() -> float:
-    """One block. Every log is looked for among the filters; a fifth of these wait for its address or its topics."""
+    """Return the milliseconds to match one block of logs."""
     chance = random.Random(4)
     index = Index()
     while len(index) < FILTERS:
@@ -33,7 +33,7 @@ def milliseconds() -> float:
 
 
 def _filter(chance: random.Random) -> LogFilter:
-    """As clients have them: a contract; a contract and an event; an event of an account's, whatever the contract."""
+    """A typical client filter: a contract, a contract and an event, or an account's event on any contract."""
     match chance.randrange(4):
         case 0:
             return LogFilter(tuple(sorted({_address(chance) for _ in range(chance.randint(1, 4))})))
@@ -58,6 +58,6 @@ def _topic(chance: random.Random) -> str:
 
 
 def _check(found: dict[LogFilter, list[int]], logs: list[Log]) -> None:
-    """A sample, by the filters' own word."""
+    """Check a sample of the matches against `LogFilter.matches`."""
     for given, places in list(found.items())[:50]:
         assert places == [place for place, log in enumerate(logs) if given.matches(log)]

@@ -1,4 +1,4 @@
-"""The candidates of a run: started when a case needs them, kept while the next one does, stopped at the end."""
+"""The candidates of a run: started when a case needs them, reused by the next case, stopped at the end."""
 
 import http.client
 import itertools
@@ -17,13 +17,13 @@ from bench.processes import StartFailed
 
 
 class Member(NamedTuple):
-    """A candidate in one guise. Baselines have no profile: they are the same in every case."""
+    """A candidate in one configuration. Baselines have no profile: they are the same in every case."""
 
     name: str
     stub: str
     profile: str = ""
     workers: int = 1
-    stem: str = RPC  # which of its paths; the same process serves them all
+    stem: str = RPC  # the path measured; one process serves all paths
 
 
 class Fleet:
@@ -38,7 +38,7 @@ class Fleet:
     ) -> None:
         self.layout, self.stubs, self.peers, self.settings, self.workdir = layout, stubs, peers, settings, workdir
         self._running: dict[Member, tuple[baselines.Running | service.Service, Target]] = {}
-        self._broken: dict[tuple[str, str], str] = {}  # by name and profile: not tried again in every case
+        self._broken: dict[tuple[str, str], str] = {}  # by name and profile: failed starts are not retried
         self._serial = itertools.count()
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class Fleet:
         return Member(name, case.stub, "", workers)
 
     def target(self, member: Member, cpus: tuple[int, ...]) -> Target:
-        """Where a member answers, started if it was not; raises StartFailed with the reason."""
+        """Return the address of a member, starting it if needed; raise StartFailed with the reason if it fails."""
         if member.name == "direct":
             return Target("127.0.0.1", self.stubs[member.stub].port, PATH, KEY)
         if member.name in self.peers:
@@ -72,7 +72,7 @@ class Fleet:
         )
 
     def keep_only(self, members: set[Member]) -> None:
-        """Stops the rest: even an idle gateway takes a little of the service's core."""
+        """Stop all others: even an idle gateway uses some of the service's core."""
         wanted = {member._replace(stem=RPC) for member in members}
         for member in [each for each in self._running if each not in wanted]:
             self._running.pop(member)[0].stop()
@@ -90,7 +90,7 @@ class Fleet:
             self._broken[member.name, member.profile] = str(error)
             raise
         except BaseException:
-            running.stop()  # an interrupt while it starts must not leave it behind
+            running.stop()  # do not leave it running if start-up is interrupted
             raise
         self._running[member] = (running, target)
         return target
@@ -110,7 +110,7 @@ class Fleet:
             self._broken[member.name, member.profile] = reason = f"{error}{running.keep_log()}"
             raise StartFailed(reason) from error
         except BaseException:
-            running.stop()  # an interrupt while it starts must not leave it behind
+            running.stop()  # do not leave it running if start-up is interrupted
             raise
         target = parse_target(f"{base_url}/rpc/ethereum/mainnet", key)
         self._running[member] = (running, target)
@@ -118,17 +118,17 @@ class Fleet:
 
 
 def parse_target(url: str, key: str) -> Target:
-    """A loopback http URL as a target. The bench sends load to this machine and nowhere else."""
+    """Parse a loopback http URL. The bench sends load to this machine only."""
     parts = urlsplit(url)
     host = {"localhost": "127.0.0.1"}.get(parts.hostname or "", parts.hostname or "")
     if parts.scheme != "http" or not host.startswith("127."):
-        raise ValueError(f"{url}: only http:// on 127.0.0.1 is loaded")
+        raise ValueError(f"{url}: must be an http:// address on 127.0.0.1")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(host, parts.port or 80, path, key)
 
 
 def probe(target: Target, case: Case, number: int) -> str:
-    """Asks once, apart from the load, and checks the reply in full. Returns what X-Cache said."""
+    """Send one call before the load starts, check the whole reply, and return its X-Cache header."""
     digits = f"9{number:0{len(MARKER) - 1}d}"
     head, _, body = case.template(target).decode().replace(MARKER, digits).partition("\r\n\r\n")
     headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
@@ -138,21 +138,21 @@ def probe(target: Target, case: Case, number: int) -> str:
         response = connection.getresponse()
         content = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise StartFailed(f"does not answer a single call: {error!r}") from error
+        raise StartFailed(f"no reply to a single call: {error!r}") from error
     finally:
         connection.close()
     if response.status != 200:
-        raise StartFailed(f"answers {response.status}: {content[:200].decode(errors='replace')}")
+        raise StartFailed(f"status {response.status}: {content[:200].decode(errors='replace')}")
     _check_ids(json.loads(body), content)
     return response.headers.get("X-Cache", "")
 
 
-def _check_ids(asked: Any, content: bytes) -> None:
+def _check_ids(calls: Any, content: bytes) -> None:
     try:
         replies = json.loads(content)
-        pairs = zip(asked, replies, strict=True) if isinstance(asked, list) else [(asked, replies)]
+        pairs = zip(calls, replies, strict=True) if isinstance(calls, list) else [(calls, replies)]
         wrong = [reply for call, reply in pairs if reply.get("id") != call["id"] or "result" not in reply]
     except (ValueError, AttributeError) as error:
-        raise StartFailed(f"answers something else: {content[:200].decode(errors='replace')}") from error
+        raise StartFailed(f"reply is not JSON-RPC: {content[:200].decode(errors='replace')}") from error
     if wrong:
-        raise StartFailed(f"answers wrongly: {str(wrong[0])[:200]}")
+        raise StartFailed(f"wrong id or no result: {str(wrong[0])[:200]}")

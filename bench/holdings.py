@@ -1,4 +1,4 @@
-"""The index of holdings: how fast it is written, and how fast it is read when it is large. A real Postgres, a stub chain."""
+"""The holdings index: write rate, and read time when it is large. Uses a real Postgres and a stub chain."""
 
 import asyncio
 import json
@@ -20,9 +20,9 @@ from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
 from proxy.store import migrate, sql
 
-BLOCKS, LOGS = 201, 300  # the first block of a chain is empty
+BLOCKS, LOGS = 201, 300  # the first block is empty
 EVENTS = (BLOCKS - 1) * LOGS
-# How many blocks of those are read alone: none in ranges, all block by block.
+# How many of the blocks are read one by one: none in range mode, all in block mode.
 MODES = {"ranges": 1, "blocks": BLOCKS}
 ROOT = Path(__file__).parent.parent
 TOOLS = Path(__file__).parent / "tools"
@@ -32,8 +32,10 @@ TIME = re.compile(r"Execution Time: ([0-9.]+) ms")
 
 
 def rates(workdir: Path, cpus: Sequence[int], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """Events per second by mode and round, ours and a bare COPY's. Follower and Postgres share the first core; the stub has
-    another."""
+    """Return events per second by mode and round, for Penstock and for a bare COPY.
+
+    Follower and Postgres share the first core; the stub has another.
+    """
     try:
         return asyncio.run(_rates(workdir, cpus, rounds))
     except StartError as error:
@@ -49,8 +51,8 @@ async def _rates(workdir: Path, cpus: Sequence[int], rounds: int) -> dict[str, l
             machine.pin(postgres.child.process.pid, [cpus[0]])
             for _ in range(rounds):
                 for mode, keep in MODES.items():
-                    said = await asyncio.to_thread(_follow, postgres.url, port, keep, cpus[0])
-                    found[mode].append({"penstock": EVENTS / said["took_s"], "copy": EVENTS / said["copied_s"]})
+                    result = await asyncio.to_thread(_follow, postgres.url, port, keep, cpus[0])
+                    found[mode].append({"penstock": EVENTS / result["took_s"], "copy": EVENTS / result["copied_s"]})
         finally:
             await postgres.child.stop()
     return found
@@ -87,7 +89,7 @@ def _follow(url: str, port: int, keep: int, cpu: int) -> dict[str, float]:
 
 # Reading
 
-# Holders of 100 tokens, each of them in rows far apart.
+# Every holder has 100 tokens, in rows far apart.
 _FILL = """
 insert into token_holdings
 select 1, substring(sha256(int4send(n % $1)), 1, 20), substring(sha256(int4send(-n)), 1, 20), n
@@ -100,7 +102,7 @@ PAGES = {"balances": (sql.holdings.tokens_of, (1000,)), "owned": (sql.holdings.n
 
 
 def page_times(workdir: Path, rows: int = ROWS) -> dict[str, dict[str, float]]:
-    """Milliseconds of the database for a page of balances and of owned NFTs, of random holders: median and 99th of 100."""
+    """Return the Postgres milliseconds (median and p99) for pages of balances and of owned NFTs of random holders."""
     try:
         return asyncio.run(_page_times(workdir, rows))
     except StartError as error:

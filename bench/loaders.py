@@ -1,4 +1,4 @@
-"""The programs that make and take load: both C tools, built on demand, and wrk. One measurement is one Sample."""
+"""The load generators (`load.c`, wrk) and the stub upstream (`stub.c`). The C tools are built on demand."""
 
 import itertools
 import json
@@ -14,9 +14,9 @@ from bench import machine, processes
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / ".penstock" / "bench"
-MARKER = "@" * 12  # replaced in every request by a number that never repeats; 12 digits outlast any run
+MARKER = "@" * 12  # replaced in every request by a unique number; 12 digits are enough for any run
 
-NUMBERS_PER_RUN = 10_000_000  # each run starts where no other run's numbers reach: nothing is asked twice by accident
+NUMBERS_PER_RUN = 10_000_000  # each measurement gets its own range of numbers, so that no call repeats by accident
 
 Generator = Literal["load", "wrk"]
 
@@ -25,7 +25,7 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a candidate listens, and the key it wants."""
+    """A candidate's address, path and API key."""
 
     host: str
     port: int
@@ -41,13 +41,13 @@ class Sample:
     elapsed_s: float
     bytes: int
     faults: int  # anything but a complete, matching 200
-    late: int  # open loop only: due, but not answered by the end
+    late: int  # open loop only: due, but without a reply at the end
     p50_us: float
     p99_us: float
     max_us: float
     cpu_us_per_request: float  # of the processes that listen on the candidate's port
-    service_share: float  # cores' worth of CPU that those processes had
-    service_busy: float  # share of the service's core that was in use, by anyone
+    service_share: float  # CPU used by those processes, in cores
+    service_busy: float  # utilisation of the service's core by any process
     load_busy: float  # near 1 while service_busy is not: the load generator was the limit
 
     @property
@@ -64,19 +64,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How to ask: the template with its markers, what every reply must hold, and for how long."""
+    """The request template with its markers, the text every reply must contain, and the duration."""
 
     template: bytes
     expect: str
     connections: int
     seconds: float
     rate: float = 0.0  # open loop at this rate; 0: closed loop
-    count: int = 0  # stop after so many requests; 0: only by time
+    count: int = 0  # stop after this many requests; 0: stop by time only
     warmup_s: float = 0.3
 
 
 def build(name: str) -> Path:
-    """Compiles a tool if its source is newer than what was built."""
+    """Compile a tool if its source is newer than the binary."""
     source, binary = HERE / "tools" / f"{name}.c", BUILD / name
     BUILD.mkdir(parents=True, exist_ok=True)
     if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
@@ -119,7 +119,7 @@ class Stub:
 
 
 def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
-    """Loads one candidate and watches what its processes and both cores do meanwhile."""
+    """Load one candidate and record the CPU use of its processes and of both cores."""
     request = workdir / "request"
     request.write_bytes(load.template)
     pids = machine.listeners(target.port)
@@ -140,7 +140,7 @@ def measure(generator: Generator, load: Load, target: Target, layout: machine.La
         p50_us=seen["p50_us"],
         p99_us=seen["p99_us"],
         max_us=seen["max_us"],
-        cpu_us_per_request=cpu_used * share * 1e6 / max(1.0, seen["requests"]),  # the warm-up's share is taken off
+        cpu_us_per_request=cpu_used * share * 1e6 / max(1.0, seen["requests"]),  # without the warm-up's share
         service_share=cpu_used / wall_s,
         service_busy=sum(busy[:-1]) / len(busy[:-1]),
         load_busy=busy[-1],
@@ -169,7 +169,7 @@ def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, 
     if load.expect:
         argv += ["--expect", load.expect]
     seen = _run(argv, timeout_s=load.seconds + 30)
-    late = seen["late"] if seen["late"] > load.connections else 0  # the last few are merely still in flight
+    late = seen["late"] if seen["late"] > load.connections else 0  # the last few are only still in flight
     return {**seen, "late": late, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"]}
 
 
@@ -186,7 +186,7 @@ def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, f
 
 
 def _run(argv: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> dict[str, float]:
-    """Runs a generator; its last line is the JSON. One that fails is a sample full of faults, not the end of the run."""
+    """Run a generator and parse its last line as JSON. A failed run becomes a sample full of faults."""
     done = subprocess.run(
         argv, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
     )

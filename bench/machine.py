@@ -1,4 +1,4 @@
-"""What the machine is and what its processes use: the layout of cores, /proc, and the facts a report must state."""
+"""The machine: the layout of cores, CPU and memory use from /proc, and the facts in the report."""
 
 import contextlib
 import glob
@@ -21,7 +21,7 @@ from proxy import compiled
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which core does what. One core for the service and another for load and stub, however many there are."""
+    """The role of each core: one for the service, another for load and stub, however many there are."""
 
     service: tuple[int, ...]
     load: int
@@ -30,7 +30,7 @@ class Layout:
 
 
 def layouts() -> tuple[Layout, Layout | None]:
-    """The usual layout, and the one for two workers: None where four separate cores are not to be had."""
+    """Return the usual layout, and the one for two workers or None if there are fewer than four separate cores."""
     cores = _separate_cores()
     if len(cores) == 1:
         only = cores[0]
@@ -43,7 +43,7 @@ def layouts() -> tuple[Layout, Layout | None]:
 
 
 def _separate_cores() -> list[int]:
-    """One CPU per physical core: two hyperthreads of one core would make service and load share it."""
+    """One CPU per physical core, so that service and load never share one as hyperthreads."""
     chosen: list[int] = []
     seen: set[str] = set()
     for cpu in sorted(os.sched_getaffinity(0)):
@@ -55,14 +55,14 @@ def _separate_cores() -> list[int]:
 
 
 def raise_file_limit() -> int:
-    """Lifts the soft limit on open files to the hard one (children inherit it) and returns it."""
+    """Raise the soft limit on open files to the hard limit (children inherit it) and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def listeners(port: int) -> list[int]:
-    """The processes that hold a listening socket on this port: a gateway's workers, and not its database."""
+    """The processes that hold a listening socket on this port: a gateway's workers, not its database."""
     inodes = _listening_inodes(port)
     found: set[int] = set()
     for link in glob.glob("/proc/[0-9]*/fd/*"):
@@ -83,7 +83,7 @@ def _listening_inodes(port: int) -> set[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and everything below it."""
+    """A process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for stat in glob.glob("/proc/[0-9]*/stat"):
         fields = _read(stat).rsplit(")", 1)[-1].split()
@@ -96,7 +96,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def pin(pid: int, cpus: Iterable[int]) -> None:
-    """Moves every thread of a running process: affinity set on the process alone reaches only its first."""
+    """Pin every thread of a running process; affinity set on the process affects only its first thread."""
     wanted = set(cpus)
     for task in glob.glob(f"/proc/{pid}/task/*"):
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def pin(pid: int, cpus: Iterable[int]) -> None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU time used so far, from the scheduler's own count in nanoseconds (ticks of 10 ms are too coarse here)."""
+    """CPU time used so far, from the scheduler's nanosecond count (10 ms ticks are too coarse)."""
     total = 0
     for pid in pids:
         for path in glob.glob(f"/proc/{pid}/task/*/schedstat"):
@@ -113,7 +113,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of some processes together."""
+    """Total resident memory of the processes."""
     total = 0
     for pid in pids:
         match = re.search(r"VmRSS:\s+(\d+) kB", _read(f"/proc/{pid}/status"))
@@ -122,7 +122,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def core_times(cpu: int) -> tuple[int, int]:
-    """(busy, all) ticks of one core since boot; two readings give how busy it was between them."""
+    """Busy and total ticks of one core since boot; the difference of two readings gives its utilisation."""
     for line in _read("/proc/stat").splitlines():
         name, *ticks = line.split()
         if name == f"cpu{cpu}":
@@ -150,9 +150,9 @@ def facts(layout: Layout) -> dict[str, object]:
 
 
 def built_with_pgo() -> bool:
-    """Whether this interpreter was built with profile-guided optimisation: worth about 10 % of the small call.
+    """Whether this interpreter was built with profile-guided optimisation: worth about 10 % of a small call.
 
-    Distributions do so by a target of their own, which leaves no trace in the configuration.
+    Distributions build with a custom make target that leaves no trace in the configuration.
     """
     is_of_distribution = sys.base_prefix == "/usr"
     return is_of_distribution or "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
@@ -180,12 +180,12 @@ def _tool(name: str, flag: str) -> str:
 
 
 def find_tool(name: str) -> str | None:
-    """A program's path; Debian keeps servers in /usr/sbin, which an ordinary user's PATH lacks."""
+    """Find a program. Debian installs servers in /usr/sbin, which is not on an ordinary user's PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:/sbin")
 
 
 def _read(path: str) -> str:
-    """A file's text, or nothing: a process may be gone by the time it is looked at."""
+    """Read a file, or return an empty string: the process may have ended."""
     try:
         return Path(path).read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Webhooks: a block of facts against all that is watched, in this process. The same block against few addresses, and many."""
+"""Webhook matching: one block matched against few and against many watched addresses, in this process."""
 
 import gc
 import random
@@ -12,13 +12,13 @@ MANY, FEW = "a million addresses", "a thousand addresses"
 # Addresses, and the webhooks that watch them.
 SIZES = {FEW: (1_000, 1_000), MANY: (1_000_000, 10_000)}
 TRANSACTIONS, TRANSFERS = 1_500, 3_500
-# Of the ten thousand addresses that a block names, so many are watched.
+# The number of watched addresses among the ten thousand that a block contains.
 WATCHED = 20
 BLOCKS = 20
 
 
 def rounds(count: int) -> dict[str, list[float]]:
-    """Milliseconds for a block, the best of several, since other work only adds; for each round, the two sizes by turns."""
+    """Return milliseconds per block by size and round: the best of several, since other work can only add time."""
     chance = random.Random(8)
     indexes = {name: _index(chance, *size) for name, size in SIZES.items()}
     gc.collect()
@@ -64,5 +64,5 @@ def _milliseconds(index: Index, block: Block) -> float:
     began = time.perf_counter()
     found: list[Match] = matched(index.tables, block)
     took_s = time.perf_counter() - began
-    assert len(found) == WATCHED, f"{len(found)} of {WATCHED} were found"
+    assert len(found) == WATCHED, f"matched {len(found)} of {WATCHED}"
     return took_s * 1000

@@ -1,4 +1,4 @@
-"""The two memory figures: what an idle connection costs, and what a cached reply costs beyond its own bytes."""
+"""Memory per idle connection, and memory of cached replies relative to their size."""
 
 import json
 import socket
@@ -9,8 +9,8 @@ from bench import machine
 from bench.cases import Case
 from bench.loaders import MARKER, Load, Target, measure
 
-SETTLE_S = 1.0  # for allocators and timers to come to rest before memory is read
-SPARE_FILES = 500  # descriptors left for everything that is not an idle connection
+SETTLE_S = 1.0  # let allocators and timers settle before memory is read
+SPARE_FILES = 500  # descriptors reserved for everything except idle connections
 
 
 def connections_possible(wanted: int) -> int:
@@ -18,10 +18,10 @@ def connections_possible(wanted: int) -> int:
 
 
 def bytes_per_idle_connection(target: Target, case: Case, count: int) -> float:
-    """Every connection makes one call first: a real idle client has a history, and the server has state for it."""
+    """Every connection makes one call first: a real idle client has done so, and the server keeps state for it."""
     request = case.template(target).replace(MARKER.encode(), b"1" * len(MARKER))
     pids = machine.listeners(target.port)
-    held = [_converse(target, request) for _ in range(50)]  # what the first few cost belongs to the process
+    held = [_converse(target, request) for _ in range(50)]  # warm-up: one-time allocations of the process
     before = settled(pids)
     try:
         held += [_converse(target, request) for _ in range(count)]
@@ -38,7 +38,7 @@ def _converse(target: Target, request: bytes) -> socket.socket:
     while b"\r\n\r\n" not in seen or not seen.rstrip().endswith((b"}", b"\r\n0")):
         received = connection.recv(65536)
         if not received:
-            raise ConnectionError("closed before it answered")
+            raise ConnectionError("connection closed before a reply")
         seen += received
     return connection
 
@@ -49,13 +49,13 @@ def settled(pids: list[int]) -> int:
 
 
 def growth_per_cached_byte(target: Target, case: Case, layout: machine.Layout, *, count: int, workdir: Path) -> float:
-    """Asks for `count` different blocks that never change; memory gained over the bytes of their results."""
+    """Request `count` different immutable blocks; return memory growth divided by the bytes of their results."""
     pids = machine.listeners(target.port)
     load = Load(case.template(target), case.expect, case.connections, seconds=120, count=count)
     before = settled(pids)
     sample = measure("load", load, target, layout, workdir=workdir)
     if sample.requests < count:
-        raise ConnectionError(f"only {sample.requests:,} of {count:,} calls were answered")
+        raise ConnectionError(f"only {sample.requests:,} of {count:,} calls got a reply")
     return (settled(pids) - before) / (count * _result_bytes(target, case))
 
 

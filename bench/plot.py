@@ -1,4 +1,4 @@
-"""The plot: one panel of bars per figure, as SVG written by hand. A bar is a median, its whisker the rounds' spread."""
+"""The plot as SVG: one panel of bars per figure. A bar is a median, its whisker the spread of the rounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ WIDTH, LABELS, RIGHT = 860, 130, 190
 BAR, STEP, HEAD, FOOT = 15, 22, 44, 14
 INK, FAINT, OURS, OTHERS, AIM = "#1f2933", "#8793a0", "#0b7285", "#adb5bd", "#c92a2a"
 
-# Readable on a dark page too: the plot brings its own background.
+# The plot has its own background, so that it is readable on a dark page.
 STYLE = "text{font:12px system-ui,sans-serif;fill:" + INK + "}.t{font-weight:600}.f{fill:" + FAINT + "}"
 
 
@@ -52,7 +52,7 @@ def write(path: Path, facts: dict[str, object], figures: Sequence[Figure]) -> No
 
 
 def _panel(figure: Figure, *, pgo: bool) -> Panel:
-    """Ratios to nginx where the aim is one, absolute values where it is not."""
+    """Show ratios to nginx if the aims are relative, else absolute values."""
     relative = all(aim.over for aim in figure.aims) and "nginx" in figure.rows
     bars = [bar for name in figure.rows if (bar := _bar(figure, name, relative=relative))]
     aim = next((a.bound_here(pgo=pgo) for a in figure.aims if a.over in ("", "nginx")), None)
@@ -102,7 +102,7 @@ def _draw(panel: Panel, top: int) -> str:
 
 
 def _axis(panel: Panel) -> float:
-    """The axis ends where the largest bar does, unless that one would make the others invisible."""
+    """End the axis at the largest bar, unless that would make the others invisible."""
     highest = sorted(bar.spread.high for bar in panel.bars)
     typical = max(highest[len(highest) // 2], panel.aim or 0.0)
     return min(max(highest[-1], panel.aim or 0.0), 5 * typical) or 1.0

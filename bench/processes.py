@@ -1,4 +1,4 @@
-"""Child processes of the bench: started on given cores in a session of their own, and never left behind."""
+"""Child processes of the bench: each pinned to given cores, in its own session, and always stopped."""
 
 import contextlib
 import ctypes
@@ -15,11 +15,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StartFailed(Exception):
-    """A candidate did not come up; the message says why and the run goes on without it."""
+    """A candidate did not start. The message gives the reason; the run continues without it."""
 
 
 class Child:
-    """One started program. `stop` ends it and whatever is left of its session, by its own process id."""
+    """A running program. `stop` ends its whole process group."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Child:
         return self.process.pid
 
     def fault(self) -> str | None:
-        """Why it is not running any more: its last line of output, or None while it runs."""
+        """Exit status and last line of output if it has exited, else None."""
         if self.process.poll() is None:
             return None
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
@@ -46,7 +46,7 @@ class Child:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace_s)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # start() made it the leader of its own group
+            os.killpg(self.process.pid, signal.SIGKILL)  # start() made it a group leader
         self.process.wait()
 
 
@@ -58,12 +58,12 @@ def start(
     log: Path,
     env: Mapping[str, str] | None = None,
 ) -> Child:
-    """Starts a program on the given cores, its output in a log file."""
+    """Start a program on the given cores, with its output in a log file."""
     wanted = set(cpus)
 
     def prepare() -> None:
         os.sched_setaffinity(0, wanted)
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # not even a killed bench leaves it running
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # ends with the bench, even if that is killed
 
     try:
         with log.open("wb") as output:
@@ -82,7 +82,7 @@ def start(
 
 
 def free_port() -> int:
-    """A port nobody listens on now. Programs that cannot bind port 0 and say what they got need one beforehand."""
+    """Return an unused port, for programs that cannot bind port 0 and report the result."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

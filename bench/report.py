@@ -1,4 +1,4 @@
-"""The report: a table for people, JSON for programs, both from the same figures."""
+"""The full report, as text for the terminal and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ HEADINGS = ("", "median", "min .. max", "× nginx", "min .. max", "CPU µs", "p5
 
 
 def text(facts: dict[str, object], figures: Sequence[Figure], skips: Sequence[Skip]) -> str:
-    """Everything, readable in a terminal."""
+    """Format all figures, skips and aims for a terminal."""
     parts = [_facts_text(facts)]
     parts += [_figure_text(figure, pgo=bool(facts["python_pgo"])) for figure in figures]
     parts.append(_skips_text(skips))

@@ -1,4 +1,4 @@
-"""Runs the cases: rounds go round-robin over the candidates, so that what disturbs the machine disturbs all alike."""
+"""Run the cases. Rounds alternate between the candidates, so that a disturbance of the machine affects all of them."""
 
 import contextlib
 import itertools
@@ -16,8 +16,9 @@ from bench.loaders import Generator, Load, Sample, Target, measure
 from bench.processes import StartFailed
 
 CACHED_REPLIES = 1_000_000
-TAIL_ROUNDS = 3  # of latency for each of another case: one round's tail says more of the machine than of the candidate
-BESIDE_RATE = 1_000  # calls in a second while heads go to everybody
+# Latency rounds per ordinary round: the tail of a single round says more about the machine than about the candidate.
+TAIL_ROUNDS = 3
+BESIDE_RATE = 1_000  # calls per second while heads are sent to all sockets
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Skip:
 class Runner:
     fleet: Fleet
     layout: machine.Layout
-    pair: machine.Layout | None  # the layout for two workers, where there are cores for it
+    pair: machine.Layout | None  # the layout for two workers, if there are enough cores
     rounds: int
     seconds: float
     workdir: Path
@@ -40,7 +41,7 @@ class Runner:
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def run(self, case: Case) -> None:
-        """One case: its figures and what had to be left out are added to the runner's."""
+        """Run one case and add its figures and skips to the runner's."""
         print(f"\n{case.name}: {case.title}", flush=True)
         match case.kind:
             case "rate" | "bytes":
@@ -92,7 +93,7 @@ class Runner:
             self.figures.append(Figure(case, name, f"{case.title} [{generator}]", case.unit, rows, case.aims))
 
     def _single_calls(self) -> Row | None:
-        """nginx's row of the small call, where this run has measured it."""
+        """nginx's row of the small call, if this run has measured it."""
         found = [figure.rows.get("nginx") for figure in self.figures if figure.name == "small/load"]
         return found[0] if found else None
 
@@ -117,7 +118,7 @@ class Runner:
     def _interleave(
         self, targets: dict[str, Target], take: Callable[[Target], Sample], case: Case, label: str, *, rounds: int = 0
     ) -> dict[str, Row]:
-        """Each round measures every candidate once, each time beginning with another."""
+        """Measure every candidate once per round; each round starts with a different one."""
         rows = {name: Row() for name in targets}
         rounds = rounds or self.rounds
         for turn in range(rounds):
@@ -132,7 +133,7 @@ class Runner:
     def _run_latency(self, case: Case) -> None:
         targets = self._ready(case)
         if "nginx" not in targets:
-            self.skip(case.name, "the load is half of nginx's rate, and nginx is missing")
+            self.skip(case.name, "needs nginx, because the load is half of nginx's rate")
             return
         rate = self._nginx_rate(case, targets["nginx"]) / 2
         print(f"  at a fixed {rate:,.0f} calls/s", flush=True)
@@ -151,7 +152,7 @@ class Runner:
             self.figures.append(Figure(case, f"{case.name}/{name}", title, case.unit, added, aims, method))
 
     def _nginx_rate(self, case: Case, target: Target) -> float:
-        """From this run's small call if it was measured, else from a measurement of its own."""
+        """nginx's rate from this run's small call, or from a separate measurement."""
         for figure in self.figures:
             if figure.name in ("small/load", "small") and "nginx" in figure.rows:
                 return median(figure.rows["nginx"].values)
@@ -173,15 +174,15 @@ class Runner:
         method = (
             layout.text
             if self.pair
-            else "ESTIMATE: there are no four cores, so twice the calls per CPU second of two "
-            "workers over one, while load and stub share their cores"
+            else "ESTIMATE: with fewer than four cores, load and stub share the workers' cores, so this is twice "
+            "the calls per CPU second of two workers divided by that of one"
         )
         self.figures.append(
             Figure(case, case.name, case.title, case.unit, rows, case.aims, method, is_estimate=self.pair is None)
         )
 
     def _scale(self, case: Case, name: str, layout: machine.Layout) -> Row | None:
-        """One worker and two, in turn. The two gateways never run loaded at the same time."""
+        """One worker and two, alternating; never both under load at the same time."""
         targets = {}
         for workers in (1, 2):
             cpus = layout.service[:workers]
@@ -227,7 +228,7 @@ class Runner:
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def _run_admission(self, case: Case) -> None:
-        """Measured once a run, without a service: the two cases are figures of the same measurement."""
+        """Measured once per run, without a service: both cases report figures of the same measurement."""
         if self._admission is None:
             self.fleet.keep_only(set())
             self._admission = admission.figures(self.workdir, (*self.layout.service, self.layout.load))
@@ -241,7 +242,7 @@ class Runner:
     # --- the index of holdings ----------------------------------------------------------------------------------------
 
     def _run_index(self, case: Case) -> None:
-        """Far from the head, in ranges, and near it, block by block; beside each a bare COPY of the rows it wrote."""
+        """Measure indexing in ranges (far from the head) and block by block (near it), each next to a bare COPY of its rows."""
         self.fleet.keep_only(set())
         found = holdings.rates(self.workdir, (self.layout.service[0], self.layout.load), self.rounds)
         for mode, rounds in found.items():
@@ -250,7 +251,7 @@ class Runner:
                 print(f"  {mode:<8} {name:<10} {median(row.values):>10,.0f} {case.unit}", flush=True)
             aims = tuple(aim for aim in case.aims if aim.figure == mode)
             method = (
-                "follower and Postgres on one core; copy: the rows that were written, by COPY, into tables like theirs"
+                "follower and Postgres on one core; copy: a bare COPY of the same rows into tables of the same shape"
             )
             self.figures.append(
                 Figure(case, f"{case.name}/{mode}", f"{case.title}: {mode}", case.unit, rows, aims, method)
@@ -262,7 +263,7 @@ class Runner:
             print(f"  {page:<10} median {times['median']:.2f}, p99 {times['p99']:.2f} {case.unit}", flush=True)
             aims = tuple(aim for aim in case.aims if aim.figure == page)
             rows = {"penstock": Row([times["p99"]])}
-            title = f"{case.title}: {page}, p99 (median {times['median']:.2f})"
+            title = f"{case.title}: {page}, p99 (median {times['median']:.2f} ms)"
             self.figures.append(Figure(case, f"{case.name}/{page}", title, case.unit, rows, aims))
 
     def _run_balances(self, case: Case) -> None:
@@ -279,25 +280,24 @@ class Runner:
     # --- usage --------------------------------------------------------------------------------------------------------
 
     def _run_usage(self, case: Case) -> None:
-        """What is added to a call, in each round; charts once, since filling the table takes minutes."""
+        """Cost per call in every round; charts once, since filling the table takes minutes."""
         self.fleet.keep_only(set())
         rows = {"count": [usage.microseconds() for _ in range(self.rounds)]}
         rows |= {name: [taken] for name, taken in usage.chart_times(self.workdir).items()}
         for aim in case.aims:
-            unit = "µs a call" if aim.figure in ("count", "flush") else case.unit
+            unit = "µs/call" if aim.figure in ("count", "flush") else case.unit
             print(f"  {aim.figure:<10} {median(rows[aim.figure]):.2f} {unit}", flush=True)
             figures = {"penstock": Row(rows[aim.figure])}
-            self.figures.append(
-                Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {aim.figure}", unit, figures, (aim,))
-            )
+            title = usage.TITLES[aim.figure]
+            self.figures.append(Figure(case, f"{case.name}/{aim.figure}", title, unit, figures, (aim,)))
 
     # --- sponsorship --------------------------------------------------------------------------------------------------
 
     def _run_sponsor(self, case: Case) -> None:
-        """One after the other for the time that one takes, many at once for how many there are in a second."""
+        """Sequential requests for the latency, concurrent ones for the rate."""
         self.fleet.keep_only(set())
         found = sponsor.figures(self.workdir, self.layout.service[0], rounds=self.rounds, seconds=self.seconds)
-        signing = f"signing is {median(each['signing'] for each in found):.0%} of the worker's CPU"
+        signing = f"signing takes {median(each['signing'] for each in found):.0%} of the worker's CPU"
         for name, unit in (("p50", case.unit), ("rate", "requests/s")):
             values = [each[name] for each in found]
             print(f"  {name:<10} {median(values):,.2f} {unit}; {signing}", flush=True)
@@ -308,26 +308,26 @@ class Runner:
     # --- webhooks -----------------------------------------------------------------------------------------------------
 
     def _run_delivery(self, case: Case) -> None:
-        """Deliveries in a second beside a bare client's; how soon one is posted; and what memory it takes when many wait."""
+        """Deliveries per second next to a bare client's, the delay until a POST, and the memory taken by a long queue."""
         self.fleet.keep_only(set())
         found = delivery.figures(self.workdir, (self.layout.service[0], self.layout.load), self.rounds)
         columns = {name: [each[name] for each in found if name in each] for name in found[-1]}
         rate = {"penstock": Row(columns["penstock"]), BARE_CLIENT: Row(columns["bare"])}
         for name, unit, rows in (
             ("rate", case.unit, rate),
-            ("lag", "ms from an event's transaction to its POST", {"penstock": Row(columns["lag_ms"])}),
-            ("memory", "MiB more with 1,000,000 waiting", {"penstock": Row(columns["memory_mib"])}),
+            ("lag", "ms from transaction to POST", {"penstock": Row(columns["lag_ms"])}),
+            ("memory", "MiB added by 1,000,000 waiting deliveries", {"penstock": Row(columns["memory_mib"])}),
         ):
-            for who, row in rows.items():
-                print(f"  {name:<8} {who:<12} {median(row.values):>10,.1f} {unit}", flush=True)
+            for candidate, row in rows.items():
+                print(f"  {name:<8} {candidate:<12} {median(row.values):>10,.1f} {unit}", flush=True)
             aims = tuple(aim for aim in case.aims if aim.figure == name)
-            method = "deliverer and Postgres on one core, the receiver on another; 32 webhooks"
+            method = "deliverer and Postgres on one core, receiver on another; 32 webhooks"
             self.figures.append(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", unit, rows, aims, method))
 
     # --- sockets ------------------------------------------------------------------------------------------------------
 
     def _run_fan(self, case: Case) -> None:
-        """The server and all its clients are there for the whole case; only sending is measured."""
+        """Server and clients run for the whole case; only sending is measured."""
         self.fleet.keep_only(set())
         sizes = (1_000, case.connections) if case.kind == "fanout" else (case.connections,)
         for wanted in sizes:
@@ -341,11 +341,11 @@ class Runner:
                         self.skip(f"{case.name}: {name}", str(error))
                 rows = self._fan_rows(case, sends)
             name = f"{case.name}/{wanted}" if len(sizes) > 1 else case.name
-            method = f"{count:,} sockets; CPU time of the sending process, its clients on another core"
-            self._show(Figure(case, name, f"{case.title}: {count:,}", case.unit, rows, case.aims, method))
+            method = f"{count:,} sockets; CPU time of the sending process, clients on another core"
+            self._show(Figure(case, name, f"{case.title}: {count:,} sockets", case.unit, rows, case.aims, method))
 
     def _fan_rows(self, case: Case, sends: dict[str, Callable[..., float]]) -> dict[str, Row]:
-        """Each round every candidate once, each time beginning with another."""
+        """Measure every candidate once per round; each round starts with a different one."""
         ways = {name: partial(send) for name, send in sends.items()}
         if case.kind == "turn":
             many = sockets.IN_A_TURN
@@ -378,14 +378,14 @@ class Runner:
             "calls": ("µs (p99)", {NO_SOCKETS: Row(found.p99_alone_us), "penstock": Row(found.p99_beside_us)}),
         }
         titles = {
-            "memory": "memory of each",
-            "last": "from the first that has a head to the last",
-            "calls": f"p99 of {BESIDE_RATE:,} calls/s beside them",
+            "memory": "memory per socket",
+            "last": "delay between the first and the last socket to get a head",
+            "calls": f"p99 of {BESIDE_RATE:,} calls/s at the same time",
         }
         for name, (unit, rows) in parts.items():
             aims = tuple(aim for aim in case.aims if aim.figure == name)
             title = f"{case.title}: {titles[name]}"
-            method = f"{count:,} sockets that listen to newHeads, a block every 2 s"
+            method = f"{count:,} sockets subscribed to newHeads, a block every 2 s"
             self._show(Figure(case, f"{case.name}/{name}", title, unit, rows, aims, method))
 
     def _show(self, figure: Figure) -> None:
@@ -397,7 +397,7 @@ class Runner:
     # --- candidates ---------------------------------------------------------------------------------------------------
 
     def _ready(self, case: Case) -> dict[str, Target]:
-        """Every candidate of the case that runs and answers; the reasons of the others are kept."""
+        """Return the case's candidates that run and reply; record why the others were skipped."""
         names = list(case.candidates)
         if case.stub == "small" and case.kind in ("rate", "latency"):
             names += list(self.fleet.peers)  # a peer's upstream is fixed: the small stub
@@ -408,9 +408,9 @@ class Runner:
     def _try(self, case: Case, name: str, *, cpus: tuple[int, ...], workers: int = 1) -> Target | None:
         try:
             target = self.fleet.target(self.fleet.member(name, case, workers=workers), cpus)
-            said = [probe(target, case, next(self._numbers)) for _ in range(2)][-1]
-            if name == "penstock" and case.cache and said != case.cache:
-                raise StartFailed(f"X-Cache says {said or 'nothing'} where the case needs {case.cache}")
+            x_cache = [probe(target, case, next(self._numbers)) for _ in range(2)][-1]
+            if name == "penstock" and case.cache and x_cache != case.cache:
+                raise StartFailed(f"X-Cache is {x_cache or 'missing'}, but the case needs {case.cache}")
         except StartFailed as error:
             self.skip(f"{case.name}: {name}", str(error))
             return None

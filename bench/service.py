@@ -1,7 +1,7 @@
-"""How the bench starts Penstock: `python -m proxy dev` with a ready file, as anyone would, and settings by environment.
+"""Start Penstock for the bench: `python -m proxy dev` with a ready file, and settings in the environment.
 
-The rest of the bench knows only `Service`. Which settings a case needs is data (`PROFILES`): one that this build's
-config/default.toml does not have yet makes the case say so instead of failing.
+`PROFILES` lists the settings that each case depends on. If config/default.toml lacks a required one, the case is skipped
+for Penstock with that reason.
 """
 
 import json
@@ -26,16 +26,16 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Settings by dotted name. What is wanted is set where the build knows it; what is needed must exist."""
+    """Settings by dotted name: `wants` are set if this build has them, `needs` must exist."""
 
     name: str
     wants: Mapping[str, Value] = field(default_factory=dict)
     needs: Mapping[str, Value] = field(default_factory=dict)
-    block_time_ms: int = 0  # the dev chain also makes a block every so often
+    block_time_ms: int = 0  # the dev chain also mines a block at this interval; 0: never
 
 
-# Like its baselines: no access log. Everything else of a call (key, envelope, both buckets, headers, metrics) stays on.
-# Nobody follows the stub: it has no blocks to speak of.
+# No access log, like the baselines. Everything else of a call (key, envelope, both buckets, headers, metrics) stays on.
+# The stub is not followed: it has no real blocks.
 QUIET: dict[str, Value] = {"log.access": False, "metrics.port": 0, "follower.networks": "[]"}
 
 PROFILES = {
@@ -62,7 +62,7 @@ PROFILES = {
 
 
 class Service:
-    """One running Penstock. `start` returns where it answers and a key without limits that matter here."""
+    """A running Penstock. `start` returns its base URL and a key whose limits are high enough for the bench."""
 
     def __init__(self, workdir: Path) -> None:
         self.workdir = workdir
@@ -74,7 +74,7 @@ class Service:
     def start(
         self, upstream_url: str, *, workers: int = 1, settings: Mapping[str, Value], cpu: Sequence[int], others: int
     ) -> tuple[str, str]:
-        """Starts on `cpu`; what it runs besides its workers (database, dev chain) is moved to core `others`."""
+        """Start the workers on `cpu` and move database and dev chain to core `others`."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
         own.write_text(f'[[bundlers]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\n')
@@ -95,7 +95,7 @@ class Service:
             self.child.stop(grace_s=STOP_S)
 
     def keep_log(self) -> str:
-        """The run's directory is temporary; the log of a failed start is worth more than its last line."""
+        """Copy the log of a failed start out of the temporary directory."""
         if self.child is None:
             return ""
         kept = BUILD / "penstock.log"
@@ -125,7 +125,7 @@ class Service:
 
 
 def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:
-    """server.port=1 as PENSTOCK_SERVER__PORT=1."""
+    """Convert server.port=1 to PENSTOCK_SERVER__PORT=1."""
 
     def text(value: Value) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -134,10 +134,10 @@ def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:
 
 
 def settings_for(profile: Profile, extra: Mapping[str, Value]) -> dict[str, Value]:
-    """The profile's settings this build knows; raises StartFailed for one that it needs and the build lacks."""
+    """Return the profile's settings that this build has; raise StartFailed if a required one is missing."""
     known = _known_settings()
     if lacking := [name for name in profile.needs if name not in known]:
-        raise processes.StartFailed(f"this build has no setting {', '.join(lacking)} yet")
+        raise processes.StartFailed(f"this build has no setting {', '.join(lacking)}")
     chain = {"block_time_ms": profile.block_time_ms} if profile.block_time_ms else {}
     wanted = {name: value for name, value in profile.wants.items() if name in known}
     return {**wanted, **profile.needs, **chain, **extra}
@@ -152,5 +152,5 @@ def _known_settings() -> set[str]:
 
 
 def missing() -> str | None:
-    """Why Penstock cannot even be tried here."""
-    return None if os.path.exists(ROOT / "proxy" / "__main__.py") else "this checkout has no proxy/__main__.py yet"
+    """Reason why Penstock cannot be started from this checkout, or None."""
+    return None if os.path.exists(ROOT / "proxy" / "__main__.py") else "this checkout has no proxy/__main__.py"

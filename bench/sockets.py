@@ -1,4 +1,4 @@
-"""WebSockets: what a message to many costs, what many in a turn save, and what ten thousand clients take."""
+"""WebSockets: the cost of a message to many clients, the savings of combined writes, and the cost of 10,000 clients."""
 
 import json
 import os
@@ -21,14 +21,14 @@ ROOT = Path(__file__).parent.parent
 LIBRARIES = ROOT / "tests" / "clients"
 PING_BYTES = 2
 HEAD_BYTES = 600
-FAN_MESSAGES = 50_000  # in one measurement; and so many heads at least
+FAN_MESSAGES = 50_000  # per measurement, with at least FAN_ROUNDS heads
 FAN_ROUNDS = 10
 IN_A_TURN = 8
 ANSWER_S = 180.0
 
 
 class Tool:
-    """A program that answers each line with a line of JSON."""
+    """A program that replies to each line on standard input with a line of JSON."""
 
     def __init__(self, argv: Sequence[str], cpu: int) -> None:
         self._process = subprocess.Popen(
@@ -47,13 +47,13 @@ class Tool:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
-            raise StartFailed(f"{self._process.args[3:5]} ended early")  # type: ignore[index]
+            raise StartFailed(f"{self._process.args[3:5]} exited early")  # type: ignore[index]
         found: dict[str, object] = json.loads(text)
         return found
 
-    def ask(self, **question: object) -> dict[str, object]:
+    def request(self, **arguments: object) -> dict[str, object]:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         return self.line()
 
@@ -88,7 +88,7 @@ def _audience(target: Target, count: int, cpu: int) -> Iterator[Tool]:
 
 @contextmanager
 def fan(candidate: str, count: int, layout: machine.Layout) -> Iterator[Callable[..., float]]:
-    """A server with so many clients. What is yielded sends heads to all of them and says µs of CPU for each message."""
+    """Start a server with `count` clients; yield a function that sends heads to all and returns µs of CPU per message."""
     server = Tool(_argv(candidate), layout.service[0])
     try:
         place = server.line()
@@ -96,24 +96,24 @@ def fan(candidate: str, count: int, layout: machine.Layout) -> Iterator[Callable
         with _audience(target, count, layout.load) as audience:
 
             def send(*, rounds: int = max(FAN_ROUNDS, FAN_MESSAGES // count), together: int = 1) -> float:
-                before = int(str(audience.ask()["bytes"]))
+                before = int(str(audience.request()["bytes"]))
                 used = machine.cpu_seconds([server.pid])
-                server.ask(rounds=rounds, together=together, size=HEAD_BYTES)
+                server.request(rounds=rounds, together=together, size=HEAD_BYTES)
                 used = machine.cpu_seconds([server.pid]) - used
                 _check_arrival(audience, before, rounds * count)
                 return used / (rounds * count) * 1e6
 
-            send(rounds=20)  # until a compiler at run time has seen enough of it
+            send(rounds=20)  # warm-up for JIT compilers
             yield send
     finally:
         server.stop()
 
 
 def _check_arrival(audience: Tool, before: int, messages: int) -> None:
-    """Every byte that was sent has arrived: a frame of 600 bytes has a head of four. And pings, from those who send them."""
+    """Check that every byte has arrived: a 600-byte frame has a 4-byte header. Servers may send pings as well."""
     wanted = messages * (HEAD_BYTES + 4)
     end = time.monotonic() + ANSWER_S
-    while (got := int(str(audience.ask()["bytes"])) - before) < wanted:
+    while (got := int(str(audience.request()["bytes"])) - before) < wanted:
         if time.monotonic() > end:
             raise StartFailed(f"only {got:,} of {wanted:,} bytes arrived")
         time.sleep(0.1)
@@ -121,45 +121,45 @@ def _check_arrival(audience: Tool, before: int, messages: int) -> None:
         raise StartFailed(f"{got:,} bytes arrived instead of {wanted:,}")
 
 
-# Ten thousand of them
+# Many subscribed clients
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What so many subscribed clients of a running service take."""
+    """The cost of many subscribed clients of a running service."""
 
     kilobytes: float
-    spreads_ms: list[float]  # from the first client that had a head to the last, for each head
+    spreads_ms: list[float]  # per head: delay between the first and the last client that got it
     p99_alone_us: list[float]
     p99_beside_us: list[float]
 
 
 def crowd(target: Target, count: int, layout: machine.Layout, p99: Callable[[], float], *, rounds: int) -> Crowd:
-    """`p99` measures the calls of the same service, before the clients are there and beside them."""
+    """`p99` measures calls to the same service, first without the clients and then with them."""
     alone = [p99() for _ in range(rounds)]
     pids = machine.listeners(target.port)
     path = f"/v1/ws/dev/mainnet?apiKey={target.key}"
     place = Target(target.host, target.port, path, target.key)
-    with _audience(place, 50, layout.load):  # what the first few cost belongs to the process
+    with _audience(place, 50, layout.load):  # warm-up: one-time allocations of the process
         before = memory.settled(pids)
         with _audience(place, count, layout.load) as audience:
             kilobytes = (memory.settled(pids) - before) / count / 1024
-            audience.ask()
+            audience.request()
             beside = [p99() for _ in range(rounds)]
             spreads = _spreads(audience, count)
     return Crowd(kilobytes, spreads, alone, beside)
 
 
 def _spreads(audience: Tool, count: int) -> list[float]:
-    """Of the heads that everybody had while the calls were measured, and one more where there were none."""
+    """Delays of the heads that reached all clients during the calls; waits for one more head if there were none."""
     found: list[float] = []
     end = time.monotonic() + ANSWER_S
     while not found and time.monotonic() < end:
-        told = audience.ask()
-        if told["lost"]:
-            raise StartFailed(f"{told['lost']} clients lost their connection")
-        waves: list[tuple[float, float, int]] = told["waves"]  # type: ignore[assignment]
-        found = [(last - first) * 1000 for first, last, had in waves if had == count]
+        report = audience.request()
+        if report["lost"]:
+            raise StartFailed(f"{report['lost']} clients lost their connection")
+        waves: list[tuple[float, float, int]] = report["waves"]  # type: ignore[assignment]
+        found = [(last - first) * 1000 for first, last, reached in waves if reached == count]
         time.sleep(0.5)
     if not found:
         raise StartFailed(f"no head reached all {count:,} clients in one wave")

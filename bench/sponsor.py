@@ -1,4 +1,4 @@
-"""What sponsoring an operation costs: one worker's share of it and a real Postgres, both on one core."""
+"""The cost of sponsoring an operation: a worker and a real Postgres on one core."""
 
 import asyncio
 import json
@@ -20,8 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def figures(workdir: Path, cpu: int, *, rounds: int, seconds: float) -> list[dict[str, float]]:
-    """For each round the milliseconds that one takes (p50), how many there are in a second (rate), and the part of the worker's
-    CPU that is signing."""
+    """Return per round the latency in milliseconds (p50), the rate per second, and the share of CPU spent on signing."""
     try:
         return asyncio.run(_figures(workdir, cpu, rounds, seconds))
     except StartError as error:

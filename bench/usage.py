@@ -1,4 +1,4 @@
-"""Usage: what counting by key adds to a call, in this process; and charts among ten million rows, on a real Postgres."""
+"""Usage: the cost of counting per call, in this process, and of charts over ten million rows in a real Postgres."""
 
 import asyncio
 import datetime
@@ -18,16 +18,26 @@ from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore, Wanted
 from proxy.web import charts
 
-# Keys and methods in turn, and how many calls there are between two times that they are gathered.
+# Keys and methods used in rotation, and the number of calls between two gathers.
 KEYS, METHODS, CALLS = 199, 5, 20_000
-# So often they are gathered, every second, before all of it is flushed: after two, unless the settings say otherwise.
+# Gathers (one per second) per flush, as with the default settings.
 GATHERS = 2
 BEST_OF = 20
 ROWS = 10_000_000
 LOOKS = 20
-# Accounts, and keys, networks and methods of each: so many series have a row in every minute.
+# Accounts, and the keys, networks and methods of each: every combination has a row in every minute.
 ACCOUNTS, OF_EACH = 16, (5, 3, 10)
 LARGEST = "account_1"
+TITLES = {
+    "count": "usage: counting one call by key",
+    "flush": "usage: one call's share of a flush",
+    "first": "usage chart among 10,000,000 rows: one account, 24 hours",
+    "methods": "usage chart among 10,000,000 rows: one account, 24 hours by method",
+    "minutes": "usage chart among 10,000,000 rows: one account, 3 hours by minute and method",
+    "filtered": "usage chart among 10,000,000 rows: the same, one network",
+    "month": "usage chart among 10,000,000 rows: one account, 30 days by key",
+    "all": "usage chart among 10,000,000 rows: all accounts, 24 hours (operators)",
+}
 
 _SERIES = """
 insert into usage_series (account_id, key_id, network, method)
@@ -49,16 +59,16 @@ from usage_minutes group by 2, 3"""
 
 
 def microseconds() -> float:
-    """What a call pays for being counted under its key, gathering included: the best of several, since other work only adds.
+    """Return the µs that counting by key adds to a call, gathering included: the best of several, since other work only adds.
 
-    What it pays for its part of a flush is measured where there is a Postgres: see `chart_times`.
+    `chart_times` measures the cost of flushing, which needs Postgres.
     """
     taken = [(_by_method(), _by_key()) for _ in range(BEST_OF)]
     return min(by_key for _, by_key in taken) - min(by_method for by_method, _ in taken)
 
 
 def _by_method() -> float:
-    """As it was without keys: one tally for all."""
+    """The baseline: one tally per method for all keys."""
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
     began = time.perf_counter()
     for n in range(CALLS):
@@ -88,7 +98,7 @@ def _by_key() -> float:
 
 
 async def _flush_cost(pool: Pool) -> float:
-    """Microseconds of this process's time, for each call of a flush, from what was gathered to what Postgres has confirmed."""
+    """µs of CPU per call for a flush, from the gathered counts to the confirmation by Postgres."""
     touched: Touched = []
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
     sheets = [Sheet("account", f"key_{n}", touched) for n in range(KEYS)]
@@ -106,10 +116,7 @@ async def _flush_cost(pool: Pool) -> float:
 
 
 def chart_times(workdir: Path, rows: int = ROWS) -> dict[str, float]:
-    """Milliseconds from a question to its columns: the first view, by method, and a month by the day; the median of some.
-
-    And before that, while the tables are small, under `flush` the microseconds of a call's part of a flush.
-    """
+    """Return the median milliseconds per chart query, and under `flush` the µs per call of a flush into small tables."""
     try:
         return asyncio.run(_chart_times(workdir, rows))
     except StartError as error:
@@ -164,7 +171,7 @@ def _wanted() -> dict[str, Wanted]:
             step="minute", first=now - 3 * hours, last=now, account=LARGEST, by="method", network="network/1"
         ),
         "month": Wanted(step="day", first=now - 720 * hours, last=now, account=LARGEST, by="key"),
-        # What operators see first: all accounts.
+        # The operators' first view: all accounts.
         "all": Wanted(step="hour", first=now - 24 * hours, last=now, account=None, by="account"),
     }
 

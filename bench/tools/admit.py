@@ -1,6 +1,6 @@
-"""The cost of admission: loads every key of a database, then admits requests of random keys, and prints what it took.
+"""Load every key of a database, admit requests with random keys, and print the CPU time per request.
 
-Each process of a pair shares the windows, as two workers of a host do; the figure is CPU time, so waiting is not in it.
+Two processes can share the windows, as two workers of a host do. CPU time excludes waiting.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
 
 
 def _admit(admission: Admission, texts: list[str]) -> float:
-    """Microseconds of CPU for one request: who, may, charge, headers."""
+    """Return µs of CPU per request: identify the key, check the scope, charge, make headers."""
     scope = access.SCOPE_BIT["rpc:read"]
     began = time.process_time()
     for text in texts:

@@ -1,8 +1,8 @@
-"""Many WebSocket clients in one process: they connect, subscribe, read whatever comes, and say when it came.
+"""Many WebSocket clients in one process: they connect, subscribe, read everything and record when it arrived.
 
-Usage: audience.py HOST PORT PATH COUNT. It prints one line of JSON when all have their subscription, and one more for each line
-on standard input: how many bytes came so far, and each *wave* since the last question. A wave is one message to everybody: when
-the first had it, when the last, and how many.
+Usage: audience.py HOST PORT PATH COUNT. Prints one line of JSON when all are subscribed, and another for each line on
+standard input: the bytes received so far, and each *wave* since the last report. A wave is one message to all clients: the
+times when the first and the last client got it, and how many got it.
 """
 
 import json
@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-QUIET_S = 0.3  # what comes after this long a silence is another wave
+QUIET_S = 0.3  # a silence this long separates two waves
 PING, PONG = b"\x89\x00", b"\x8a\x80\x00\x00\x00\x00"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
@@ -32,7 +32,7 @@ def connect(host: str, port: int, path: str) -> socket.socket:
     while b"\r\n\r\n" not in seen:
         seen += received(made)
     if not seen.startswith(b"HTTP/1.1 101"):
-        raise SystemExit(f"the handshake was refused: {seen[:300]!r}")
+        raise SystemExit(f"handshake failed: {seen[:300]!r}")
     made.sendall(subscribe())
     while b'"result"' not in seen:
         seen += received(made)
@@ -43,7 +43,7 @@ def connect(host: str, port: int, path: str) -> socket.socket:
 def received(made: socket.socket) -> bytes:
     data = made.recv(4096)
     if not data:
-        raise SystemExit("the connection ended before it was subscribed")
+        raise SystemExit("connection closed before the subscription was confirmed")
     return data
 
 
@@ -98,7 +98,7 @@ class Audience:
         self._count = 0
 
     def _report(self) -> None:
-        """The wave under way is told with the next question."""
+        """Print the finished waves; the current one follows in the next report."""
         waves, self._waves = self._waves, []
         print(json.dumps({"bytes": self._bytes, "lost": self._lost, "waves": waves}), flush=True)
 

@@ -1,4 +1,4 @@
-"""One worker with the index of a database and one upstream. A line on standard input makes it look where the head is."""
+"""One worker with a database and one upstream. Each line on standard input makes it poll the chain's head."""
 
 import asyncio
 import math

@@ -1,7 +1,7 @@
-"""A stub upstream with blocks of many transfers: replies are made before, so that serving one costs next to nothing.
+"""A stub upstream with blocks of many transfers. Replies are prepared in advance, so that serving one costs almost nothing.
 
-Prints its port when it is ready. Holders and contracts are drawn as on a busy chain: a few contracts have most of the
-transfers, a few holders a part of them, most holders appear once or twice.
+Prints its port when ready. Holders and contracts are distributed as on a busy chain: a few contracts have most of the
+transfers, a few holders have many, and most holders appear once or twice.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ def address(number: int) -> str:
 
 
 class Chain:
-    """Blocks by number: their headers and their logs, as JSON."""
+    """Headers and logs of every block, as JSON."""
 
     def __init__(self, blocks: int, logs: int) -> None:
         chance = random.Random(1)

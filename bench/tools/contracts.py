@@ -1,6 +1,6 @@
-"""An upstream whose every contract is a token: answers Multicall3 from parts made before, and counts its calls.
+"""A stub upstream on which every contract is a token. Serves Multicall3 from prepared parts and counts its calls.
 
-One connection after the other reads whole requests; nothing is checked, because only the gateway is measured.
+Requests are not checked, because only the gateway is measured.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import sys
 BALANCE_OF = "70a08231"
 WORD = 64
 HEAD = 1_000_000
-# In the calldata of aggregate3, what stands before the number of calls: the selector, and the array's offset.
+# In the calldata of aggregate3, the selector and the array's offset precede the number of calls.
 _PREFIX = len("0x82ad56cb") + WORD
 
 
@@ -38,7 +38,7 @@ def aggregated(results: list[str]) -> bytes:
 
 def answer(data: str) -> bytes:
     count = int(data[_PREFIX : _PREFIX + WORD], 16)
-    first = _PREFIX + WORD * (1 + count) + 4 * WORD  # behind the offsets, and the first call's head
+    first = _PREFIX + WORD * (1 + count) + 4 * WORD  # after the offsets and the first call's head
     is_balance = data[first : first + 8] == BALANCE_OF
     if (found := _made.get((is_balance, count))) is None:
         results = [word(10**18 + n) for n in range(count)] if is_balance else [*NAMES] * (count // 3)

@@ -1,7 +1,7 @@
-"""Delivers what is due and prints how long it took; beside it a bare aiohttp client that posts the same bodies.
+"""Deliver all due events and print the rate, next to that of a bare aiohttp client that posts the same bodies.
 
-Then events one by one, for the time from the beginning of the transaction that writes one to its POST; and, if asked for, the
-memory that many which wait take.
+Then write single events and measure the time from the start of the transaction to the POST and, if requested, the memory
+taken by many waiting deliveries.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ with made as (
 insert into deliveries (event_id, webhook_id) select id, webhook_id from made"""
 
 
-class Watched(Receiver):
-    """When each event was posted."""
+class TimedReceiver(Receiver):
+    """Records when each event was posted."""
 
     at: dict[str, float]
 
@@ -67,7 +67,7 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     pool = Pool(database, size=10, acquire_timeout_s=5.0)
     await pool.open()
     hooks = await _webhooks(pool, connection, f"http://127.0.0.1:{port}/")
-    receiver = Watched(Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
+    receiver = TimedReceiver(Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
     receiver.at = {}
     notices = Notices(pool)
     deliverer = Deliverer(
@@ -124,8 +124,8 @@ async def _bare(port: int, count: int) -> float:
         return time.perf_counter() - began
 
 
-async def _lag(connection: Any, hooks: list[str], receiver: Watched) -> float:
-    """Milliseconds, in the middle of a hundred."""
+async def _lag(connection: Any, hooks: list[str], receiver: TimedReceiver) -> float:
+    """Median milliseconds of a hundred events."""
     took = []
     for number in range(100):
         name, began = f"evt_one_{number}_1", time.perf_counter()
@@ -139,8 +139,8 @@ async def _lag(connection: Any, hooks: list[str], receiver: Watched) -> float:
     return median(took) * 1000
 
 
-async def _memory(connection: Any, hooks: list[str], receiver: Watched, waiting: int) -> float:
-    """How much larger the process is when it has delivered for two seconds with so many waiting."""
+async def _memory(connection: Any, hooks: list[str], receiver: TimedReceiver, waiting: int) -> float:
+    """Return the growth in MiB after two seconds of delivering with `waiting` more deliveries in the queue."""
     before = _resident()
     await connection.execute(FILL, "evt_many_", hooks, BODY, waiting, timeout=300)
     await connection.execute("select pg_notify('penstock_deliveries', '')")

@@ -1,8 +1,8 @@
-"""A head for many sockets, from one process: Penstock's own sockets, a loop over aiohttp's, or nothing but the kernel's writes.
+"""Send heads to many sockets from one process: with Penstock's sockets, with aiohttp's, or with bare write calls.
 
-Usage: fan.py penstock|aiohttp|write. It prints its port and path. For each line on standard input, a JSON object with `rounds`,
-`together` and `size`, it sends so many heads of that size to everybody, `together` of them in one turn of the loop, and says
-when that is done.
+Usage: fan.py penstock|aiohttp|write. Prints its port and path. Each line on standard input is a JSON object with `rounds`,
+`together` and `size`: it sends `rounds` heads of that size to every client, `together` of them per event-loop iteration, and
+prints a line when done.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from proxy.store.windows import OwnWindows
 
 NETWORK = "ethereum/mainnet"
 PEPPER = "a pepper that only the bench ever uses"
-SETTLE_S = 0.02  # between two rounds: everything leaves, and the clients read
+SETTLE_S = 0.02  # pause between rounds, for buffers to drain and clients to read
 _AROUND = len('{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":"0x","result":""}}') + 32
 
 
 def head(size: int) -> bytes:
-    """The result of a notification that is so many bytes long as a whole."""
+    """Return a result that makes the whole notification `size` bytes long."""
     return b'"%b"' % (b"x" * (size - _AROUND))
 
 
 class Announcer:
-    """The feed of a network on which nothing happens but what is told here."""
+    """A network feed whose only events are those passed to `send`."""
 
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
@@ -58,14 +58,14 @@ class Announcer:
     async def run(self) -> None: ...
 
     async def send(self, size: int, together: int) -> None:
-        """As a feed tells of a block's logs that match: all of them in one call."""
+        """Pass all events in one call, as a feed does with a block's matching logs."""
         events = [Event(head(size), 1) for _ in range(together)]
         for listener in self._listeners:
             listener.on_events(events)
 
 
 class Plain:
-    """aiohttp's own sockets, and the loop that its users write."""
+    """aiohttp's sockets and a plain loop over them."""
 
     def __init__(self) -> None:
         self._sockets: list[web.WebSocketResponse] = []
@@ -89,7 +89,7 @@ class Plain:
 
 
 class Writes(Plain):
-    """The limit: one frame, and a system call for each descriptor. Who does not take it all at once is an error."""
+    """The limit: one prepared frame and one system call per client. A partial write is an error."""
 
     async def send(self, size: int, together: int) -> None:
         data = bytes((0x81, 126, *size.to_bytes(2, "big"))) + b"x" * size
@@ -107,7 +107,7 @@ async def main(kind: str) -> None:
         app, path = await penstock(listener)
         feed = Announcer()
         app.feeds.by_network[NETWORK] = feed
-        say(port=port, path=path)
+        report(port=port, path=path)
         await serve(feed)
     else:
         plain = Plain() if kind == "aiohttp" else Writes()
@@ -116,14 +116,14 @@ async def main(kind: str) -> None:
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
         await web.SockSite(runner, listener).start()
-        say(port=port, path="/")
+        report(port=port, path="/")
         await serve(plain)
 
 
 async def penstock(listener: socket.socket) -> tuple[App, str]:
-    """A worker as it runs in production, without a database: its one key is put where it looks for keys."""
+    """Start a worker as in production but without a database: its one key is added to the keyring directly."""
     over = {
-        "database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"},
+        "database": {"url": "postgresql://unused@127.0.0.1:1/unused"},
         "keys": {"pepper": PEPPER},
         "log": {"access": False},
         "server": {"connections_per_address": 65536, "max_connections": 65536},
@@ -150,13 +150,13 @@ async def penstock(listener: socket.socket) -> tuple[App, str]:
 
 
 async def serve(feed: Announcer | Plain) -> None:
-    """Answer the questions on standard input, one at a time."""
+    """Serve the requests on standard input, one at a time."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
         await send_all(feed, **json.loads(line))
-        say(sockets=len(feed))
+        report(sockets=len(feed))
 
 
 async def send_all(feed: Announcer | Plain, *, rounds: int, together: int, size: int) -> None:
@@ -165,8 +165,8 @@ async def send_all(feed: Announcer | Plain, *, rounds: int, together: int, size:
         await asyncio.sleep(SETTLE_S)
 
 
-def say(**what: object) -> None:
-    print(json.dumps(what), flush=True)
+def report(**values: object) -> None:
+    print(json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The follower's rate: follows a stub chain to its head, once in ranges and once block by block, and prints what it took.
-
-Then the rows that it wrote are written once more by a bare COPY, into tables with the same keys.
-"""
+"""Follow a stub chain to its head and print the time taken, next to a bare COPY of the same rows into like tables."""
 
 import json
 import os
@@ -19,7 +16,7 @@ from proxy.settings import load, load_tables
 from proxy.store import migrate
 
 NETWORK = "ethereum/mainnet"
-# What is written: how it is read, and a table like it.
+# For each table that the follower writes: how to read it, and how to create one like it.
 KEPT = {
     "bare_tokens": ("select * from token_holdings", "create table bare_tokens (like token_holdings including all)"),
     "bare_nfts": ("select * from nft_holdings", "create table bare_nfts (like nft_holdings including all)"),
@@ -27,7 +24,7 @@ KEPT = {
 
 
 async def main(database: str, port: int, blocks: int, keep: int) -> None:
-    """`keep`: how many blocks from the head on are read alone and can be undone."""
+    """`keep`: the number of blocks below the head that are read one by one and can be undone."""
     connection = await asyncpg.connect(database)
     await connection.execute("drop schema public cascade; create schema public")
     await migrate.migrate(connection)
@@ -53,7 +50,7 @@ async def main(database: str, port: int, blocks: int, keep: int) -> None:
 
 
 class Spent:
-    """CPU seconds of this process and of its session's server: what is left of a figure on a machine that is busy."""
+    """CPU seconds of this process and its Postgres server process; meaningful even on a busy machine."""
 
     def __init__(self, server: int) -> None:
         self._server = server

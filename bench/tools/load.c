@@ -1,13 +1,13 @@
 /* A load generator for HTTP/1.1 on one core.
  *
- * Closed loop (default): every connection keeps one request in flight, so the rate is what the server makes of it.
- * Open loop (--rate R): request n is due at start + n/R whether or not earlier ones were answered, and its latency
- * counts from that instant: a server that stalls is charged for the requests that had to wait (no coordinated omission).
+ * Closed loop (default): every connection keeps one request in flight, so the server determines the rate.
+ * Open loop (--rate R): request n is due at start + n/R whether or not earlier ones got a reply, and its latency
+ * counts from that instant: requests that wait for a stalled server count in full (no coordinated omission).
  *
- * The request is sent as the file has it, except that every occurrence of --marker is replaced by a decimal number of
- * the same width that never repeats. It always starts with 1, so it is a valid JSON number, hex string and header
- * value, and lengths do not change. --expect may hold the marker too: the reply's body must then carry this request's
- * own number, which proves that replies reach the caller that asked.
+ * The request is sent as it is in the file, except that every occurrence of --marker is replaced by a unique decimal
+ * number of the same width. It always starts with 1, so it is a valid JSON number, hex string and header value, and
+ * lengths do not change. --expect may contain the marker too: the reply's body must then contain this request's number,
+ * which proves that replies reach the right caller.
  *
  * A reply counts only when it is complete (Content-Length or chunked) and nothing follows it. Prints one JSON object.
  */
@@ -31,11 +31,11 @@
 #include <unistd.h>
 
 #define NS 1000000000LL
-#define READ_BYTES (1 << 20)   /* one read buffer for all connections: a reply of megabytes takes few reads */
-#define HEAD_MAX 16384         /* a reply's head or chunk line beyond this is an error, not a reason to buffer */
+#define READ_BYTES (1 << 20)   /* one read buffer for all connections, large enough for big replies */
+#define HEAD_MAX 16384         /* a longer reply head or chunk line is an error */
 #define EXPECT_MAX 256
 #define MARKERS_MAX 64
-#define FAULTS_MAX 10000       /* give up instead of hammering a server that refuses everything */
+#define FAULTS_MAX 10000       /* stop loading a server that fails every request */
 
 enum phase { HEAD, BODY, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAILER };
 
@@ -179,9 +179,9 @@ static void dial(struct conn *c) {
     c->busy = 0;
 }
 
-static void ask(struct conn *c, int64_t due);
+static void start_request(struct conn *c, int64_t due);
 
-/* Whatever went wrong on a connection, the next request starts on a fresh one. */
+/* After any error on a connection, the next request uses a new one. */
 static void redial(struct conn *c, int is_error) {
     close(c->fd);
     if (is_error) { tally.errors++; if (++faults > FAULTS_MAX) { errno = EIO; fail("too many faults"); } }
@@ -189,9 +189,9 @@ static void redial(struct conn *c, int is_error) {
     dial(c);
 }
 
-static int more_to_ask(void) { return !opt.count || issued < opt.count; }
+static int more_to_send(void) { return !opt.count || issued < opt.count; }
 
-static void ask(struct conn *c, int64_t due) {
+static void start_request(struct conn *c, int64_t due) {
     issued++;
     c->busy = 1;
     c->sent = 0;
@@ -220,7 +220,7 @@ static void look(struct conn *c, const char *p, size_t n) {
     memmove(c->tail, joint + drop, c->tail_n);
 }
 
-/* Reads the head in [p, end); end is just behind the empty line. Returns -1 when the reply cannot be framed. */
+/* Reads the head in [p, end); end is just after the empty line. Returns -1 when the reply cannot be framed. */
 static int read_head(struct conn *c, const char *p, const char *end) {
     int has_length = 0, chunked = 0;
     if (end - p < 13 || memcmp(p, "HTTP/1.1 ", 9)) return -1;
@@ -304,7 +304,7 @@ static ssize_t consume(struct conn *c, const char *p, size_t n) {
 
 static void next(struct conn *c) {
     if (opt.rate > 0) idle[idle_n++] = c;
-    else if (more_to_ask()) ask(c, now());
+    else if (more_to_send()) start_request(c, now());
 }
 
 static void readable(struct conn *c) {
@@ -321,7 +321,7 @@ static void readable(struct conn *c) {
     size_t n = c->pending_n + (size_t)r;
     c->pending_n = 0;
     ssize_t used = c->busy ? consume(c, buffer, n) : -1;
-    if (used < 0 || (!c->busy && (size_t)used < n)) {          /* not a reply, or more than was asked for */
+    if (used < 0 || (!c->busy && (size_t)used < n)) {          /* not a reply, or extra bytes after it */
         int was_busy = c->busy || used >= 0;
         redial(c, 1);
         if (was_busy) next(c);
@@ -343,9 +343,9 @@ static int64_t due_at(uint64_t n) { return start + (int64_t)((double)n * gap); }
 
 static void send_due(int64_t end) {
     int64_t t = now();
-    while (idle_n && more_to_ask() && due_at(issued) <= t && due_at(issued) < end) {
+    while (idle_n && more_to_send() && due_at(issued) <= t && due_at(issued) < end) {
         struct conn *c = idle[--idle_n];
-        ask(c, due_at(issued));
+        start_request(c, due_at(issued));
     }
 }
 
@@ -378,12 +378,12 @@ static double run(void) {
     int warm = opt.warmup <= 0;
     gap = opt.rate > 0 ? NS / opt.rate : 0;
     if (opt.rate > 0) for (int i = 0; i < opt.connections; i++) idle[idle_n++] = &conns[i];
-    else for (int i = 0; i < opt.connections && more_to_ask(); i++) ask(&conns[i], now());
+    else for (int i = 0; i < opt.connections && more_to_send(); i++) start_request(&conns[i], now());
     int64_t t = now();
     for (; t < end && !finished_early(); t = now()) {
         if (!warm && t >= counted_from) { warm = 1; reset_tally(); counted_from = t; }
         if (opt.rate > 0) send_due(end);
-        else while (idle_n) ask(idle[--idle_n], t);             /* connections that failed to send start again */
+        else while (idle_n) start_request(idle[--idle_n], t);             /* connections that failed to send start again */
         int64_t until = warm ? end : counted_from;
         if (opt.rate > 0 && idle_n && due_at(issued) < until) until = due_at(issued);
         int n = wait_for(events, 512, until);
@@ -393,7 +393,7 @@ static double run(void) {
             if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
         }
     }
-    if (opt.rate > 0) {                                         /* due but unanswered: they waited at least this long */
+    if (opt.rate > 0) {                                         /* due without a reply: they waited at least this long */
         for (int i = 0; i < opt.connections; i++) if (conns[i].busy && t - conns[i].due > 0) { record(t - conns[i].due); tally.late++; }
         for (; due_at(issued) < end; issued++) { record(t - due_at(issued)); tally.late++; }
     }

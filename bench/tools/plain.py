@@ -1,4 +1,4 @@
-"""The ordinary aiohttp way to forward: Application, middleware, ClientSession. `plain.py PORT UPSTREAM_PORT KEY`"""
+"""An ordinary aiohttp proxy: Application, middleware, ClientSession. Usage: plain.py PORT UPSTREAM_PORT KEY"""
 
 import sys
 from collections.abc import AsyncIterator

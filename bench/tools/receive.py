@@ -1,4 +1,4 @@
-"""A receiver that is never the limit: reads length-framed POSTs on a raw protocol, answers each with 200. Prints its port."""
+"""A fast webhook receiver on a raw protocol: replies 200 to every length-framed POST. Prints its port."""
 
 import asyncio
 

@@ -1,6 +1,6 @@
-"""The limit for any proxy in Python: bytes in, bytes out on two sockets, nothing read. `relay.py PORT UPSTREAM_PORT`
+"""The limit for any proxy in Python: copies bytes between two sockets without parsing. Usage: relay.py PORT UPSTREAM_PORT
 
-Every client has an upstream connection of its own. Whoever takes bytes slower than they come pauses the other side.
+Every client gets its own upstream connection. A slow reader pauses reading on the other side.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import uvloop
 
 
 class Side(asyncio.Protocol):
-    """One end of a pair; whatever it receives is written to the other end."""
+    """One end of a pair; it writes everything it receives to the other end."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -39,8 +39,10 @@ class Side(asyncio.Protocol):
 
 
 class Front(Side):
-    """A client's end. What comes before its upstream connection stands is kept: uvloop starts reading after
-    connection_made whatever was paused there."""
+    """The client's end. Buffers data that arrives before the upstream connection is open.
+
+    Pausing in connection_made would not help: uvloop starts reading after it in any case.
+    """
 
     def __init__(self, upstream_port: int, tasks: asyncio.TaskGroup) -> None:
         super().__init__()

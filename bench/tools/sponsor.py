@@ -1,6 +1,6 @@
-"""Sponsors operations for a while, first one after the other, then several at once, and prints what they took.
+"""Sponsor operations for some seconds, first sequentially, then concurrently, and print latency and rate.
 
-No chain is asked: an operation for entry point 0.7 needs none. The price is fixed, and every operation is another sender's.
+No upstream is called: EntryPoint 0.7 operations need none. The price is fixed, and every operation has a different sender.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ CALL = (
 
 
 class TimedSigner(Signer):
-    """How much CPU signing takes."""
+    """Records the CPU time spent on signing."""
 
     __slots__ = ("took_s",)
     took_s: float
@@ -67,8 +67,8 @@ class GasPrices:
         return SimpleNamespace(fees=SimpleNamespace(estimates={"fast": SimpleNamespace(max_fee_wei=10**9)}))
 
 
-class Quiet:
-    """A network that nobody asks."""
+class FixedNetworks:
+    """Networks with a fixed head, without upstreams."""
 
     def route(self, network: Network) -> Any:
         return SimpleNamespace(heads=SimpleNamespace(agreed=1_000_064, final=1_000_000))
@@ -95,21 +95,21 @@ async def main(url: str, seconds: float) -> None:
     policies = Policies(PolicyStore(pool), ledger, most={"free": POLICIES})
     made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
     market = Market(Prices(), GasPrices())
-    # An account that has a limit itself has its operations reserved one by one.
+    # No daily limit for the account: with one, reservations of an account run one at a time.
     most = {"free": None}
     sponsoring: Any = Sponsoring(
         policies,
         ledger,
         Paymasters([payer]),
         market,
-        Quiet(),
+        FixedNetworks(),
         most_of_day=most,  # type: ignore[arg-type]
     )
     numbers = iter(range(1 << 40))
     ends = 0.0
     took: list[float] = []
 
-    async def ask() -> None:
+    async def send() -> None:
         while time.perf_counter() < ends:
             number = next(numbers)
             began = time.perf_counter()
@@ -120,14 +120,14 @@ async def main(url: str, seconds: float) -> None:
             took.append(time.perf_counter() - began)
 
     ends = time.perf_counter() + seconds
-    await ask()
+    await send()
     alone = list(took)
     took.clear()
     signer.took_s, cpu, began = 0.0, time.process_time(), time.perf_counter()
     ends = began + seconds
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
-            group.create_task(ask())
+            group.create_task(send())
     rate = len(took) / (time.perf_counter() - began)
     signing = signer.took_s / (time.process_time() - cpu)
     print(json.dumps({"p50": median(alone) * 1000, "rate": rate, "signing": signing}))

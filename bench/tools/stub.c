@@ -1,9 +1,9 @@
-/* A stub upstream: answers JSON-RPC over HTTP/1.1 on one core, fast enough never to be the limit.
+/* A stub upstream: serves JSON-RPC over HTTP/1.1 on one core, fast enough never to be the bottleneck.
  *
- * Every POST with a Content-Length is read as one call or a batch and answered in order with the caller's own ids;
- * notifications get no reply. What a health checker asks (head, chain id, blocks, client version) is answered
- * consistently: block n is one of 12-second blocks since 1970, its hash spells n, so every stub agrees on the chain.
- * All else gets the configured result, a hex string of --size bytes. --delay-us answers each request that much later.
+ * Every POST with a Content-Length is read as one call or a batch; replies come in order with the caller's ids, and
+ * notifications get none. Methods used by health checks (head, chain id, blocks, client version) return consistent
+ * values: there is a block every 12 seconds since 1970, and block n's hash contains n, so all stubs serve one chain.
+ * Every other method returns a hex string of --size bytes. --delay-us delays each reply.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,7 +33,7 @@ struct conn {
     char *in; size_t in_n, in_cap;
     char *out; size_t out_n, out_at, out_cap;
     int want_out;
-    int queued;                     /* delayed answers that still point here */
+    int queued;                     /* delayed replies that still point here */
 };
 
 struct text { const char *at; size_t n; };
@@ -57,7 +57,7 @@ static int64_t now(void) {
     return t.tv_sec * NS + t.tv_nsec;
 }
 
-/* ---- reading calls: a walk over the top-level members, so that an "id" inside params is never taken for the call's -- */
+/* ---- reading calls: a walk over the top-level members, so that an "id" inside params is never mistaken for the call's */
 
 static const char *skip_space(const char *p, const char *end) {
     while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
@@ -91,7 +91,7 @@ static const char *skip_value(const char *p, const char *end) {
 
 static int is(struct text t, const char *s) { return t.n == strlen(s) && !memcmp(t.at, s, t.n); }
 
-/* Reads one object at p; returns just behind it. Members that are missing stay empty. */
+/* Reads one object at p and returns the position after it. Missing members stay empty. */
 static const char *read_call(const char *p, const char *end, struct call *call) {
     memset(call, 0, sizeof *call);
     if (p >= end || *p != '{') return skip_value(p, end);
@@ -136,7 +136,7 @@ static size_t write_block(char *o, uint64_t n, const char *hash) {
         "\"transactions\":[],\"uncles\":[]}", n, hash, n ? n - 1 : 0, n * BLOCK_S, 7);
 }
 
-/* A hash's last 16 digits are its block's number; the others may be anything, so that a bench can ask for many blocks. */
+/* The last 16 digits of a hash are the block number; the others are arbitrary, so that a bench can request many blocks. */
 static size_t answer_by_hash(char *o, struct text params) {
     const char *word = params.n > 68 ? memchr(params.at, '"', params.n - 67) : NULL;
     char low[17] = {0};
@@ -162,7 +162,7 @@ static size_t answer_by_number(char *o, struct text params) {
     return write_block(o, n, hash);
 }
 
-/* Writes what the method answers; o has room for the configured result and 1 KB. */
+/* Writes the method's result; o has room for the configured result and 1 KB. */
 static size_t answer(char *o, const struct call *call) {
     if (is(call->method, "\"eth_blockNumber\"")) return (size_t)sprintf(o, "\"0x%lx\"", head_number());
     if (is(call->method, "\"eth_chainId\"")) return (size_t)sprintf(o, "\"0x1\"");
@@ -217,8 +217,8 @@ static void put_body(struct conn *c, const char *p, const char *end) {
     if (!replies) c->out_n = begin;
 }
 
-/* The length stands before the body it measures: written with the last answer's, which is right nearly always, and
- * the body moved if its own has more or fewer digits. */
+/* Content-Length precedes the body it measures. It is first written with the previous reply's length, which is almost
+ * always right; if not, it is corrected and the body moved. */
 static void respond(struct conn *c, const char *body, size_t n) {
     static size_t guess;
     size_t at = c->out_n;
@@ -247,13 +247,13 @@ static void refuse(struct conn *c, const char *status) {
 
 static void arm(struct conn *c, int want_out) {
     if (c->want_out == want_out) return;
-    c->want_out = want_out;                                              /* no reading until the answer is out */
+    c->want_out = want_out;                                              /* no reading until the reply is sent */
     struct epoll_event e = {.events = want_out ? EPOLLOUT : EPOLLIN, .data.ptr = c};
     epoll_ctl(ep, EPOLL_CTL_MOD, c->fd, &e);
 }
 
 static void release(struct conn *c) {
-    if (c->queued) return;                                               /* the last delayed answer frees it */
+    if (c->queued) return;                                               /* the last delayed reply frees it */
     free(c->in);
     free(c->out);
     free(c);
@@ -303,7 +303,7 @@ static void answer_due(void) {
     }
 }
 
-/* Takes one request from [p, end); returns how long it was, 0 when it is not complete, -1 when it cannot be read. */
+/* Takes one request from [p, end); returns its length, 0 if it is incomplete, -1 if it is malformed. */
 static ssize_t take(struct conn *c, const char *p, const char *end) {
     const char *body = memmem(p, (size_t)(end - p), "\r\n\r\n", 4);
     size_t length = 0;

@@ -1,5 +1,5 @@
--- The same requests as load.c sends, for wrk: read from a template, numbered ahead so that asking costs a table look-up.
--- 4096 numbers are more than there are connections: no two requests in flight are the same.
+-- Makes wrk send the same requests as load.c. They are prepared from the template in advance, so that each costs only a
+-- table look-up. 4096 exceeds the number of connections: no two requests in flight are the same.
 local requests, at, count = {}, 0, 4096
 
 function init()
