@@ -12,7 +12,7 @@ from bench.loaders import MARKER, Generator, Target
 
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
-    "pages", "balances", "sponsor", "matching", "delivery", "usage",
+    "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -25,6 +25,8 @@ ONE_IN_A_TURN = "one by one"
 NO_SOCKETS = "without sockets"
 # The same block matched against few watched addresses.
 FEW_ADDRESSES = "a thousand addresses"
+# Penstock's own p99 while every upstream is healthy.
+ALL_HEALTHY = "all healthy"
 # aiohttp's client posting the same bodies: no database, no signatures.
 BARE_CLIENT = "bare client"
 BIG = 100 * 1024
@@ -332,6 +334,16 @@ CASES = (
             Aim(500.0, at_most=True, over="", figure="last"),
             Aim(2.0, at_most=True, over=NO_SOCKETS, figure="calls"),
         ),
+    ),
+    Case(
+        "faults",
+        "p99 of calls while one of three upstreams fails, the worst of eight kinds of failure",
+        kind="faults",
+        unit="ms",
+        body=small,
+        expect="",
+        candidates=("penstock",),
+        aims=(Aim(250.0, at_most=True, over=""),),
     ),
     Case(
         "filters",

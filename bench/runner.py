@@ -8,8 +8,21 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench import admission, balances, delivery, filters, holdings, machine, matching, memory, sockets, sponsor, usage
-from bench.cases import BARE_CLIENT, FEW_ADDRESSES, NO_SOCKETS, ONE_BY_ONE, ONE_IN_A_TURN, Case
+from bench import (
+    admission,
+    balances,
+    delivery,
+    faults,
+    filters,
+    holdings,
+    machine,
+    matching,
+    memory,
+    sockets,
+    sponsor,
+    usage,
+)
+from bench.cases import ALL_HEALTHY, BARE_CLIENT, FEW_ADDRESSES, NO_SOCKETS, ONE_BY_ONE, ONE_IN_A_TURN, Case
 from bench.figures import Figure, Row
 from bench.fleet import Fleet, probe
 from bench.loaders import Generator, Load, Sample, Target, measure
@@ -74,6 +87,8 @@ class Runner:
                 self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
             case "usage":
                 self._run_usage(case)
+            case "faults":
+                self._run_faults(case)
             case "filters":
                 rows = {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])}
                 self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
@@ -290,6 +305,17 @@ class Runner:
             figures = {"penstock": Row(rows[aim.figure])}
             title = usage.TITLES[aim.figure]
             self.figures.append(Figure(case, f"{case.name}/{aim.figure}", title, unit, figures, (aim,)))
+
+    # --- failing upstreams --------------------------------------------------------------------------------------------
+
+    def _run_faults(self, case: Case) -> None:
+        tails = faults.slowest(self.rounds)
+        note = "slowest with " + ", ".join(sorted({tail.mode for tail in tails}))
+        rows = {
+            ALL_HEALTHY: Row([tail.healthy for tail in tails]),
+            "penstock": Row([tail.failing for tail in tails], note=note),
+        }
+        self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
 
     # --- sponsorship --------------------------------------------------------------------------------------------------
 

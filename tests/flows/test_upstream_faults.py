@@ -22,8 +22,6 @@ from tests.service import until
 from tests.web.worker import on_uvloop
 
 HEALTHY, FAULTY = 1000, 2000
-# What a busy machine may add to a call that had to wait for nothing.
-SLACK_S = 0.25
 FAULTS: tuple[Mode, ...] = ("dead", "black_hole", "slow", "reset", "garbage", "half", "high_head", "low_head")
 ADDRESS = "0x" + "ab" * 20
 
@@ -33,11 +31,11 @@ def requests(of: Scene) -> int:
     return sum(proxy.methods["eth_call"] for proxy in of.proxies)
 
 
-async def trouble(mode: Mode) -> tuple[Load, Load, float, int]:
-    """A healthy load, then one in the middle of which the first of three upstreams fails. And what the upstreams were sent for
-    it: in all, for each call; and the failing one, from then on."""
+async def trouble(mode: Mode) -> tuple[Load, float, int]:
+    """A load during which the first of three upstreams fails; the requests sent upstream per call of it; and the calls sent to
+    the failing upstream from then on."""
     async with scene(3, faults=True) as found:
-        healthy = await found.load(HEALTHY)
+        await found.load(HEALTHY)
         before = requests(found)
         async with asyncio.TaskGroup() as group:
             loading = group.create_task(found.load(FAULTY))
@@ -47,22 +45,18 @@ async def trouble(mode: Mode) -> tuple[Load, Load, float, int]:
             await found.look()
         load = loading.result()
         # What a dead one was sent never left us.
-        return healthy, load, (requests(found) - before) / FAULTY, found.proxies[0].methods["eth_call"] - since
+        return load, (requests(found) - before) / FAULTY, found.proxies[0].methods["eth_call"] - since
 
 
 @pytest.mark.parametrize("mode", FAULTS)
 def test_reads_go_on_while_one_of_three_upstreams_fails(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        healthy, load, offered, wasted = await trouble(mode)
-        ratio = load.quantile_s(0.99) / healthy.quantile_s(0.99)
-        print(f"\n{mode}: {load!r}, p99 {ratio:.2f} x healthy, offered load {offered:.3f}, {wasted} went to it")
+        load, offered, wasted = await trouble(mode)
         assert load.calls == FAULTY
         assert not load.failed
         assert not load.wrong
         assert offered <= 1.2
-        assert load.quantile_s(0.99) < 1.5 * healthy.quantile_s(0.99) + SLACK_S
-        assert load.quantile_s(0.95) < healthy.quantile_s(0.99) + SLACK_S
         # It gets what was on its way when it failed, what it takes to see that, and a few trials: under one in a hundred.
         if mode not in ("high_head", "low_head"):
             assert wasted < FAULTY / 100
