@@ -1,12 +1,12 @@
-// The development chain. Read by hardhat 3; everything it needs comes from here and from the environment:
-//   PENSTOCK_DEVNET_DIR      directory for what hardhat writes (default: .state beside this file)
-//   PENSTOCK_BLOCK_TIME_MS   also mine a block every so many milliseconds (default 0: only one per transaction)
+// Configuration of the development chain (hardhat 3). Environment variables:
+//   PENSTOCK_DEVNET_DIR      directory for hardhat's files (default: .state next to this file)
+//   PENSTOCK_BLOCK_TIME_MS   also mine a block at this interval in milliseconds (default 0: only one per transaction)
 //   PENSTOCK_DEVNET_LOG      1: print each request and transaction (default: only the start-up lines)
-//   PENSTOCK_DEVNET_TIED     1: end when standard input (a pipe) closes, so that the node never outlives its parent
+//   PENSTOCK_DEVNET_TIED     1: exit when standard input (a pipe) closes, so that the node never outlives its parent
 import path from "node:path";
 
 const env = process.env;
-env.HARDHAT_DISABLE_TELEMETRY = "true"; // whoever starts it sets this too: it then also covers a failure to read this file
+env.HARDHAT_DISABLE_TELEMETRY = "true"; // callers set this too, which covers errors while this file loads
 const state = path.resolve(env.PENSTOCK_DEVNET_DIR || path.join(import.meta.dirname, ".state"));
 
 const interval = Number(env.PENSTOCK_BLOCK_TIME_MS || 0);
@@ -19,7 +19,7 @@ if (env.PENSTOCK_DEVNET_TIED === "1") {
   process.stdin.on("end", stop).on("close", stop).on("error", stop).resume();
 }
 
-// Hardhat's `node` task turns request logging on; this leaves it off unless asked for.
+// Hardhat's `node` task turns request logging on; keep it off unless PENSTOCK_DEVNET_LOG is set.
 const quiet = {
   id: "penstock-quiet",
   hookHandlers: {
@@ -49,9 +49,9 @@ export default {
       chainId: 31337,
       blockGasLimit: 60_000_000,
       mining: { auto: true, interval },
-      // Keep the chain's clock at the wall clock: otherwise each block advances it by a second or more.
+      // Keep the chain's clock at wall-clock time; otherwise each block advances it by a second or more.
       allowBlocksWithSameTimestamp: true,
-      // Like a public node: a transaction that reverts is mined and has its hash and a failed receipt.
+      // Behave like a public node: a reverting transaction is mined and gets a hash and a failed receipt.
       throwOnTransactionFailures: false,
     },
   },

@@ -1,5 +1,5 @@
-// Compiles src/*.sol. One JSON file for each contract goes to ../artifacts: the same from the same sources on every machine, since
-// neither paths nor a metadata hash are in the code.
+// Compiles src/*.sol into one JSON file per contract in ../artifacts. The output is the same on every machine, because the
+// code contains neither paths nor a metadata hash.
 import fs from "node:fs";
 import path from "node:path";
 import solc from "solc";
@@ -14,7 +14,7 @@ const SETTINGS = {
   metadata: { bytecodeHash: "none", appendCBOR: false },
   outputSelection: { "*": { "*": ["abi", "evm.bytecode.object", "evm.deployedBytecode.object"] } },
 };
-// Put at its address as it runs, without a transaction: what has no constructor and stands at one address on every chain.
+// Contracts without a constructor that have the same address on every chain: their code is placed there directly.
 const PLACED = new Set(["Multicall3", "NameRegistry"]);
 function write(name, artifact) {
   fs.writeFileSync(path.join(ARTIFACTS, `${name}.json`), JSON.stringify(artifact) + "\n");
@@ -27,17 +27,17 @@ function compile() {
   const input = { language: "Solidity", sources, settings: SETTINGS };
   const found = (name) => ({ contents: read(path.join(MODULES, name)) });
   const output = JSON.parse(solc.compile(JSON.stringify(input), { import: found }));
-  for (const told of output.errors ?? []) console.error(told.formattedMessage);
-  if ((output.errors ?? []).some((told) => told.severity === "error")) process.exit(1);
+  for (const error of output.errors ?? []) console.error(error.formattedMessage);
+  if ((output.errors ?? []).some((error) => error.severity === "error")) process.exit(1);
   for (const name of names) ours(name, output.contracts[name]);
 }
 
 function ours(file, contracts) {
   for (const [name, made] of Object.entries(contracts)) {
     const bytecode = "0x" + made.evm.bytecode.object;
-    if (bytecode === "0x") continue; // abstract, or an interface
+    if (bytecode === "0x") continue; // abstract contract or interface
     const placed = PLACED.has(name) ? { placed: "0x" + made.evm.deployedBytecode.object } : {};
-    // 0.6 and 0.7 have one by this name in their own package.
+    // The packages for 0.6 and 0.7 contain a contract of the same name.
     const stored = name === "VerifyingPaymaster" ? `${name}-0.8` : name;
     write(stored, { name, source: `contracts/src/${file}`, abi: made.abi, bytecode, ...placed });
   }

@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {ERC20} from "@openzeppelin/contracts/token/ERC20/ERC20.sol";
 
-/// An ERC-20 as most are, with any number of decimals. Anybody may mint: it is worth nothing.
+/// An ordinary ERC-20 with any number of decimals. Any account may mint.
 contract Coin is ERC20 {
     uint8 private immutable _decimals;
 

@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {ERC1155} from "@openzeppelin/contracts/token/ERC1155/ERC1155.sol";
 
-/// An ERC-1155 with one URI for all its ids. Anybody may mint.
+/// An ERC-1155 with one URI for all ids. Any account may mint.
 contract Items is ERC1155 {
     string public name;
     string public symbol;

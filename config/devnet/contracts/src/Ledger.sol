@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// The moving part of an ERC-20, for the coins here that are odd in what they say of themselves.
+/// Balances and transfers of an ERC-20, shared by the coins with unusual metadata.
 abstract contract Ledger {
     event Transfer(address indexed from, address indexed to, uint256 value);
     event Approval(address indexed owner, address indexed spender, uint256 value);

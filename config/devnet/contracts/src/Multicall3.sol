@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// Many calls in one, with the interface of the Multicall3 that stands at one address on most chains.
+/// Many calls in one, with the interface of the Multicall3 that has the same address on most chains.
 contract Multicall3 {
     struct Call {
         address target;

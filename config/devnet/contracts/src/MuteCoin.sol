@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {Ledger} from "./Ledger.sol";
 
-/// A coin that moves like any other and reverts when it is asked for its name, symbol or decimals.
+/// A coin with ordinary transfers whose name, symbol and decimals calls revert.
 contract MuteCoin is Ledger {
     error Nothing();
 

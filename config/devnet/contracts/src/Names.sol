@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// The part of the ENS registry that a look-up needs. Anybody may set any name.
+/// The part of the ENS registry that look-ups need. Any account may set any name.
 contract NameRegistry {
     event NewResolver(bytes32 indexed node, address resolver);
 
@@ -15,7 +15,7 @@ contract NameRegistry {
     }
 }
 
-/// A resolver for both ways: names to addresses (EIP-137) and addresses to names (EIP-181).
+/// A resolver for both directions: names to addresses (EIP-137) and addresses to names (EIP-181).
 contract NameResolver {
     event AddrChanged(bytes32 indexed node, address a);
     event NameChanged(bytes32 indexed node, string name);

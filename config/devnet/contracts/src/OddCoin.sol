@@ -3,14 +3,14 @@ pragma solidity ^0.8.28;
 
 import {Ledger} from "./Ledger.sol";
 
-/// A coin without decimals, with control characters in its name, and with events that only look like transfers.
+/// A coin without decimals, with control characters in its name, and with malformed Transfer events.
 contract OddCoin is Ledger {
     bytes32 private constant TRANSFER = keccak256("Transfer(address,address,uint256)");
 
     string public name = unicode"Odd\u0000\u0007\u001b[31m Coin\u202e\n";
     string public symbol = unicode"O\u0000DD\u200b";
 
-    /// The event's name with `topics` topics in all and `data` as it is given; nothing moves.
+    /// Emit a Transfer event with `topics` topics in total and the given `data`; no tokens move.
     function pretend(uint256 topics, bytes calldata data) external {
         bytes memory copy = data;
         bytes32 signature = TRANSFER;

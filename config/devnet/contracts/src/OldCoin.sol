@@ -3,7 +3,7 @@ pragma solidity ^0.8.28;
 
 import {Ledger} from "./Ledger.sol";
 
-/// A coin from before the standard was settled: its name and symbol are 32 bytes, not text.
+/// A coin that predates the final standard: its name and symbol are bytes32, not string.
 contract OldCoin is Ledger {
     bytes32 public constant name = "Old Coin";
     bytes32 public constant symbol = "OLD";

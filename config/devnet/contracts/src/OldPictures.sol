@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// Tokens from before ERC-165: what they are shows only in what they do. No token has a URI.
+/// NFTs that predate ERC-165: only their events reveal the type. No token has a URI.
 contract OldPictures {
     event Transfer(address indexed from, address indexed to, uint256 indexed tokenId);
 

@@ -4,7 +4,7 @@ pragma solidity ^0.8.28;
 import {ERC721} from "@openzeppelin/contracts/token/ERC721/ERC721.sol";
 import {ERC721URIStorage} from "@openzeppelin/contracts/token/ERC721/extensions/ERC721URIStorage.sol";
 
-/// An ERC-721 whose tokens each have a URI of their own, of any kind. Anybody may mint.
+/// An ERC-721 with a separate URI, of any kind, for each token. Any account may mint.
 contract Pictures is ERC721URIStorage {
     uint256 public totalSupply;
     address public immutable owner = msg.sender;
@@ -22,7 +22,7 @@ contract Pictures is ERC721URIStorage {
         _update(address(0), id, msg.sender);
     }
 
-    /// A collection may be told to change a token's URI.
+    /// Change a token's URI.
     function repaint(uint256 id, string calldata uri) external {
         _requireOwned(id);
         _setTokenURI(id, uri);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// A price with the interface of Chainlink's aggregators. Until a time is set, its answer is always of this moment.
+/// A price with the interface of Chainlink's aggregators. Without a set time, its answer is always current.
 contract PriceFeed {
     event AnswerUpdated(int256 indexed current, uint256 indexed roundId, uint256 updatedAt);
 
@@ -18,7 +18,7 @@ contract PriceFeed {
         _answer = answer;
     }
 
-    /// A new answer and its time; 0 for the time of whoever asks.
+    /// Set a new answer and its time; 0 means the time of the call.
     function set(int256 answer, uint256 updatedAt) external {
         round += 1;
         _answer = answer;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// Balances grow for everybody at once, without an event: they cannot be had by adding up transfers.
+/// All balances grow at once without an event, so they cannot be computed by adding up transfers.
 contract RebasingCoin {
     event Transfer(address indexed from, address indexed to, uint256 value);
     event Approval(address indexed owner, address indexed spender, uint256 value);
@@ -25,7 +25,7 @@ contract RebasingCoin {
         return _amount(sharesOf[holder]);
     }
 
-    /// Every balance times `percent` / 100.
+    /// Multiply every balance by `percent` / 100.
     function rebase(uint256 percent) external {
         perShare = (perShare * percent) / 100;
         emit Rebase(perShare);

@@ -20,15 +20,15 @@ interface IStake {
     function withdrawTo(address payable to, uint256 amount) external;
 }
 
-/// Pays for an operation that its signer has signed: for EntryPoint 0.8, whose package has no such paymaster. It takes the data
-/// and signs the hash that the one of 0.7 does: 20 bytes of address, two gas limits of 16, abi.encode(validUntil, validAfter), and
-/// a signature (EIP-191) over everything else.
+/// Pays for operations that its signer has signed. For EntryPoint 0.8, whose package has no such paymaster. Data and signed hash
+/// are the same as for 0.7: an address (20 bytes), two gas limits (16 bytes each), abi.encode(validUntil, validAfter), and a
+/// signature (EIP-191) over everything else.
 contract VerifyingPaymaster {
-    // Where paymasterAndData's parts begin.
+    // Offsets of the parts of paymasterAndData.
     uint256 private constant LIMITS = 20;
     uint256 private constant TIMES = 52;
     uint256 private constant SIGNATURE = 116;
-    // Half of the curve's order: a signature above it is the mirror of one below, and is refused (EIP-2).
+    // Half of the curve's order: a signature with a larger s is malleable and is refused (EIP-2).
     uint256 private constant HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0;
 
     IStake public immutable entryPoint;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 pragma solidity ^0.8.28;
 
-/// Ether as an ERC-20: what is deposited and withdrawn has events of its own and no Transfer.
+/// Ether as an ERC-20: deposits and withdrawals emit their own events and no Transfer.
 contract WrappedEther {
     event Deposit(address indexed dst, uint256 wad);
     event Withdrawal(address indexed src, uint256 wad);
