@@ -1,8 +1,8 @@
--- The database of 1.0.0.
+-- The schema of 1.0.0.
 
 -- Accounts and keys
 
--- Who pays. A limit of its own goes before the plan's; null: the plan's. A day of 0 has no limit.
+-- Customers. A limit of null means the plan's limit; 0 requests per day means no limit.
 create table accounts (
     id text primary key,
     name text not null,
@@ -12,7 +12,7 @@ create table accounts (
     units_per_second integer check (units_per_second > 0),
     requests_per_day bigint check (requests_per_day >= 0),
     created_at timestamptz not null default now(),
-    -- All keys of a disabled account are refused, and nobody is signed in to it.
+    -- Keys and sessions of a disabled account are rejected.
     disabled boolean not null default false,
     changed_at timestamptz not null default now()
 );
@@ -20,31 +20,30 @@ create table accounts (
 create index accounts_by_change on accounts (changed_at);
 create index accounts_by_email on accounts (lower(email));
 
--- A key's place among the buckets that a host's workers share.
+-- Indexes into the rate limit buckets that a host's workers share.
 create sequence key_slots minvalue 0 start 0;
 
--- What opens the service. Only the keyed digest of a key is kept, and the hint that may be shown of it. Keys are never
--- deleted: a revoked one stays revoked.
+-- API keys. Only a keyed digest and a displayable hint are stored. Rows are never deleted: a revoked key stays revoked.
 create table keys (
     id text primary key,
     account_id text not null references accounts (id),
-    -- The first key of a line of rotations: what belongs to a key belongs to its lineage.
+    -- The first key in a chain of rotations. Resources of a key belong to its lineage.
     lineage_id text not null,
-    -- A rotated key keeps its predecessor's slot, so the two share one allowance.
+    -- A rotated key keeps its predecessor's slot, so both share one allowance.
     slot bigint not null default nextval('key_slots'),
     name text not null,
     mode text not null check (mode in ('live', 'test')),
     digest bytea not null unique,
     hint text not null,
-    -- Empty: all scopes.
+    -- Empty means all scopes.
     scopes text[] not null default '{}',
     status text not null default 'active' check (status in ('active', 'disabled', 'revoked')),
-    -- When a key that was rotated ends; null: never.
+    -- End of a rotated key. Null means never.
     expires_at timestamptz,
-    -- Its own limits; null: its account's, then the plan's.
+    -- Limits of the key. Null means the account's, then the plan's.
     requests_per_second integer check (requests_per_second > 0),
     units_per_second integer check (units_per_second > 0),
-    -- Where the key may be used from: blocks of addresses, and origins of browsers. Empty: anywhere.
+    -- CIDR blocks and browser origins from which the key can be used. Empty means anywhere.
     allowed_ips text[] not null default '{}',
     allowed_origins text[] not null default '{}',
     created_at timestamptz not null default now(),
@@ -54,8 +53,8 @@ create table keys (
 create index keys_of_account on keys (account_id, created_at);
 create index keys_by_change on keys (changed_at);
 
--- Changes: stamped with the time at which they were made, not at which their transaction began, and told to whoever listens
--- on penstock_accounts and penstock_keys. A new account is told of by its first key.
+-- Change notifications. Changes are stamped with the time of the statement, not of the transaction, and notified on the
+-- channels penstock_accounts and penstock_keys. A new account is announced by its first key.
 
 create function stamp_change() returns trigger language plpgsql as $$
 begin
@@ -76,7 +75,7 @@ create trigger keys_notice after insert or update on keys for each row execute f
 
 -- Daily quotas
 
--- What an account has used of a day, or workers have leased of it. Days end at 00:00 UTC.
+-- Requests that an account has used, or that workers have leased, per UTC day.
 create table quota_days (
     account_id text not null references accounts (id),
     day date not null,
@@ -84,7 +83,7 @@ create table quota_days (
     primary key (account_id, day)
 );
 
--- Leases a part of an account's day: how much of what was wanted is granted.
+-- Lease a part of an account's daily quota; returns the granted amount.
 create function lease_quota(account text, of_day date, wanted bigint, day_limit bigint) returns bigint
 language plpgsql as $$
 declare
@@ -100,22 +99,22 @@ end $$;
 
 -- Blocks and holdings
 
--- A network's row is its follower's cursor. Other tables name a network by its number: two bytes instead of its name.
+-- The follower's cursor of each network. Other tables refer to a network by its number, which takes two bytes.
 create table followed_networks (
     number smallint generated always as identity primary key,
     network text not null unique,
-    -- The first block that its follower wrote; those below are a back-fill's. Null: never followed.
+    -- The first block written by the follower; earlier ones come from back-fills. Null if never followed.
     first_block bigint,
-    -- The last block that is written. Whoever writes compares and changes these two, so that nobody writes a block twice.
+    -- The last block written. Writers compare and set both columns, so no block is written twice.
     block bigint,
     block_hash bytea,
     block_time timestamptz,
-    -- Why it does not go on; null: it does.
+    -- Why the follower has stopped. Null while it runs.
     fault text,
     changed_at timestamptz not null default now()
 );
 
--- Blocks that can still be taken back.
+-- Blocks that a reorganisation can still remove.
 create table recent_blocks (
     network smallint not null references followed_networks (number),
     number bigint not null,
@@ -123,8 +122,8 @@ create table recent_blocks (
     primary key (network, number)
 );
 
--- Sums of transfers: below zero where the index begins after the first of them, or the contract does as it likes. A row stays
--- at zero, because a contract can pay interest without an event.
+-- Sums of transfers. Negative if the index starts after the first transfer, or if the contract breaks the standard.
+-- Rows at zero stay, because a contract can pay interest without an event.
 create table token_holdings (
     network smallint not null,
     holder bytea not null,
@@ -133,7 +132,7 @@ create table token_holdings (
     primary key (network, holder, contract)
 ) with (fillfactor = 90);
 
--- One row for each token that a holder has; what is at zero is removed.
+-- One row per token and holder. Rows at zero are deleted.
 create table nft_holdings (
     network smallint not null,
     -- 721 or 1155.
@@ -147,10 +146,11 @@ create table nft_holdings (
 
 create index nft_holders on nft_holdings (network, contract, holder) include (amount);
 create index nft_holdings_at_zero on nft_holdings (network) where amount = 0;
--- Who holds a token that may have many holders.
+-- Holders of a token that can have many.
 create index nft_holders_of_token on nft_holdings (network, contract, token_id) where standard = 1155;
 
--- What each recent block added to holdings, so that it can be taken back. Not compressed: it is written far more often than read.
+-- Changes that each recent block made to holdings, to undo them after a reorganisation. Not compressed, because they
+-- are written far more often than read.
 create table holding_changes (
     network smallint not null,
     block bigint not null,
@@ -160,7 +160,7 @@ create table holding_changes (
 
 alter table holding_changes alter column changes set storage external;
 
--- Which blocks below the follower's first were indexed later: for all contracts (an empty one), or for one alone.
+-- Blocks below the follower's first that were indexed later, for all contracts (empty) or for a single one.
 create table backfills (
     network smallint not null references followed_networks (number),
     contract bytea not null default '',
@@ -171,17 +171,17 @@ create table backfills (
 -- Wallets and operations
 
 create table wallets (
-    -- Whose it is: the lineage of the key that created it.
+    -- The lineage of the key that created it.
     lineage_id text not null,
     network text not null,
     address bytea not null check (length(address) = 20),
     owner bytea not null check (length(owner) = 20),
     salt bytea not null check (length(salt) = 32),
-    -- The EntryPoint's version that it is for, and the contract that deploys it.
+    -- EntryPoint version, and the contract that deploys the wallet.
     version text not null,
     factory bytea not null,
     created_at timestamptz not null default now(),
-    -- Where it was deployed; null until it is, and again when a reorganisation has taken that back.
+    -- Deployment. Null until deployed, and again if a reorganisation removes it.
     deployed_at timestamptz,
     deploy_tx bytea,
     deploy_block bigint,
@@ -193,7 +193,7 @@ create index wallets_in_order on wallets (lineage_id, created_at desc, address);
 create index wallets_by_address on wallets (network, address);
 create index wallets_by_block on wallets (network, deploy_block) where deploy_block is not null;
 
--- How many there are, kept with each new one: an account's limit and a list's total without a count.
+-- Number of wallets, updated on each insert. Serves the account's limit and list totals without counting.
 create table wallet_counts (
     lineage_id text not null,
     network text not null,
@@ -204,8 +204,8 @@ create table wallet_counts (
 
 create index wallet_counts_of_account on wallet_counts (account_id);
 
--- A new wallet, unless it is there: 'new', 'known', or 'full' where the account may have no more. Where somebody else holds the
--- same address, it is deployed if theirs is.
+-- Create a wallet unless it exists. Returns 'new', 'known', or 'full' if the account has reached its limit. If another
+-- lineage has the same address, its deployment is copied.
 create function create_wallet(
     account text, lineage text, of_network text, at bytea, of_owner bytea, with_salt bytea, for_version text, by_factory bytea,
     most bigint
@@ -213,7 +213,7 @@ create function create_wallet(
 declare
     other wallets;
 begin
-    -- One at a time for an account, so that two at once neither both take its last place nor stand in each other's way to it.
+    -- Serialise per account: two concurrent calls must not both take the last place, nor deadlock on it.
     perform pg_advisory_xact_lock(hashtextextended('wallets of ' || account, 0));
     if exists (select from wallets where lineage_id = lineage and network = of_network and address = at) then
         return 'known';
@@ -235,20 +235,20 @@ end $$;
 
 create table operations (
     network text not null,
-    -- The hash that the EntryPoint computes.
+    -- The hash computed by the EntryPoint.
     hash bytea not null check (length(hash) = 32),
     lineage_id text not null,
     key_id text not null,
     entry_point bytea not null,
     sender bytea not null,
     nonce numeric not null,
-    -- As the caller sent it.
+    -- As sent by the caller.
     operation jsonb not null,
-    -- seen: recorded, and perhaps on its way. sent: a bundler has taken it. included: on the chain, and its call went through.
-    -- failed: a bundler has refused it (error), or it is on the chain and its call did not go through (block), or another
-    -- operation has used its nonce (both).
+    -- seen: recorded, possibly being sent. sent: accepted by a bundler. included: on the chain, and its call succeeded.
+    -- failed: refused by a bundler (error is set), or on the chain and its call failed (block is set), or its nonce was
+    -- used by another operation (both are set).
     status text not null default 'seen' check (status in ('seen', 'sent', 'included', 'failed')),
-    -- The bundler's words, or ours, as JSON.
+    -- Error of the bundler or of the service, as JSON.
     error text,
     block bigint,
     block_hash bytea,
@@ -256,16 +256,16 @@ create table operations (
     cost_wei numeric,
     seen_at timestamptz not null default now(),
     changed_at timestamptz not null default now(),
-    -- The newest block when it was recorded: it can only be in a later one. Null where that was not known.
+    -- The newest block when it was recorded; it can only be included in a later one. Null if unknown.
     seen_block bigint,
     primary key (network, hash, lineage_id)
 );
 
 create index operations_of_key on operations (lineage_id, seen_at desc);
 create index operations_by_block on operations (network, block) where block is not null;
--- Those that wait for a block, by what another may take from them: an account's nonce is used once.
+-- Pending operations, by the nonce that another operation may use up.
 create index operations_waiting on operations (network, sender, nonce) where status in ('seen', 'sent');
--- What is too old to keep, and what is sooner.
+-- For deleting old operations, and sooner those that were never accepted.
 create index operations_by_change on operations (changed_at);
 create index operations_unsent on operations (changed_at) where block is null and status in ('seen', 'failed');
 
@@ -275,15 +275,15 @@ create table gas_policies (
     id text primary key,
     account_id text not null references accounts (id),
     network text not null,
-    -- Whether the network's coins are worth something: keys for tests do not reach such a policy.
+    -- Whether the network is live. Test keys cannot use such a policy.
     live boolean not null,
     name text not null,
-    -- As the owner gave them.
+    -- As submitted by the owner.
     rules json not null,
     status text not null default 'active' check (status in ('active', 'paused', 'deleted')),
-    -- Counted up by each change: who has decided by an older one decides again.
+    -- Incremented by each change. A decision based on an older revision is made again.
     revision integer not null default 1,
-    -- The rules that the ledger keeps itself; null: not restricted.
+    -- Rules that the ledger enforces. Null means no restriction.
     max_total numeric,
     max_per_user numeric,
     max_per_user_per_day bigint,
@@ -297,7 +297,7 @@ create table gas_policies (
 
 create index gas_policies_of_account on gas_policies (account_id, created_at desc, id) where status <> 'deleted';
 
--- What a policy has reserved and spent: for each day and for ever (-infinity), of each sender and of all (empty).
+-- Reserved and spent amounts per day and in total (-infinity), per sender and for all senders (empty).
 create table gas_meters (
     policy_id text not null references gas_policies (id),
     sender bytea not null,
@@ -308,7 +308,7 @@ create table gas_meters (
     primary key (policy_id, sender, day)
 ) with (fillfactor = 70);
 
--- What an account whose plan has a limit has reserved and spent on a day, by all its policies together.
+-- Amount reserved and spent per day by all policies of an account whose plan has a limit.
 create table gas_account_days (
     account_id text not null references accounts (id),
     day date not null,
@@ -316,7 +316,7 @@ create table gas_account_days (
     primary key (account_id, day)
 ) with (fillfactor = 70);
 
--- What each gas policy refused last, and by which rule: for its owner to read. Written in batches, and trimmed with each.
+-- Recent refusals of each policy and their rules, shown to the owner. Inserted in batches and trimmed with each batch.
 create table gas_refusals (
     policy_id text not null references gas_policies (id),
     at timestamptz not null,
@@ -327,7 +327,7 @@ create table gas_refusals (
 
 create index gas_refusals_of_policy on gas_refusals (policy_id, at desc);
 
--- Windows of a policy's rate limit; one begins with the first request after the last.
+-- Rate limit windows of policies. A window starts with the first request after the previous one has ended.
 create table gas_rates (
     policy_id text not null references gas_policies (id),
     sender bytea not null,
@@ -338,28 +338,32 @@ create table gas_rates (
 
 create index gas_rates_of_policy on gas_rates (policy_id, began);
 
--- What a policy pays, or may have to, for one nonce of one sender: of all that was signed for it one can land.
--- open: `held` is the most that any of it can cost. spent: one is on the chain and costs `cost`; the rest is held until its block
--- is final, since a reorganisation may bring back another. final: nothing is held. What has expired is removed.
+-- The amount that a policy pays, or may have to pay, for one nonce of one sender. Several signatures can share a nonce;
+-- only one of them can be included.
+--   open: `held` is the maximum cost of any of them.
+--   spent: one was included and cost `cost`; the rest stays held until its block is final, because a reorganisation
+--   could bring in another.
+--   final: nothing is held.
+-- Expired reservations are deleted.
 create table gas_reservations (
     id bigint generated always as identity primary key,
     policy_id text not null references gas_policies (id),
-    -- Whose day it counts in; null: the account had no limit when it was reserved.
+    -- The account whose daily amount includes it. Null if the account had no limit when it was reserved.
     account_id text references accounts (id),
     network text not null,
     entry_point bytea not null,
     sender bytea not null,
     nonce numeric not null,
-    -- The day whose meters it is in.
+    -- The day whose meters include it.
     day date not null,
     state text not null default 'open' check (state in ('open', 'spent', 'final')),
     held numeric not null check (held >= 0),
     cost numeric not null default 0 check (cost >= 0),
-    -- Of one whole coin: the highest at which anything was signed for it.
+    -- Highest price of one whole coin among the signatures.
     price numeric not null,
-    -- When the last of the signatures ends, in the chain's time: seconds since 1970.
+    -- Latest expiry of the signatures, in chain time (Unix seconds).
     valid_until bigint not null,
-    -- No block up to this one has it.
+    -- Not included in any block up to this one.
     since_block bigint not null,
     op_hash bytea,
     block bigint,
@@ -372,23 +376,23 @@ create table gas_reservations (
 
 create index gas_reservations_open on gas_reservations (network, valid_until) where state = 'open';
 create index gas_reservations_spent on gas_reservations (network, block) where state <> 'open';
--- Of all that is ever sponsored little is not final.
+-- Partial, because only a small share of all reservations is not final.
 create index gas_reservations_unsettled on gas_reservations (network) where state in ('open', 'spent');
 create index gas_reservations_landed on gas_reservations (network, block) where state = 'spent';
 create index gas_reservations_of_policy on gas_reservations (policy_id, created_at desc);
 
--- Everything that was signed and can still land, or has and is not final.
+-- Signatures that can still be included, or were and are not final.
 create table gas_signatures (
     network text not null,
-    -- The hash that the EntryPoint computes.
+    -- The hash computed by the EntryPoint.
     op_hash bytea not null,
     reservation_id bigint not null references gas_reservations (id) on delete cascade,
-    -- Names the operation and its paymaster, whatever the times.
+    -- Identifies the operation and its paymaster, regardless of the validity period.
     digest bytea not null,
     -- paymasterData.
     data bytea not null,
     worst numeric not null,
-    -- Of one whole coin.
+    -- Price of one whole coin.
     price numeric not null,
     valid_until bigint not null,
     primary key (network, op_hash)
@@ -396,7 +400,7 @@ create table gas_signatures (
 
 create index gas_signatures_of_reservation on gas_signatures (reservation_id);
 
--- What counts towards a limit on this day: the days of its span.
+-- Amount that counts towards a limit on this day, over the days of the reset period.
 create function gas_used(of_policy text, of_sender bytea, reset text, of_day date) returns numeric
 language sql stable as $$
     select coalesce(sum(reserved + spent), 0) from gas_meters
@@ -408,7 +412,7 @@ language sql stable as $$
     end
 $$;
 
--- Changes the four meters that an operation is in, always in the same order, and its account's day.
+-- Update the four meters of an operation, always in the same order, and the daily amount of its account.
 create function gas_move(r gas_reservations, more_reserved numeric, more_spent numeric, more_operations bigint)
 returns void language plpgsql as $$
 declare
@@ -427,13 +431,13 @@ begin
             end if;
         end loop;
     end loop;
-    -- What is only moved from reserved to spent takes no lock that other policies wait for.
+    -- Moving an amount from reserved to spent needs no lock on the row that other policies share.
     if r.account_id is not null and more_used <> 0 then
         update gas_account_days set used = used + more_used where account_id = r.account_id and day = r.day;
     end if;
 end $$;
 
--- Takes one request from the policy's rate limit: the seconds until there is one again, or null.
+-- Take one request from the policy's rate limit. Returns null, or the seconds until the next one is available.
 create function gas_take_rate(p gas_policies, of_sender bytea, at timestamptz) returns numeric language plpgsql as $$
 declare
     who bytea := case when p.rate_by_user then of_sender else '' end;
@@ -450,7 +454,7 @@ begin
         update gas_rates set granted = granted + 1 where policy_id = p.id and sender = who;
         return null;
     end if;
-    -- With each window that begins two go that are over, or one for every sender there ever was would stay.
+    -- Each new window deletes two expired ones; otherwise a row would remain for every sender ever seen.
     delete from gas_rates where policy_id = p.id and sender in (
         select sender from gas_rates
         where policy_id = p.id and began <= at - make_interval(secs => p.rate_seconds) order by began limit 2);
@@ -459,11 +463,11 @@ begin
     return null;
 end $$;
 
--- Reserves what an operation can cost at most, if every limit of its policy and of its account has room for it, and records what
--- was signed. The policy's row is locked first: all that changes its meters goes one by one, and what is read here is true until
--- the end. So is the account's day, where the account has a limit.
--- outcome: granted; same (`data` is what was signed before); or what refuses: a rule, with what is left of it; absent; stale, the
--- policy has changed; used, the nonce is spent; twice, the same hash is reserved by another policy.
+-- Reserve the maximum cost of an operation, if every limit of its policy and account allows it, and record the
+-- signature. The policy's row is locked first, which serialises all changes to its meters; so is the account's day, if
+-- the account has a limit.
+-- outcome: granted; same (`data` is the earlier signature); a rule that refuses, with the remaining amount; absent;
+-- stale (the policy has changed); used (the nonce is spent); twice (another policy has reserved the same hash).
 create function gas_reserve(
     of_policy text, at_revision integer, on_network text, at_entry_point bytea, of_sender bytea, of_nonce numeric,
     with_digest bytea, with_hash bytea, with_data bytea, of_worst numeric, at_price numeric, until bigint, fresh_until bigint,
@@ -551,7 +555,7 @@ begin
         outcome := 'twice';
         return;
     end if;
-    -- The last question, because asking takes.
+    -- Last, because it consumes a request.
     remains := gas_take_rate(p, of_sender, at);
     if remains is not null then
         outcome := 'rate_limit';
@@ -580,7 +584,7 @@ begin
     valid_until := until;
 end $$;
 
--- Locks a reservation the way all do: its policy first.
+-- Lock a reservation in the common order: its policy first.
 create function gas_lock(reservation bigint) returns gas_reservations language plpgsql as $$
 declare
     r gas_reservations;
@@ -590,10 +594,10 @@ begin
     return r;
 end $$;
 
--- An operation is on the chain: what it truly cost, at the price at which it was signed. The rest stays held. `coin` is one whole
--- coin in its smallest units. The reservation that pays, or null where there is none.
--- Under a hash that nobody signed it is one of those that were signed for the nonce: it costs no more than is held for them, and
--- where several policies have signed, the one that holds most pays.
+-- Settle an included operation: record its actual cost at the price when it was signed. The rest stays held. `coin` is
+-- one whole coin in its smallest unit. Returns the reservation that pays, or null if there is none.
+-- An unknown hash is one of the operations signed for the nonce: it costs at most the held amount, and if several
+-- policies have signed, the one that holds most pays.
 create function gas_settle(
     on_network text, at_entry_point bytea, of_sender bytea, of_nonce numeric, with_hash bytea, wei numeric, coin numeric,
     in_block bigint, in_block_hash bytea, in_transaction bytea
@@ -638,7 +642,7 @@ begin
     return r.id;
 end $$;
 
--- What was on the chain is not any more: it is held again, as much as it was.
+-- The operation is no longer on the chain: hold its full amount again.
 create function gas_reopen(reservation bigint) returns void language plpgsql as $$
 declare
     r gas_reservations := gas_lock(reservation);
@@ -652,7 +656,7 @@ begin
     perform gas_move(r, r.cost, -r.cost, 0);
 end $$;
 
--- Its block is final: nothing else of it can land, and what was held for that is free.
+-- The block is final, so no other signature can be included: release the rest.
 create function gas_close(reservation bigint, final_block bigint) returns void language plpgsql as $$
 declare
     r gas_reservations := gas_lock(reservation);
@@ -665,7 +669,7 @@ begin
     perform gas_move(r, -r.held, 0, 0);
 end $$;
 
--- Nothing of it has landed, and by the time of a final block nothing can: as if it had never been.
+-- No signature was included, and all have expired by the time of a final block: delete the reservation.
 create function gas_release(reservation bigint, final_time bigint) returns void language plpgsql as $$
 declare
     r gas_reservations := gas_lock(reservation);
@@ -682,8 +686,8 @@ end $$;
 
 -- Webhooks
 
--- How often the webhooks of a network were changed. Whoever changes one counts this up, and only then touches the webhook;
--- whoever writes a block's events holds it (for share). So a change is seen by all of a block's events, or by none.
+-- Version of each network's webhooks. A change increments it before touching the webhook; writing a block's events
+-- locks it for share. So a change applies to all events of a block or to none.
 create table webhook_versions (
     network text primary key,
     version bigint not null
@@ -692,27 +696,29 @@ create table webhook_versions (
 create sequence webhook_numbers;
 
 create table webhooks (
-    -- What other tables know it by, where there are many rows.
+    -- Compact key for tables with many rows.
     number bigint not null unique,
     id text primary key,
     account_id text not null references accounts (id),
     network text not null,
-    -- Whether the network's coins are worth something: keys for tests do not reach such a webhook.
+    -- Whether the network is live. Test keys cannot use such a webhook.
     live boolean not null,
     url text not null,
     event_type text not null,
-    -- The filter, without its addresses.
+    -- The filter without its addresses.
     config json not null,
-    -- How many addresses it watches; null: its filter has no such list.
+    -- Number of watched addresses. Null if the filter has no address list.
     addresses integer,
     status text not null default 'active' check (status in ('active', 'paused', 'disabled', 'deleted')),
-    -- Why it is not active: its owner, failures, the receiver is gone (410), or the operator.
+    -- Why it is not active: the owner, failures, a 410 from the receiver (gone), or the operator.
     reason text check (reason in ('owner', 'failures', 'gone', 'operator')),
-    -- Sealed: nonce and AES-GCM, with the webhook's id as what it belongs to. After a rotation the old one signs for a while.
+    -- Encrypted: nonce and AES-GCM ciphertext, with the webhook's id as associated data. After a rotation the old
+    -- secret keeps signing for a while.
     secret bytea not null,
     old_secret bytea,
     old_secret_until timestamptz,
-    -- The network's version at its last change, and at the last change of all its addresses: later ones are in watch_changes.
+    -- The network's version at the last change of the webhook, and at the last replacement of its address list. Later
+    -- additions and removals are in watch_changes.
     version bigint not null,
     addresses_version bigint not null,
     created_at timestamptz not null default now(),
@@ -729,7 +735,8 @@ create table watched_addresses (
     primary key (webhook, address)
 );
 
--- The last hour's additions and removals: whoever has a webhook's addresses in memory reads these instead of all.
+-- Additions and removals of the last hour. Processes that hold a webhook's addresses in memory read these instead of
+-- the whole list.
 create table watch_changes (
     webhook bigint not null,
     version bigint not null,
@@ -741,7 +748,7 @@ create table watch_changes (
 create index watch_changes_by_version on watch_changes (webhook, version);
 create index watch_changes_by_age on watch_changes (changed_at);
 
--- Counts a network's version up, and tells those who keep its webhooks in memory.
+-- Increment a network's version and notify the processes that hold its webhooks in memory.
 create function change_webhooks(of_network text) returns bigint language plpgsql as $$
 declare
     found_version bigint;
@@ -753,7 +760,7 @@ begin
     return found_version;
 end $$;
 
--- Blocks whose calls are still to be looked into, because somebody watches transfers inside transactions.
+-- Blocks still to be traced for webhooks that watch internal transfers.
 create table trace_jobs (
     network text not null,
     block bigint not null,
@@ -762,26 +769,26 @@ create table trace_jobs (
     primary key (network, block)
 );
 
--- What has happened, for one webhook. One that lacks nothing and waits for no block has a delivery.
+-- Events of webhooks. A delivery exists once the event is complete and waits for no block.
 create table events (
-    -- From what happened and for whom: the same event has the same id.
+    -- Derived from the webhook and the position on the chain, so the same event always has the same id.
     id text primary key,
     webhook_id text not null,
     network text not null,
-    -- As the body says.
+    -- As in the body.
     type text not null,
-    -- Where it is on the chain; null: nowhere yet, or a test.
+    -- Position on the chain. Null for pending transactions and tests.
     block bigint,
     block_hash bytea,
-    -- What is posted, byte for byte. Not changed any more once it lacks nothing.
+    -- The request body, byte for byte. Unchanged once the event is complete.
     body bytea not null,
-    -- What must be found out first, as JSON.
+    -- Missing data, as JSON. Null if the event is complete.
     lacks json,
-    -- The block that must be there first.
+    -- The block to wait for.
     after_block bigint,
-    -- What the block must be first, by the chain's own word; after_block is then the event's block. Null: so many blocks later.
+    -- Finality tag to wait for; after_block is then the event's block. Null to wait for a number of blocks.
     finality text check (finality in ('safe', 'finalized')),
-    -- The event that this one takes back; and whether it was taken back itself.
+    -- The event that this one revokes, and whether this one was itself revoked.
     takes_back text,
     taken_back boolean not null default false,
     test boolean not null default false,
@@ -794,19 +801,20 @@ create index events_final on events (network, finality, after_block) where final
 create index events_lacking on events (network, created_at, id) where lacks is not null;
 create index events_by_age on events (created_at);
 
--- The outbox: one row for each event that is to be told, or was.
+-- The outbox: one row per event that is ready to send or was sent.
 create table deliveries (
     event_id text primary key,
     webhook_id text not null,
-    -- due: to be sent from due_at on. Whoever takes it moves due_at to the end of a short lease, and counts claim up.
-    -- over_quota: the account's day is used up; due_at is the next. parked: its webhook is not active. The other three are ends.
+    -- due: to be sent from due_at on. A claim moves due_at to the end of a short lease and increments `claim`.
+    -- over_quota: the account's daily deliveries are used up; due_at is the next day. parked: the webhook is not
+    -- active. The other three states are final.
     state text not null default 'due'
         check (state in ('due', 'over_quota', 'parked', 'delivered', 'failed', 'dropped')),
     due_at timestamptz not null default clock_timestamp(),
     claim bigint not null default 0,
-    -- Failed attempts since it was made, or was last asked for anew: its place in the schedule.
+    -- Failed attempts since it was created or last redelivered: the position in the retry schedule.
     tries smallint not null default 0,
-    -- Whether it was taken from the account's day already: attempts after the first cost nothing.
+    -- Whether it was counted towards the daily quota. Only the first attempt counts.
     counted boolean not null default false,
     created_at timestamptz not null default clock_timestamp(),
     finished_at timestamptz
@@ -816,32 +824,33 @@ create index deliveries_due on deliveries (webhook_id, due_at) where state in ('
 create index deliveries_parked on deliveries (webhook_id, created_at) where state = 'parked';
 create index deliveries_of_webhook on deliveries (webhook_id, created_at desc, event_id);
 
--- Without a reference to its delivery, which would cost every attempt a look-up: what removes the one removes the other.
+-- No foreign key to deliveries, which would cost a look-up per attempt. Both are deleted together.
 create table attempts (
     event_id text not null,
-    -- The claim that it was made under: from 1, over all rounds. One that is missing began, and how it ended nobody knows.
+    -- The claim of the attempt, starting at 1 over all rounds. A gap is an attempt whose outcome is unknown.
     number bigint not null,
     began_at timestamptz not null,
     took_ms integer not null,
-    -- How it ended, in a word.
+    -- The outcome as a code.
     outcome text not null,
-    -- The receiver's HTTP status, where it gave one; and how its reply begins, where that was no 2xx.
+    -- HTTP status of the receiver, if it replied, and the beginning of its reply unless that was a 2xx.
     status smallint,
     excerpt text,
     primary key (event_id, number)
 );
 
--- What an account has used of its deliveries, by UTC day.
+-- Deliveries used per account and UTC day.
 create table delivery_days (
     account_id text not null references accounts (id),
     day date not null,
     used bigint not null default 0 check (used >= 0),
-    -- Whether its owner was told, in the log, that it is used up.
+    -- Whether the log reports that the quota is used up.
     told boolean not null default false,
     primary key (account_id, day)
 );
 
--- Takes from an account's day as many deliveries as are wanted and left. `tell`: that they are used up is not in the log yet.
+-- Take up to the wanted number of deliveries from an account's day. `tell` is true if the log does not report yet that
+-- the quota is used up.
 create function take_deliveries(account text, of_day date, wanted bigint, day_limit bigint, out granted bigint, out tell boolean)
 language plpgsql as $$
 declare
@@ -855,23 +864,25 @@ begin
     where account_id = account and day = of_day;
 end $$;
 
--- Letters to the holders of accounts, written in the transaction that they tell of.
+-- E-mails to account holders, inserted in the transaction that causes them.
 create table mails (
     id bigint generated always as identity primary key,
     account_id text not null references accounts (id),
     kind text not null check (kind in ('webhook_paused')),
-    -- What it tells of.
+    -- Data for the text.
     about json not null,
-    -- As with deliveries: whoever takes it moves this to the end of a lease.
+    -- As for deliveries: a claim moves it to the end of a lease.
     due_at timestamptz not null default clock_timestamp(),
     tries smallint not null default 0,
     created_at timestamptz not null default now(),
-    -- Null: not sent yet. It was sent, or given up.
+    -- Time at which it was sent or given up. Null while pending.
     ended_at timestamptz,
     sent boolean not null default false
 );
 
 create index mails_due on mails (due_at) where ended_at is null;
+
+-- Sign-in and sessions
 
 create table account_passwords (
     account_id text primary key references accounts (id),
@@ -879,7 +890,7 @@ create table account_passwords (
     changed_at timestamptz not null default now()
 );
 
--- An operator's credential for the dashboard, made on the command line. A revoked one ends its sessions.
+-- Operator credentials for the dashboard, created on the command line. Revoking one ends its sessions.
 create table admin_tokens (
     id text primary key,
     name text not null,
@@ -890,7 +901,7 @@ create table admin_tokens (
     revoked_at timestamptz
 );
 
--- Who is signed in: an account's holder or an operator. The cookie's token is not here, only its digest.
+-- Sessions of account holders and operators. Only the digest of the cookie's token is stored.
 create table sessions (
     digest bytea primary key,
     account_id text references accounts (id),
@@ -904,7 +915,7 @@ create table sessions (
 create index sessions_of_account on sessions (account_id) where account_id is not null;
 create index sessions_by_end on sessions (expires_at);
 
--- Links that sign in once. Whoever uses one takes its row.
+-- One-time sign-in links. Using one deletes its row.
 create table sign_in_links (
     digest bytea primary key,
     account_id text not null references accounts (id),
@@ -914,14 +925,16 @@ create table sign_in_links (
 
 create index sign_in_links_by_end on sign_in_links (expires_at);
 
--- Tries to sign in, by address and by e-mail, as digests: for each the moment up to which its bucket is used.
+-- Sign-in attempts by IP address and e-mail address, as digests. `edge` is the time up to which the bucket is used.
 create unlogged table sign_in_tries (
     subject bytea primary key,
     edge timestamptz not null
 );
 
--- One of these for each key, network and method that was used. And, so that a chart of an account reads few rows, its sums: over
--- all three (all are empty), and of each key, each network and each method (the other two are empty).
+-- Usage
+
+-- One row per key, network and method in use. In addition, sums that let a chart of an account read few rows: over
+-- everything (all three empty), and per key, network and method (the other two empty).
 create table usage_series (
     id integer generated always as identity primary key,
     account_id text not null,
@@ -931,8 +944,8 @@ create table usage_series (
     unique (account_id, key_id, network, method)
 );
 
--- What was used in a minute, in an hour and in a day: written at once for all three, so that a chart of any length reads few
--- rows. t0 to t14 count the replies by the time that they took (core/usage has the edges).
+-- Usage per minute, hour and day. All three are written at once, so a chart of any length reads few rows. t0 to t14
+-- count replies by latency; core/usage defines the buckets.
 create table usage (
     step text not null,
     series integer not null,
@@ -947,30 +960,32 @@ create table usage (
     primary key (step, series, at)
 ) partition by list (step);
 
--- Room in each page for the next version of a row: the newest of each series is written again every few seconds.
+-- Free space in each page for updates in place: the newest row of each series is rewritten every few seconds.
 create table usage_minutes partition of usage for values in ('minute') with (fillfactor = 80);
 create table usage_hours partition of usage for values in ('hour') with (fillfactor = 60);
 create table usage_days partition of usage for values in ('day') with (fillfactor = 60);
 
--- Small, and enough to find what is too old.
+-- Small, and sufficient for finding old rows.
 create index usage_by_time on usage using brin (at) with (autosummarize = on);
 
--- The last batch that each worker wrote: one that is sent again, because nobody knows how it ended, is not counted twice.
+-- The last batch of each worker. A batch that is sent again because its outcome is unknown is not counted twice.
 create table usage_batches (
     worker text primary key,
     number bigint not null,
     written_at timestamptz not null default now()
 );
 
--- What each worker of the fleet sees: its connections, and the health of its upstreams.
+-- Fleet
+
+-- State as seen by each worker: its connections and the health of its upstreams.
 create unlogged table worker_views (
     worker text primary key,
     seen_at timestamptz not null default now(),
     view json not null
 );
 
--- Upstreams that take no calls, because an operator said so. Known by a digest of network and address, so that one that is moved
--- in the settings is still the same.
+-- Upstreams that an operator has taken out of service. Identified by a digest of network and address, so moving an
+-- upstream within the settings does not change its identity.
 create table cordons (
     upstream text primary key,
     label text not null,

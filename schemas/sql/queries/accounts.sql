@@ -1,15 +1,15 @@
 -- create_account
--- Limits of null or -1 are the plan's.
+-- A limit of null or -1 means the plan's.
 insert into accounts (id, name, email, plan, requests_per_second, units_per_second, requests_per_day)
 values ($1, $2, $3, $4, nullif($5::integer, -1), nullif($6::integer, -1), nullif($7::bigint, -1))
 returning *;
 
 -- lock_emails
--- Until the end of the transaction nobody else gives an account its e-mail.
+-- Serialise changes of e-mail addresses until the end of the transaction.
 select pg_advisory_xact_lock(hashtextextended('e-mails of accounts', 0));
 
 -- is_email_taken
--- Whether an account would get an e-mail that another has. One that shares its own since before this was looked at may keep it.
+-- Whether another account has the e-mail address. Accounts that shared one before this was checked may keep it.
 select exists (select from accounts where lower(email) = lower($1) and id is distinct from $2)
     and not exists (select from accounts where lower(email) = lower($1) and id = $2);
 
@@ -27,7 +27,7 @@ select * from accounts where id = $1;
 select * from accounts where lower(email) = lower($1) order by created_at limit 1;
 
 -- update_account
--- What is null stays; limits of -1 go back to the plan's.
+-- Null keeps a value; a limit of -1 restores the plan's.
 update accounts set
     name = coalesce($2, name),
     email = coalesce($3, email),
@@ -44,7 +44,7 @@ select count(*) from accounts a
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0;
 
 -- page_accounts
--- Those whose id, name or e-mail has the text in it, the newest first; with what each asked today, and what it leased of its day.
+-- Accounts whose id, name or e-mail address contains the text, newest first, with today's requests and leased quota.
 select a.*, (
     select count(*) from keys k
     where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
@@ -61,13 +61,13 @@ order by a.created_at desc, a.id limit $3 offset $4;
 select coalesce((select used from quota_days where account_id = $1 and day = $2), 0);
 
 -- lease_quotas
--- One lease for each account of the list: what is granted, in the list's order.
+-- One lease per account; the granted amounts are returned in the order of the list.
 select lease_quota(account, $4, wanted, day_limit)
 from unnest($1::text[], $2::bigint[], $3::bigint[]) with ordinality as want (account, wanted, day_limit, place)
 order by place;
 
 -- return_quotas
--- The rows are locked in the order in which leases lock them, or the two would wait for each other.
+-- Lock the rows in the same order as leases do, to avoid a deadlock.
 with held as materialized (
     select account_id from quota_days where account_id = any($1::text[]) and day = $3 order by account_id collate "C" for update
 )

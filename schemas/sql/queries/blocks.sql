@@ -5,12 +5,12 @@ insert into followed_networks (network) values ($1) on conflict do nothing;
 select * from followed_networks where network = $1;
 
 -- try_lead
--- A session's own lock: gone with the session, however that ends.
+-- A session-level lock, released when the session ends for any reason.
 select pg_try_advisory_lock($1::integer, $2::integer);
 
 -- end_silent_leader
--- Ends the session that holds the lock, if it has been idle for so long: a leader says something every few seconds. One that
--- is in the middle of a statement is not silent, however long that takes.
+-- Terminate the session that holds the lock if it has been idle for this long: a leader sends a statement every few
+-- seconds. A session in the middle of a statement is not idle.
 select pg_terminate_backend(l.pid)
 from pg_locks l join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'advisory' and l.classid = $1::bigint::oid and l.objid = $2::bigint::oid and l.objsubid = 2 and l.granted
@@ -21,14 +21,15 @@ where l.locktype = 'advisory' and l.classid = $1::bigint::oid and l.objid = $2::
 select 1;
 
 -- begin_following
--- Only where nobody has begun.
+-- Only if the network is not followed yet.
 update followed_networks
 set first_block = $2::bigint, block = $2::bigint - 1, block_hash = $3, block_time = null, fault = null, changed_at = now()
 where number = $1 and block is null
 returning *;
 
 -- move_cursor
--- From one block to another. Nothing is returned where the cursor is not at the first: somebody else writes.
+-- Move the cursor from one block to another. Returns no row if the cursor is elsewhere, which means that another
+-- process writes.
 update followed_networks
 set block = $4, block_hash = $5, block_time = to_timestamp($6), fault = null, changed_at = now()
 where number = $1 and block = $2 and block_hash = $3
@@ -42,7 +43,7 @@ insert into recent_blocks (network, number, hash)
 select $1, number, hash from unnest($2::bigint[], $3::bytea[]) as block (number, hash);
 
 -- recent_blocks
--- The newest first.
+-- Newest first.
 select number, hash from recent_blocks where network = $1 and number <= $2 order by number desc limit $3;
 
 -- forget_blocks_above
@@ -55,13 +56,13 @@ delete from recent_blocks where network = $1 and number < $2;
 select pg_notify('penstock_blocks', network || ' ' || block) from followed_networks where number = $1;
 
 -- forget_network
--- As if it had never been followed; its number stays.
+-- Reset the network as if it had never been followed. Its number stays.
 update followed_networks
 set first_block = null, block = null, block_hash = null, block_time = null, fault = null, changed_at = now()
 where number = $1;
 
 -- uncovered
--- The parts of a range that no back-fill has covered for this contract, or for all.
+-- Parts of a range that no back-fill has covered, neither for this contract nor for all.
 select lower(part) as first, upper(part) - 1 as last
 from unnest(
     int8multirange(int8range($3, $4, '[]')) - coalesce(
@@ -70,7 +71,7 @@ from unnest(
 ) as part;
 
 -- covered_contracts
--- Where the contracts that were indexed alone have been, within a range.
+-- Ranges covered by back-fills of single contracts, within a range.
 select contract, lower(part) as first, upper(part) - 1 as last
 from backfills, unnest(covered * int8multirange(int8range($2, $3, '[]'))) as part
 where network = $1 and contract <> '';

@@ -1,8 +1,8 @@
--- The outbox of webhooks. `$n::timestamptz` that is null is the present.
+-- The webhook outbox. A null `$n::timestamptz` means now.
 
 -- list_due
--- Webhooks that have something due, each found by one step in the index, however much that is; and, in a row without a
--- webhook, when the next falls due.
+-- Webhooks with due deliveries, plus one row without a webhook for the next due time. A loose index scan: one step
+-- per webhook, regardless of the number of deliveries.
 with recursive seen as (
     (
         select webhook_id, due_at from deliveries
@@ -23,7 +23,8 @@ select null, null, null, extract(epoch from min(seen.due_at) - coalesce($1, now(
 from seen where seen.due_at > coalesce($1, now());
 
 -- claim
--- So many of each webhook, oldest first; what somebody else is about to take is left to them.
+-- Claim up to the given number of deliveries per webhook, oldest first. Rows that another process is claiming are
+-- skipped.
 with picked as materialized (
     select taken.event_id, taken.place, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
         case when webhooks.old_secret_until > coalesce($3::timestamptz, now()) then webhooks.old_secret end as old_secret,
@@ -41,12 +42,12 @@ with picked as materialized (
 update deliveries set
     state = 'due', claim = claim + 1, due_at = coalesce($3, now()) + make_interval(secs => $4::double precision)
 from picked join events on events.id = picked.event_id
-where deliveries.ctid = picked.place  -- where it stays: it is locked
+where deliveries.ctid = picked.place  -- the ctid is stable: the row is locked
 returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
     old_secret, account_id, plan, events.type, test, body;
 
 -- take
--- From the days of accounts, always in the same order.
+-- Take deliveries from the accounts' daily quotas, always in the same order to avoid deadlocks.
 select account, granted, tell
 from unnest($1::text[], $2::bigint[], $3::bigint[]) as wanted (account, wanted, day_limit)
 cross join lateral take_deliveries(account, (coalesce($4::timestamptz, now()) at time zone 'utc')::date, wanted, day_limit);
@@ -55,14 +56,14 @@ cross join lateral take_deliveries(account, (coalesce($4::timestamptz, now()) at
 update deliveries set counted = true where event_id = any($1::text[]);
 
 -- hold
--- Until the next day begins. It was claimed and not sent: that was no attempt.
+-- Hold deliveries until the next day. They were claimed but not sent, so the claim does not count as an attempt.
 update deliveries set state = 'over_quota', claim = deliveries.claim - 1,
     due_at = (date_trunc('day', coalesce($3::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
 from unnest($1::text[], $2::bigint[]) as held (event_id, claim)
 where deliveries.event_id = held.event_id and deliveries.claim = held.claim and state in ('due', 'over_quota');
 
 -- hold_more
--- What else of these webhooks is due and was not taken from the day yet, so many at the most.
+-- Hold up to this many other due deliveries of these webhooks that are not counted yet.
 update deliveries set state = 'over_quota',
     due_at = (date_trunc('day', coalesce($2::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
 where event_id in (
@@ -72,12 +73,13 @@ where event_id in (
 );
 
 -- release_held
--- An account may more than before.
+-- Release held deliveries after an account's quota was raised.
 update deliveries set state = 'due', due_at = now()
 where state = 'over_quota' and webhook_id in (select id from webhooks where account_id = any($1::text[]));
 
 -- park
--- What is due of webhooks that are not active. Whoever makes one active again waits for this, and finds what was parked.
+-- Park due deliveries of webhooks that are not active. Resuming a webhook waits for this lock, and so finds the
+-- parked rows.
 with still as materialized (
     select id, status from webhooks where id = any($1::text[]) and status <> 'active' for share
 )
@@ -92,14 +94,14 @@ where deliveries.event_id in (
 ) and deliveries.webhook_id = still.id;
 
 -- drop_orphans
--- What is due of webhooks that are not even there.
+-- Drop due deliveries of webhooks that no longer exist.
 update deliveries set state = 'dropped', finished_at = now()
 where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
     and not exists (select from webhooks where id = deliveries.webhook_id);
 
 -- finish
--- How attempts ended: each is written down, and its delivery moved on, if that is still where the attempt took it up. The
--- state is compared as an expression: found by their keys these are few, through the index of all that is due they may be many.
+-- Record attempts and advance their deliveries, unless a delivery was claimed again meanwhile. `concat` hides the
+-- state from the planner: looking up the few keys is cheaper than scanning the index of all due deliveries.
 with done as materialized (
     select * from json_to_recordset($1::json) as t (
         event_id text, claim bigint, ago_s double precision, took_ms integer, outcome text, status smallint, excerpt text,
@@ -135,14 +137,14 @@ select count(*) from deliveries
 where webhook_id = $1 and ($2::text is null or state = $2) and ($3::timestamptz is null or created_at >= $3);
 
 -- list_attempts
--- The last few of each.
+-- The last few attempts of each delivery.
 select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral (
     select * from attempts where attempts.event_id = wanted.event_id order by number desc limit $2
 ) recent order by recent.event_id, recent.number;
 
 -- redeliver
--- From the start of its schedule. What is under way counts for nothing, and an inactive webhook's waits. An event that was taken
--- back is not told again.
+-- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait.
+-- Events removed by a reorganisation are not sent again.
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
 )
@@ -155,8 +157,8 @@ where webhook_id = whose.id and event_id = $2 and state <> 'dropped'
 returning event_id;
 
 -- redeliver_since
--- So many of those that were made since then, the oldest first: from which one to go on, and how many they were. Without a
--- state only what is over; never what was taken back.
+-- Redeliver one page of deliveries created in the range, oldest first; return their number and the last one as the
+-- cursor. Without a state, only finished deliveries. Events removed by a reorganisation are skipped.
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
 ), picked as materialized (
@@ -176,11 +178,11 @@ with whose as materialized (
 select (select count(*) from changed) as changed, event_id, created_at from picked order by created_at desc, event_id desc limit 1;
 
 -- tell
--- Whoever delivers wakes up when the transaction is through.
+-- Wake the deliverer when the transaction commits.
 select pg_notify('penstock_deliveries', '');
 
 -- purge
--- What happened long ago, and how it was told.
+-- Delete old events with their deliveries and attempts.
 with old as materialized (
     select id from events
     where created_at < now() - make_interval(days => $1::integer) and not exists (
@@ -195,20 +197,20 @@ with old as materialized (
 delete from events using old where events.id = old.id;
 
 -- purge_addresses
--- What deleted webhooks watched.
+-- Delete the addresses of deleted webhooks.
 delete from watched_addresses where (webhook, address) in (
     select watched_addresses.webhook, address from watched_addresses join webhooks on number = webhook
     where status = 'deleted' limit $1
 );
 
 -- purge_changes
--- What everybody has read by now.
+-- Delete address changes that every process has read by now.
 delete from watch_changes where ctid = any(array(
     select ctid from watch_changes where changed_at < now() - interval '1 hour' limit $1
 ));
 
 -- purge_webhooks
--- Deleted ones of which nothing is left.
+-- Delete rows of deleted webhooks that nothing refers to.
 delete from webhooks where status = 'deleted' and updated_at < now() - make_interval(days => $1::integer)
     and not exists (select from deliveries where webhook_id = webhooks.id)
     and not exists (select from watched_addresses where webhook = number);

@@ -1,5 +1,5 @@
 -- add_events
--- Those that are new, each with its delivery if it lacks nothing and waits for nothing. Which were new.
+-- Insert new events, and a delivery for each that is complete and waits for no block. Returns the new ones.
 with given as (
     select * from unnest(
         $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::bytea[], $8::text[], $9::bigint[], $10::text[],
@@ -20,15 +20,16 @@ with given as (
 select id, ready from made;
 
 -- add_test
--- A test is an event of nothing that happened.
+-- A test event has no block.
 insert into events (id, webhook_id, network, type, body, test) values ($1, $2, $3, $4, $5, true);
 
 -- taken_back
--- Which of these were there before, and are not any more.
+-- Those of the given events that a reorganisation has removed.
 select id from events where id = any($1::text[]) and taken_back;
 
 -- release
--- What has waited for a block that is there now. Whether anything is to be told, and whether anything waits for the chain's word.
+-- Release events that waited for a block up to this one. Returns whether any delivery was added, and whether any
+-- event still waits for finality.
 with freed as (
     update events set after_block = null where network = $1 and after_block <= $2 and finality is null
     returning id, webhook_id, lacks
@@ -43,13 +44,13 @@ with freed as (
 select exists (select from told) as told, exists (select from events where network = $1 and finality is not null) as waits;
 
 -- waiting
--- The words of the chain's own that are waited for, and the last block that is written.
+-- The finality tags that events wait for, and the last block written.
 select word as finality, coalesce((select block from followed_networks where network = $1), 0) as head
 from unnest(array['safe', 'finalized']) as t (word)
 where exists (select from events where network = $1 and finality = word);
 
 -- release_final
--- What has waited until its block is so, and now it is. Whether anything is to be told.
+-- Release events whose block has reached the finality tag. Returns whether any delivery was added.
 with freed as (
     update events set after_block = null, finality = null
     where network = $1 and finality = $2 and after_block <= $3::bigint
@@ -65,13 +66,14 @@ with freed as (
 select exists (select from told);
 
 -- lacking
--- What must be found out, the oldest first, from a place on.
+-- Incomplete events, oldest first, after a cursor.
 select id, type, block, block_hash, body, lacks, created_at from events
 where network = $1 and lacks is not null and (lacks -> 'nft' is not null) = $2 and (created_at, id) > ($3::timestamptz, $4::text)
 order by created_at, id limit $5;
 
 -- complete
--- What lacks nothing any more; told if it waits for nothing. Whether anything is to be told.
+-- Store completed bodies, and add a delivery for each event that waits for no block. Returns whether any delivery
+-- was added.
 with given as (
     select * from unnest($1::text[], $2::bytea[]) as t (id, body)
 ), done as (
@@ -89,12 +91,12 @@ with given as (
 select exists (select from told);
 
 -- drop_events
--- What turned out not to have happened.
+-- Delete incomplete events that turned out not to have happened.
 delete from events where id = any($1::text[]) and lacks is not null;
 
 -- drop_untold
--- Events of blocks that are gone and of which nobody has been told: as if they had never been. What somebody completes, or takes
--- to deliver, at the same moment is left.
+-- Delete events of removed blocks that were never sent. Events that are completed or claimed at the same moment are
+-- kept.
 with gone as (
     select events.id, lacks is not null or after_block is not null as unready
     from events left join deliveries on deliveries.event_id = events.id
@@ -109,7 +111,7 @@ delete from events using gone
 where events.id = gone.id and (gone.unready or gone.id in (select event_id from untold));
 
 -- take_back
--- Events of blocks that are gone and of which somebody may have been told. What was not delivered yet is not tried again.
+-- Mark events of removed blocks that may have been sent. Their unfinished deliveries are dropped.
 with gone as (
     update events set taken_back = true where network = $1 and block > $2 and not taken_back
     returning id, webhook_id, body
@@ -120,7 +122,7 @@ with gone as (
 select id, webhook_id, body from gone;
 
 -- forget_unready
--- The network is begun anew: what was not told yet is not told any more.
+-- The network is indexed again from the start: delete events that are not ready to send.
 delete from events where network = $1 and (lacks is not null or after_block is not null);
 
 -- add_jobs
@@ -132,7 +134,7 @@ on conflict do nothing;
 select block, block_hash, tries from trace_jobs where network = $1 order by block limit $2;
 
 -- end_job
--- Nothing is returned where the block is gone.
+-- Returns no row if the block was removed.
 delete from trace_jobs where network = $1 and block = $2 and block_hash = $3 returning block;
 
 -- count_try
@@ -142,5 +144,5 @@ update trace_jobs set tries = tries + 1 where network = $1 and block = $2 and bl
 delete from trace_jobs where network = $1 and block > $2;
 
 -- tell_events
--- Whoever finds out what is lacking wakes up when the transaction is through.
+-- Wake the process that completes events when the transaction commits.
 select pg_notify('penstock_events', $1);

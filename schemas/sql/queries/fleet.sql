@@ -9,7 +9,7 @@ delete from worker_views where worker = $1;
 delete from worker_views where seen_at < now() - interval '1 minute';
 
 -- list_views
--- Of those who said something in the last few seconds.
+-- Views of workers that reported within the given number of seconds.
 select worker, seen_at, view from worker_views where seen_at > now() - make_interval(secs => $1) order by worker;
 
 -- list_cordons
@@ -26,7 +26,7 @@ delete from cordons where upstream = $1;
 select network, first_block, block, block_time, fault, changed_at from followed_networks order by network;
 
 -- count_deliveries
--- What waits to be told. `late`: what has been due for a minute, and is in nobody's hands.
+-- Unfinished deliveries. `late` counts those due for more than a minute and not claimed.
 select count(*) filter (where state = 'due') as due,
     count(*) filter (where state = 'due' and due_at < now() - interval '1 minute') as late,
     count(*) filter (where state = 'over_quota') as over_quota,

@@ -1,5 +1,5 @@
 -- add_tokens
--- Keys come as the bytes of all of them, numbers as one text: a driver's arrays and decimals cost more than the rows do.
+-- Keys are concatenated bytes and amounts one text: arrays and decimals of the driver cost more than the rows.
 insert into token_holdings as held (network, holder, contract, amount)
 select $1, substr($2::bytea, 40 * place::integer - 39, 20), substr($2::bytea, 40 * place::integer - 19, 20), amount::numeric
 from unnest(string_to_array($3, ',')) with ordinality as change (amount, place)
@@ -33,8 +33,8 @@ delete from token_holdings where network = $1;
 delete from nft_holdings where network = $1;
 
 -- tokens_of
--- Zeros too, after the others: what a contract says of them may be another number. Two parts, each in the index's order, so that
--- no more is read than is returned.
+-- Zero balances are included, after the others: the contract may report a different number. Two parts, each in index
+-- order, so no more rows are read than returned.
 (
     select contract, amount from token_holdings
     where network = (select number from followed_networks where network = $1) and holder = $2 and amount > 0

@@ -1,5 +1,5 @@
 -- create_key
--- Limits of null or -1 are the account's.
+-- A limit of null or -1 means the account's.
 insert into keys (
     id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins
@@ -8,7 +8,7 @@ values ($1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::inte
 returning *;
 
 -- rotate_key
--- The successor takes over lineage, slot, scopes, limits and from where it may be used.
+-- The successor inherits lineage, slot, scopes, limits and allowlists.
 insert into keys (
     id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins
@@ -27,7 +27,7 @@ where id = $1 returning *;
 update keys set status = $2 where id = $1 and status <> 'revoked' returning *;
 
 -- update_key
--- What is null stays; limits of -1 go back to the account's.
+-- Null keeps a value; a limit of -1 restores the account's.
 update keys set
     name = coalesce($2, name),
     scopes = coalesce($3, scopes),
@@ -48,7 +48,7 @@ where ($1::text is null or k.account_id = $1)
 order by k.created_at, k.id;
 
 -- load_keys
--- All that admission needs. Keys that can never work again are left out of a full load.
+-- Everything that admission needs. Keys that can never work again are left out.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,

@@ -2,20 +2,20 @@
 select * from gas_reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
 -- settle
--- What is on the chain, in the order of its blocks: for each the reservation that pays for it, or null.
+-- Settle included operations in block order. Returns for each the reservation that pays, or null.
 select gas_settle($1, entry_point, sender, nonce, hash, wei, $2, block, block_hash, transaction)
 from unnest($3::bytea[], $4::bytea[], $5::numeric[], $6::bytea[], $7::numeric[], $8::bigint[], $9::bytea[], $10::bytea[])
     with ordinality as e (entry_point, sender, nonce, hash, wei, block, block_hash, transaction, place)
 order by place;
 
 -- reopen_above
--- Blocks above this one are gone.
+-- Reopen reservations settled in blocks above this one, which were removed.
 select gas_reopen(id) from (
     select id from gas_reservations where network = $1 and state <> 'open' and block > $2 order by id
 ) gone;
 
 -- reopen_unsettled
--- All that is not final: its blocks are looked at anew.
+-- Reopen everything that is not final, because its blocks are read again.
 select gas_reopen(id) from (
     select id from gas_reservations where network = $1 and state = 'spent' order by id
 ) doubtful;
@@ -33,8 +33,8 @@ select gas_release($1, $2);
 select distinct network from gas_reservations where state in ('open', 'spent');
 
 -- claim_due
--- Reservations about which the chain has the last word by now: expired before the time of a final block, or spent in a block
--- that is final. Claimed, so that of many workers one looks.
+-- Claim reservations whose outcome is final: they expired before the time of a final block, or were spent in a final
+-- block. The claim keeps other workers from checking the same ones.
 with due as (
     select id from gas_reservations
     where network = $1 and looked_at < $4::timestamptz - make_interval(secs => $5)
@@ -50,7 +50,7 @@ returning r.id, r.state, r.entry_point, r.sender, r.nonce, r.since_block,
     ) as hashes;
 
 -- read_total
--- What counts towards the policy's limit today, and all that it ever had.
+-- Amount that counts towards the policy's limit today, and lifetime totals.
 select m.reserved, m.spent, m.operations, gas_used(p.id, '', p.reset, $2) as used
 from gas_policies p left join gas_meters m on m.policy_id = p.id and m.sender = '' and m.day = '-infinity'
 where p.id = $1;
@@ -61,7 +61,7 @@ where policy_id = $1 and sender = '' and day > '-infinity'
 order by day desc limit $2;
 
 -- list_users
--- Those who cost most first.
+-- Highest spending first.
 select m.sender, m.reserved, m.spent, m.operations, gas_used(p.id, m.sender, p.reset, $2) as used,
     coalesce(d.operations, 0) as operations_today
 from gas_policies p

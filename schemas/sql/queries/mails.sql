@@ -1,4 +1,4 @@
--- Letters to the holders of accounts.
+-- E-mails to account holders.
 
 -- add
 insert into mails (account_id, kind, about)

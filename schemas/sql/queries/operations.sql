@@ -1,5 +1,5 @@
 -- record_operation
--- Before it is sent. Sent again, it is the same operation: what is known of it stays, but for a refusal.
+-- Record an operation before it is sent. If it is sent again, its state is kept, except a refusal.
 insert into operations as o (network, hash, lineage_id, key_id, entry_point, sender, nonce, operation, seen_block)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 on conflict (network, hash, lineage_id) do update
@@ -11,17 +11,17 @@ update operations set status = 'sent', changed_at = now()
 where network = $1 and hash = $2 and lineage_id = $3 and status = 'seen';
 
 -- mark_refused
--- On its way, or replaced meanwhile by another of its nonce: what the caller is told is what is kept.
+-- Record the bundler's refusal, as returned to the caller, even if another operation has used the nonce meanwhile.
 update operations set status = 'failed', error = $4, block = null, block_hash = null, changed_at = now()
 where network = $1 and hash = $2 and lineage_id = $3
     and (status = 'seen' or status = 'failed' and block is not null and transaction is null);
 
 -- read_operation
--- By whomever it was sent: what is on the chain is no secret.
+-- Any key can read it: operations on the chain are public.
 select * from operations where network = $1 and hash = $2 order by seen_at limit 1;
 
 -- list_operations
--- Of one key, or of all.
+-- Operations of one key, or of all.
 select * from operations where ($1::text is null or lineage_id = $1) order by seen_at desc limit $2;
 
 -- mark_included
@@ -35,7 +35,7 @@ from (
 where o.network = $1 and o.hash = e.hash;
 
 -- mark_replaced
--- Those whose nonce an operation on the chain has used: they will never be on it.
+-- Mark operations whose nonce was used by an included operation. They can never be included.
 update operations o set
     status = 'failed', block = e.block, block_hash = e.block_hash, changed_at = now(),
     error = json_build_object(
@@ -49,13 +49,13 @@ where o.network = $1 and o.sender = e.sender and o.nonce = e.nonce and o.entry_p
     and o.status in ('seen', 'sent');
 
 -- take_back_inclusions
--- All above a block, which a reorganisation has removed: the bundler has them, or sends them again.
+-- Reopen operations included above a block after a reorganisation. The bundler still has them or sends them again.
 update operations set
     status = 'sent', error = null, block = null, block_hash = null, transaction = null, cost_wei = null, changed_at = now()
 where network = $1 and block > $2;
 
 -- purge
--- A bite of what is old, whatever became of it.
+-- Delete some of the old operations, in any state.
 delete from operations where (network, hash, lineage_id) in (
     select network, hash, lineage_id from operations
     where changed_at < now() - make_interval(days => $1::integer)
@@ -63,7 +63,7 @@ delete from operations where (network, hash, lineage_id) in (
 );
 
 -- purge_unsent
--- And of what, as far as we know, no bundler has taken.
+-- Delete some of the operations that no bundler is known to have accepted.
 delete from operations where (network, hash, lineage_id) in (
     select network, hash, lineage_id from operations
     where changed_at < now() - make_interval(days => $1::integer) and block is null and status in ('seen', 'failed')

@@ -1,5 +1,5 @@
 -- create_policy
--- Unless the account has as many as it may.
+-- Unless the account has reached its limit.
 insert into gas_policies (
     id, account_id, network, live, name, rules,
     max_total, max_per_user, max_per_user_per_day, reset, rate_requests, rate_seconds, rate_by_user
@@ -9,7 +9,8 @@ where (select count(*) from gas_policies where account_id = $2 and status <> 'de
 returning *;
 
 -- lock_policies
--- Before one is added, for the transaction: two at once would both take an account's last place.
+-- Serialise creation per account until the end of the transaction: two concurrent inserts could both take the last
+-- place.
 select pg_advisory_xact_lock(hashtextextended('policies of ' || $1, 0));
 
 -- read_policy
@@ -26,7 +27,7 @@ select count(*) from gas_policies
 where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
 
 -- update_policy
--- What is null stays; rules, and the limits among them, change together.
+-- Null keeps a value. Rules and the limits derived from them change together.
 update gas_policies set
     name = coalesce($3, name),
     status = coalesce($4, status),
@@ -44,7 +45,7 @@ where id = $1 and account_id = $2 and status <> 'deleted' and revision = $13
 returning *;
 
 -- delete_policy
--- What it has signed is still settled: the row stays, unseen.
+-- The row stays, hidden: existing sponsorships are still settled.
 update gas_policies set status = 'deleted', revision = revision + 1, updated_at = now()
 where id = $1 and account_id = $2 and status <> 'deleted'
 returning id;

@@ -1,5 +1,5 @@
 -- find_holder
--- The account that an e-mail signs in to: the oldest that is not disabled.
+-- The account that an e-mail address signs in to: the oldest that is not disabled.
 select a.id, a.email, p.hash from accounts a left join account_passwords p on p.account_id = a.id
 where lower(a.email) = lower($1) and not a.disabled order by a.created_at, a.id limit 1;
 
@@ -12,7 +12,7 @@ insert into account_passwords (account_id, hash) values ($1, $2)
 on conflict (account_id) do update set hash = excluded.hash, changed_at = now();
 
 -- end_account_sessions
--- All but the one that is given.
+-- All sessions except the given one.
 delete from sessions where account_id = $1 and digest is distinct from $2;
 
 -- end_account_links
@@ -25,7 +25,7 @@ insert into sessions (digest, account_id, admin_token_id, expires_at) values ($1
 delete from sessions where digest = $1;
 
 -- read_session
--- Who is signed in, if the session still holds: not too old, not idle for too long, of an account or a token that may.
+-- The session, unless it has expired, was idle for too long, or its account is disabled or its token revoked.
 select s.account_id, s.admin_token_id, s.created_at, s.expires_at, s.seen_at < now() - interval '30 seconds' as is_stale,
     a.name as account_name, a.email, a.plan, a.created_at as account_created_at, p.account_id is not null as has_password,
     t.name as token_name
@@ -43,13 +43,14 @@ update sessions set seen_at = now() where digest = $1;
 insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now() + make_interval(secs => $3)) returning expires_at;
 
 -- take_link
--- Once: whoever comes second finds nothing.
+-- A link works once: the row is deleted.
 delete from sign_in_links l using accounts a
 where l.digest = $1 and a.id = l.account_id and l.expires_at > now() and not a.disabled
 returning l.account_id;
 
 -- count_try
--- One try of a bucket that holds as many as fit into its window: the seconds to wait, zero where it was counted.
+-- Take one attempt from a bucket that holds one window's worth. Returns the seconds to wait, or zero if it was
+-- counted.
 with bucket as (
     insert into sign_in_tries as t (subject, edge) values ($1, now() - make_interval(secs => $2) + make_interval(secs => $3))
     on conflict (subject) do update

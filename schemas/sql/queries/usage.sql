@@ -1,6 +1,6 @@
 -- find_series
--- The numbers of these series, in their order; new ones are made. Only those: an insert that finds its row takes a number all the
--- same, and numbers run out.
+-- Ids of the given series, in their order; missing ones are created. Existing series are excluded from the insert,
+-- because an upsert consumes a sequence number even on conflict.
 with given as materialized (
     select * from unnest($1::text[], $2::text[], $3::text[], $4::text[]) with ordinality as g (account_id, key_id, network, method, place)
 ), known as materialized (
@@ -17,13 +17,13 @@ select id from given join (select * from known union all select * from made) fou
 order by place;
 
 -- begin_batch
--- Nothing is returned where this batch of the worker's was written before.
+-- Returns no row if this batch was already written.
 insert into usage_batches as b (worker, number) values ($1, $2)
 on conflict (worker) do update set number = excluded.number, written_at = now() where b.number < excluded.number
 returning number;
 
 -- add_usage
--- One batch, into minutes, hours and days. Always in the same order: two workers never wait for each other in a circle.
+-- Add one batch to minutes, hours and days. The fixed order prevents deadlocks between workers.
 insert into usage as u
 select step, series, date_trunc(step, at, 'UTC') as begins, sum(requests), sum(errors), sum(units), sum(hits),
     sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
@@ -46,13 +46,13 @@ on conflict (step, series, at) do update set
     t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14;
 
 -- make_room
--- For the rest of the transaction: sums of many rows stay in memory, and nothing is compiled for a query of a moment.
+-- For this transaction: aggregate in memory, and skip JIT for short queries.
 select set_config('work_mem', '64MB', true), set_config('jit', 'off', true);
 
 -- chart
--- Sums by time and by what the caller wants them apart: an account, a key, a network, a method, or nothing. $6 to $8: whether the
--- series that are read are apart by key, network and method; where one of these is enough, its sums are read instead of all.
--- The $12 with the most requests have their names; all others are one, without.
+-- Usage over time, grouped by account, key, network, method or nothing. $6 to $8 select the series that are split by
+-- key, network and method: if one dimension is enough, its sums are read instead of every combination. The $12
+-- groups with the most requests are named; the rest is one group with a null name.
 with wanted as materialized (
     select id, case $5::text when 'account' then account_id when 'key' then key_id when 'network' then network
         when 'method' then method else '' end as name
@@ -79,7 +79,7 @@ from sums s join ranked using (name)
 group by s.at, 2;
 
 -- rows
--- All there is of an account in a span, the oldest first; of one key, network or method, where these are given.
+-- Usage of an account in a period, oldest first, optionally of one key, network or method.
 select u.at, s.key_id, k.name as key_name, nullif(s.network, '-') as network, s.method, requests, errors, units, hits,
     array[t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14] as took
 from usage_series s join usage u on u.series = s.id left join keys k on k.id = s.key_id
@@ -89,7 +89,7 @@ order by u.at, s.key_id, s.network, s.method
 limit $5;
 
 -- last_used
--- For each of an account's keys the last minute in which it was used; later by the hour, and by the day.
+-- Last use of each key of an account: to the minute if recent, then to the hour, then to the day.
 select s.key_id, max(coalesce(minute.at, hour.at, day.at)) as at
 from usage_series s
 left join lateral (select at from usage where step = 'minute' and series = s.id order by at desc limit 1) minute on true
@@ -105,7 +105,7 @@ select coalesce((
 ), 0);
 
 -- try_keeping
--- One worker of the fleet at a time; until the end of the transaction.
+-- Held by one worker of the fleet at a time, until the end of the transaction.
 select pg_try_advisory_xact_lock($1::integer, $2::integer);
 
 -- forget_minutes

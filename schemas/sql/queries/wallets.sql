@@ -1,12 +1,12 @@
 -- create_wallet
--- 'new', 'known' or 'full'.
+-- Returns 'new', 'known' or 'full'.
 select create_wallet($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- read_wallet
 select * from wallets where lineage_id = $1 and network = $2 and address = $3;
 
 -- find_wallets
--- On which networks a lineage has a wallet at this address.
+-- Wallets of a lineage at this address, on any network.
 select * from wallets where lineage_id = $1 and address = $2 order by created_at, network;
 
 -- list_wallets
@@ -19,7 +19,7 @@ limit $3 offset $4;
 select coalesce(sum(wallets), 0)::bigint from wallet_counts where lineage_id = $1 and ($2::text is null or network = $2);
 
 -- mark_deployed
--- One row for each wallet that a block has put on the chain; whoever holds it.
+-- Record the deployment for every lineage that has the wallet.
 update wallets w set deployed_at = d.at, deploy_tx = d.tx, deploy_block = d.block, deploy_block_hash = d.hash
 from (
     select unnest($2::bytea[]) as address, unnest($3::bytea[]) as tx, unnest($4::bigint[]) as block,
@@ -28,16 +28,16 @@ from (
 where w.network = $1 and w.address = d.address;
 
 -- unmark_deployed
--- The block that deployed it is gone; one that was noted since stays.
+-- The block that deployed it was removed. A deployment recorded since stays.
 update wallets set deployed_at = null, deploy_tx = null, deploy_block = null, deploy_block_hash = null
 where network = $1 and address = $2 and deploy_block_hash = $3;
 
 -- unmark_absent
--- What a reader has noted of blocks that are not what the chain became: none of these wallets was deployed in them.
+-- Clear deployments recorded from blocks that were replaced, unless the wallet was deployed in the new ones.
 update wallets set deployed_at = null, deploy_tx = null, deploy_block = null, deploy_block_hash = null
 where network = $1 and deploy_block between $2 and $3 and address <> all($4::bytea[]);
 
 -- take_back_deployments
--- All above a block, which a reorganisation has removed.
+-- Clear deployments above a block after a reorganisation.
 update wallets set deployed_at = null, deploy_tx = null, deploy_block = null, deploy_block_hash = null
 where network = $1 and deploy_block > $2;

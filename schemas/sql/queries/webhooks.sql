@@ -1,17 +1,18 @@
 -- next_webhook
--- The number of one that is about to be made.
+-- Number for a new webhook.
 select nextval('webhook_numbers');
 
 -- lock_webhooks
--- Before one is added, for the transaction: two at once would both take an account's last place.
+-- Serialise creation per account until the end of the transaction: two concurrent inserts could both take the last
+-- place.
 select pg_advisory_xact_lock(hashtextextended('webhooks of ' || $1, 0));
 
 -- lock_webhook
--- Before its addresses are changed: these take long, and the network's version must not be held meanwhile.
+-- Taken before changing addresses, which is slow: the network's version must not stay locked meanwhile.
 select pg_advisory_xact_lock(hashtextextended('webhook ' || $1, 0));
 
 -- change_webhooks
--- The network's next version, which nobody else gets before the transaction is through.
+-- Increment the network's version and hold it until the transaction ends.
 select change_webhooks($1);
 
 -- count_of_account
@@ -40,7 +41,7 @@ select count(*) from webhooks
 where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
 
 -- update_webhook
--- What is null stays. A config comes with its number of addresses, which may be null.
+-- Null keeps a value. A config is set together with its number of addresses, which may be null.
 update webhooks set
     url = coalesce($3, url),
     config = coalesce($4, config),
@@ -52,8 +53,8 @@ where id = $1 and account_id = $2 and status <> 'deleted'
 returning *;
 
 -- count_addresses
--- By as many more, or less, as there are now. A filter without a list of addresses gets one by the first that is added, and none
--- by one that is not there to be removed.
+-- Adjust the number of addresses by the difference. A filter without an address list gets one when the first address
+-- is added, and none when removing an address that was not there.
 update webhooks set
     addresses = case when addresses is null and $2::integer = 0 then null else coalesce(addresses, 0) + $2 end,
     addresses_version = case when addresses is null and $2 <> 0 then version else addresses_version end
@@ -61,11 +62,11 @@ where id = $1
 returning *;
 
 -- status_of
--- Locked: what decides by it is true until the end of the transaction.
+-- Locked, so a decision based on it holds until the end of the transaction.
 select status, reason from webhooks where id = $1 and status <> 'deleted' for no key update;
 
 -- set_status
--- With the network's version, which the transaction has counted up before.
+-- Sets the network's version, which the transaction has incremented before.
 update webhooks set
     status = $2,
     reason = $3,
@@ -75,7 +76,7 @@ where id = $1
 returning *;
 
 -- unpark
--- What was kept while the webhook was not active, so many of it. How many they were.
+-- Make up to this many parked deliveries due again; returns their number.
 with kept as (
     select event_id from deliveries where webhook_id = $1 and state = 'parked' order by created_at limit $2 for update
 ), freed as (
@@ -86,8 +87,7 @@ with kept as (
 select count(*), pg_notify('penstock_deliveries', '') from freed;
 
 -- list_parked
--- Active webhooks of which something is parked: whoever resumed them did not come to the end. Each is found by one step in the
--- index, however much that is.
+-- Active webhooks with parked deliveries, left by an interrupted resume. A loose index scan: one step per webhook.
 with recursive parked as (
     (select webhook_id from deliveries where state = 'parked' order by webhook_id limit 1)
     union all
@@ -100,7 +100,7 @@ with recursive parked as (
 select id from parked join webhooks on webhooks.id = parked.webhook_id and webhooks.status = 'active';
 
 -- rotate_secret
--- The old secret goes on signing for a while.
+-- The old secret keeps signing for a while.
 update webhooks set
     old_secret = secret,
     old_secret_until = now() + make_interval(secs => $4),
@@ -113,14 +113,14 @@ returning *;
 delete from watched_addresses where webhook = $1;
 
 -- add_addresses
--- Those that were not there.
+-- Returns the addresses that were not there before.
 insert into watched_addresses (webhook, address)
 select $1, address from unnest($2::bytea[]) as t (address)
 on conflict do nothing
 returning address;
 
 -- remove_addresses
--- Those that were there.
+-- Returns the addresses that were there.
 delete from watched_addresses where webhook = $1 and address = any($2::bytea[])
 returning address;
 
@@ -129,11 +129,11 @@ insert into watch_changes (webhook, version, address, added)
 select $1, $2, address, $4 from unnest($3::bytea[]) as t (address);
 
 -- version_of
--- Held until the end of the transaction: no webhook of the network changes meanwhile.
+-- Locked until the end of the transaction, so no webhook of the network changes meanwhile.
 select version from webhook_versions where network = $1 for share;
 
 -- changed_since
--- Webhooks of the network that were changed after this version, those that are gone included.
+-- Webhooks of the network changed after this version, including deleted ones.
 select number, id, event_type, config, addresses, status, version, addresses_version
 from webhooks where network = $1 and version > $2 and ($2 > 0 or status in ('active', 'paused'));
 
