@@ -1,17 +1,16 @@
 /*
- * The readable API reference. It draws the OpenAPI document of this service as a page and knows nothing
- * of the service but that document: no path, scope or error is written down here a second time.
- * Every text of the document goes into the page as a text node, never as markup, so that a description
- * cannot run anything; the Content-Security-Policy of the page says the same once more.
+ * Renders the OpenAPI document of this service as a readable reference. The document is the only source:
+ * no path, scope or error is repeated here. All of its text becomes text nodes, never markup, so that a
+ * description cannot run a script; the page's Content-Security-Policy enforces the same.
  */
 
 const SOURCE = "/v1/openapi.json";
 const METHODS = ["get", "post", "put", "patch", "delete"];
-// Above this a nested object starts closed: it would push its siblings off the screen.
-const OPEN_FIELDS = 8;
+// A nested object with more fields starts collapsed, or it would push its siblings off the screen.
+const MAX_OPEN_FIELDS = 8;
 let doc = {};
 
-/* --- nodes --- */
+/* --- DOM helpers --- */
 function el(spec, attributes, ...children) {
   const [tag, ...classes] = spec.split(".");
   const node = document.createElement(tag);
@@ -27,12 +26,12 @@ const code = (value) => el("code", null, typeof value === "string" ? value : JSO
 const slug = (text) => text.toLowerCase().replace(/[^a-z0-9]+/g, "-");
 const spaced = (values) => values.flatMap((value) => [" ", code(value)]);
 
-/* A function as content is called when first opened: the same few errors stand under every operation. */
-function fold(summary, content, open) {
+/* A collapsible section. Content given as a function is built on first open: every operation repeats the same errors. */
+function collapsible(summary, content, open) {
   const isLazy = typeof content === "function";
-  const inside = el("div.inside", null, isLazy ? open && content() : content);
-  const node = el("details.fold", { open }, el("summary", null, summary), inside);
-  if (isLazy && !open) node.addEventListener("toggle", () => inside.append(content()), { once: true });
+  const inner = el("div.inside", null, isLazy ? open && content() : content);
+  const node = el("details.collapsible", { open }, el("summary", null, summary), inner);
+  if (isLazy && !open) node.addEventListener("toggle", () => inner.append(content()), { once: true });
   return node;
 }
 
@@ -42,7 +41,7 @@ function table(heads, rows) {
     el("thead", null, line(heads, "th")), el("tbody", null, rows.map((row) => line(row, "td")))));
 }
 
-/* The text with each match replaced by a node. */
+/* Replaces each match in a text by a node. */
 function replaced(text, pattern, make) {
   const matches = [...text.matchAll(pattern)];
   const ends = [0, ...matches.map((match) => match.index + match[0].length)];
@@ -76,16 +75,16 @@ const blocks = (text) => (text ?? "").trim().split(/\n\s*\n/).filter(Boolean);
 const markdown = (text) => blocks(text).map(block);
 
 /* --- code with a copy button --- */
-// A literal outside a string always has white space before it in what JSON.stringify indents.
+// In the output of JSON.stringify with an indent, a literal outside a string always follows white space.
 const TOKEN = /("(?:\\.|[^"\\])*")(?=(\s*:)?)|(?<=^|\s)(-?\d[\d.eE+-]*|true|false|null)(?=[,\s']|$)/g;
-const coloured = (text) => replaced(text, TOKEN, ([whole, , isKey, literal]) =>
+const highlighted = (text) => replaced(text, TOKEN, ([whole, , isKey, literal]) =>
   el(literal ? "span.literal" : isKey ? "span.key" : "span.string", null, whole));
 
 async function copy(target, button) {
   try {
     await navigator.clipboard.writeText(target.textContent);
   } catch {
-    // There is no clipboard API on plain HTTP, where a self-hosted page may well be.
+    // The clipboard API is missing on plain HTTP.
     getSelection().selectAllChildren(target);
     document.execCommand("copy");
   }
@@ -93,14 +92,14 @@ async function copy(target, button) {
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 }
 
-/* One panel for all variants ({name, text}) of an example; a choice appears where there are several. */
+/* A code panel for the variants ({name, text}) of an example, with a select if there are several. */
 function panel(label, variants) {
   if (!variants.length) return null;
   const target = el("code");
-  const show = (index) => target.replaceChildren(...coloured(variants[index].text));
+  const show = (index) => target.replaceChildren(...highlighted(variants[index].text));
   const button = el("button", { type: "button", "aria-live": "polite" }, "Copy");
   button.addEventListener("click", () => copy(target, button));
-  const choice = el("select", { "aria-label": `${label}: which example` },
+  const choice = el("select", { "aria-label": `${label}: example` },
     variants.map(({ name }, index) => el("option", { value: String(index) }, name)));
   choice.addEventListener("change", () => show(Number(choice.value)));
   show(0);
@@ -116,7 +115,7 @@ const optionsOf = (schema) => schema.oneOf ?? schema.anyOf;
 const isLeaf = (schema) => !schema.properties && !schema.items && !optionsOf(schema);
 const valuesOf = (holder) => Object.values(holder.examples ?? {}).map((example) => example.value);
 
-/* What stands beside a $ref adds to its target (JSON Schema 2020-12), and wins in annotations. */
+/* Keywords beside a $ref add to its target (JSON Schema 2020-12); annotations override it. */
 function resolve(node) {
   if (!node?.$ref) return node ?? {};
   const { $ref, ...own } = node;
@@ -133,7 +132,7 @@ function typeText(node) {
   return [schema.type].flat().map(text).join(" or ");
 }
 
-/* The type, and the name it has in the document: a link where the list of types explains it. */
+/* The type and its schema name, linked if the list of types describes it. */
 function typeLine(node) {
   const named = refName(node) ? node : node?.items;
   const name = refName(named);
@@ -147,10 +146,10 @@ function range(low, high, unit = "") {
   return text && text + unit;
 }
 
-/* The form of a text that comes with a named type is left to the list of types. */
+/* The constraints of a value. Length and pattern of a named type are left to the list of types. */
 function limits(schema, own, examples) {
-  const isTelling = (value) => typeof value !== "object" && value !== schema.default && String(value).length <= 80;
-  const telling = examples.filter(isTelling).slice(0, 4);
+  const isUseful = (value) => typeof value !== "object" && value !== schema.default && String(value).length <= 80;
+  const useful = examples.filter(isUseful).slice(0, 4);
   return [
     schema.default !== undefined && ["default ", code(schema.default)],
     schema.const !== undefined && ["always ", code(schema.const)],
@@ -160,18 +159,18 @@ function limits(schema, own, examples) {
     range(schema.minItems, schema.maxItems, " items"),
     schema.format && ["format ", code(schema.format)],
     own.pattern && ["matches ", code(own.pattern)],
-    telling.length > 0 && !schema.enum && ["such as", spaced(telling)],
+    useful.length > 0 && !schema.enum && ["for example", spaced(useful)],
   ];
 }
 
-/* --- tables of fields: a brief one takes the first sentence of a named type, the list of types has the rest --- */
+/* --- field tables: a brief one shows only the first sentence of a named type; the list of types has the rest --- */
 function description(node, isBrief) {
   const text = resolve(node).description ?? "";
   return markdown(isBrief && !node.description ? text.split(/(?<=\.)\s/)[0] : text);
 }
 
 function fieldRow({ name, node, required, tag, examples, needs, id, isBrief }) {
-  const notes = [...limits(resolve(node), node, examples ?? node.examples ?? []), needs && ["together with", spaced(needs)]];
+  const notes = [...limits(resolve(node), node, examples ?? node.examples ?? []), needs && ["requires", spaced(needs)]];
   const list = notes.filter(Boolean).map((note) => el("li", null, note));
   return el("tr", { id },
     el("th", { scope: "row" }, el("code.field", null, name), required && el("span.required", null, "required"),
@@ -184,19 +183,19 @@ const fieldTable = (label, rows) => el("table.fields", { "aria-label": label }, 
 function nestedRow(node, trail, isBrief) {
   const inner = shape(node, trail, isBrief);
   const core = node.items ?? node;
-  const isOpen = Object.keys(resolve(core).properties ?? {}).length <= OPEN_FIELDS && trail.length < 3;
-  const label = ["Fields of", code(refName(core) ?? "the object")];
-  return inner && el("tr.nested", null, el("td", { colspan: "2" }, fold(label, inner, isOpen)));
+  const isOpen = Object.keys(resolve(core).properties ?? {}).length <= MAX_OPEN_FIELDS && trail.length < 3;
+  const label = ["Fields of ", code(refName(core) ?? "the object")];
+  return inner && el("tr.nested", null, el("td", { colspan: "2" }, collapsible(label, inner, isOpen)));
 }
 
-/* What is inside a schema: fields, or alternatives. Nothing for a leaf, or for one that is on the trail. */
+/* The fields or alternatives of a schema. Null for a leaf, and for a schema already on the trail (recursion). */
 function shape(node, trail, isBrief) {
   const name = refName(node);
   const schema = resolve(node);
   if (name && trail.includes(name)) return null;
   const deeper = name ? [...trail, name] : trail;
   if (schema.items) return shape(schema.items, deeper, isBrief);
-  if (!schema.properties) return optionsOf(schema)?.map((option, at) => fold([at ? "or" : "either", typeLine(option)],
+  if (!schema.properties) return optionsOf(schema)?.map((option, at) => collapsible([at ? "or" : "either", typeLine(option)],
     [description(option), shape(option, deeper, isBrief)], at === 0 && trail.length < 2)) ?? null;
   return fieldTable(name ?? "Fields", Object.entries(schema.properties).map(([field, inner]) => [
     fieldRow({ name: field, node: inner, required: schema.required?.includes(field), isBrief,
@@ -208,7 +207,7 @@ const valueTable = (label, values) => fieldTable(label, values.map((value) => fi
   ...value, tag: value.in, node: { ...value.schema, description: value.description },
   examples: [value.example ?? null, ...valuesOf(value)] })));
 
-/* --- bodies and replies --- */
+/* --- request bodies and responses --- */
 function examplesOf(media) {
   const given = Object.entries(media.examples ?? {});
   if (given.length) return given.map(([key, { summary, value }]) => ({ key, name: summary ?? key, value }));
@@ -225,24 +224,24 @@ function replyContent(status, reply) {
   const [media] = Object.values(reply.content ?? {});
   const headers = Object.entries(reply.headers ?? {}).map(([name, node]) => ({ name, ...resolve(node) }));
   const hint = el("span.hint", null, headers.map(({ name }) => name).join(", "));
-  const more = headers.length > 0 && fold(["Headers", hint], valueTable("Headers", headers));
+  const more = headers.length > 0 && collapsible(["Headers", hint], valueTable("Headers", headers));
   const text = media ? body(media, true) : el("p.body", null, "No body.");
-  return pair([text, more], media && bodyPanel(media, `${status} reply`));
+  return pair([text, more], media && bodyPanel(media, `${status} response`));
 }
 
-function replyFold([status, node]) {
+function responseSection([status, node]) {
   const reply = resolve(node);
   const isOpen = status < "300" && Boolean(reply.content);
-  return fold([statusBadge(status), el("span", null, inline(reply.description))], () => replyContent(status, reply), isOpen);
+  return collapsible([statusBadge(status), el("span", null, inline(reply.description))], () => replyContent(status, reply), isOpen);
 }
 
-function methodFold([name, { params, result }]) {
+function methodSection([name, { params, result }]) {
   const part = (label, node) => [el("h5", null, `${label} `, typeLine(node)), description(node), shape(node, [], true)];
-  return fold(code(name), [params.map((param, at) => part(`Param ${at + 1}`, param)), part("Result", result)]);
+  return collapsible(code(name), [params.map((param, at) => part(`Param ${at + 1}`, param)), part("Result", result)]);
 }
 
 /* --- curl --- */
-/* The example that is named like the body's where there is one, so that a Solana call goes to Solana. */
+/* Prefers the example with the same name as the body's, so that a Solana call goes to a Solana network. */
 function exampleValue(parameter, key) {
   const schema = resolve(parameter.schema);
   const own = parameter.examples?.[key]?.value ?? valuesOf(parameter)[0] ?? parameter.example;
@@ -256,9 +255,9 @@ const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 function exampleUrl({ path, parameters }, key) {
   const values = new Map(parameters.map((parameter) => [parameter.name, exampleValue(parameter, key)]));
   const filled = path.replace(/\{(\w+)\}/g, (whole, name) => encodeURIComponent(values.get(name) ?? name));
-  const isTelling = ({ name, schema }) => ![undefined, resolve(schema).default].includes(values.get(name));
-  const told = parameters.filter((parameter) => parameter.in === "query" && isTelling(parameter));
-  const query = new URLSearchParams(told.map(({ name }) => [name, values.get(name)])).toString();
+  const isUseful = ({ name, schema }) => ![undefined, resolve(schema).default].includes(values.get(name));
+  const queried = parameters.filter((parameter) => parameter.in === "query" && isUseful(parameter));
+  const query = new URLSearchParams(queried.map(({ name }) => [name, values.get(name)])).toString();
   return server() + filled + (query && `?${query}`);
 }
 
@@ -295,19 +294,19 @@ function operationArticle(entry) {
   const shell = (calls.length ? calls : [undefined]).map((call) => ({ name: call?.name, text: curl(entry, call) }));
   const methods = operation["x-rpc-methods"];
   const scope = operation["x-scope"] && ["Scope ", code(operation["x-scope"])];
-  return el("article.op", { id, "data-spy": true },
+  return el("article.op", { id, "data-section": true },
     el("h3", null, operation.summary, operation["x-planned"] && el("span.planned", null, "planned"), anchor(id)),
     pathLine(entry),
-    pair([operation["x-planned"] && el("p.hint", null, "Described here, not served yet."), markdown(operation.description),
-      el("p.scope", null, needsKey(operation) ? scope : "Needs no key"),
+    pair([operation["x-planned"] && el("p.hint", null, "Not available yet."), markdown(operation.description),
+      el("p.scope", null, needsKey(operation) ? scope : "No API key required"),
       parameters.length > 0 && [el("h4", null, "Parameters"), valueTable("Parameters", parameters)],
       media && [el("h4", null, "Request body"), body(media, false)]],
     [panel("curl", shell), media && bodyPanel(media, "Request body")]),
-    methods && [el("h4", null, "Methods"), el("div.list", null, Object.entries(methods).map(methodFold))],
-    el("h4", null, "Responses"), el("div.list", null, Object.entries(operation.responses).map(replyFold)));
+    methods && [el("h4", null, "Methods"), el("div.list", null, Object.entries(methods).map(methodSection))],
+    el("h4", null, "Responses"), el("div.list", null, Object.entries(operation.responses).map(responseSection)));
 }
 
-/* --- the guide: the introduction of the document, cut at its run-in headings --- */
+/* --- guide: the document's introduction, split at its run-in headings --- */
 function guide() {
   const parts = [{ title: "Overview", texts: [] }];
   for (const text of blocks(doc.info.description)) {
@@ -333,13 +332,13 @@ const typeTable = () => fieldTable("Types", Object.entries(doc.components.schema
   .filter(([, schema]) => isLeaf(schema)).map(([name, node]) => fieldRow({ name, node, id: `type-${name}` })));
 const facts = () => el("p.facts", null,
   el("span", null, "Base URL ", code(server())), el("a", { href: SOURCE }, "OpenAPI document"));
-const section = (title, content) => el("section.guide", { id: slug(title), "data-spy": true },
+const section = (title, content) => el("section.guide", { id: slug(title), "data-section": true },
   el("h2", null, title, anchor(slug(title))), content);
 
-/* --- the page --- */
+/* --- page --- */
 const navGroup = (title, links) => el("section", null, el("h2", null, title),
   el("ul", null, links.map((link) => el("li", null, link))));
-const ring = () => el("span.ring", { title: "planned" }, el("span.unseen", null, "planned"));
+const ring = () => el("span.ring", { title: "planned" }, el("span.visually-hidden", null, "planned"));
 const plainLink = (title) => el("a", { href: `#${slug(title)}` }, title);
 const operationLink = ({ id, method, operation }) => el("a", { href: `#${id}` },
   methodBadge(method), el("span", null, operation.summary), operation["x-planned"] && ring());
@@ -355,17 +354,17 @@ function draw() {
     ...parts.map(({ title, texts }) => section(title, [texts.map(block), extras[title]?.()])),
     ...tags.map((tag) => el("section.group", null,
       el("h2", null, tag.name), markdown(tag.description), tag.entries.map(operationArticle))),
-    section("Types", [el("p", null, "Values that have a name, wherever they occur."), typeTable()]));
+    section("Types", [el("p", null, "Named value types used throughout the API."), typeTable()]));
   document.getElementById("links").replaceChildren(
     navGroup("Guide", [...parts.map(({ title }) => title), "Types"].map(plainLink)),
     ...tags.map((tag) => navGroup(tag.name, tag.entries.map(operationLink))),
-    el("p.legend", { hidden: entries.every(({ operation }) => !operation["x-planned"]) }, ring(), "not served yet"));
+    el("p.legend", { hidden: entries.every(({ operation }) => !operation["x-planned"]) }, ring(), "not available yet"));
   document.getElementById("version").textContent = doc.info.version;
 }
 
-/* Marks in the side bar what is being read. */
-function spy() {
-  const watcher = new IntersectionObserver((seen) => {
+/* Highlights the section in view in the sidebar. */
+function watchScroll() {
+  const observer = new IntersectionObserver((seen) => {
     const top = seen.find((one) => one.isIntersecting)?.target;
     const link = top && document.querySelector(`#links a[href="#${top.id}"]`);
     if (!link) return;
@@ -373,7 +372,7 @@ function spy() {
     link.setAttribute("aria-current", "true");
     link.scrollIntoView({ block: "nearest" });
   }, { rootMargin: "-12% 0px -84% 0px" });
-  document.querySelectorAll("[data-spy]").forEach((node) => watcher.observe(node));
+  document.querySelectorAll("[data-section]").forEach((node) => observer.observe(node));
 }
 
 function wireMenu() {
@@ -390,10 +389,10 @@ async function start() {
   doc = await reply.json();
   draw();
   wireMenu();
-  spy();
-  // The browser looked for the target of a deep link before there was one.
+  watchScroll();
+  // The browser looked for the target of a deep link before it existed.
   document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
 
 start().catch((error) => document.getElementById("content").replaceChildren(
-  el("p.loading", { role: "alert" }, `The reference could not be drawn from ${SOURCE}: ${error.message}.`)));
+  el("p.loading", { role: "alert" }, `Could not load the reference from ${SOURCE}: ${error.message}.`)));
