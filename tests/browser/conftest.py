@@ -1,4 +1,4 @@
-"""A service of its own with two upstreams on one network, a receiver for webhooks, and Chromium in front of it."""
+"""Fixtures: a service with two upstreams on one network, a webhook receiver, and Chromium."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, StorageState, async_playwright
 
-from tests import service as service_room
+from tests import service as services
 from tests.browser import chromium
 from tests.browser.visitor import WAIT_MS, Receiver, Site, Visitor
 from tests.flows.upstream import Upstream
 
-# What people wait for comes sooner, so that the tests wait less for it.
+# Short intervals keep the tests fast; high limits keep sign-ins from being throttled.
 QUICK = {
     "PENSTOCK_USAGE__FLUSH_S": "0.2",
     "PENSTOCK_DASHBOARD__REPORT_S": "0.2",
@@ -31,9 +31,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         for server in (*upstreams, receiver):
             await server.open()
             stack.push_async_callback(server.close)
-        words = [word for each in upstreams for word in ("--upstream", f"ethereum/sepolia={each.url}")]
-        running = await service_room.start(tmp_path_factory.mktemp("dashboard"), "--workers", "2", *words, env=QUICK)
-        stack.push_async_callback(service_room.stop, running)
+        options = [word for each in upstreams for word in ("--upstream", f"ethereum/sepolia={each.url}")]
+        running = await services.start(tmp_path_factory.mktemp("dashboard"), "--workers", "2", *options, env=QUICK)
+        stack.push_async_callback(services.stop, running)
         yield Site(running, upstreams, receiver)
 
 
@@ -46,7 +46,7 @@ async def browser() -> AsyncIterator[Browser]:
         launched = await playwright.chromium.launch(
             executable_path=found.path,
             env={**chromium.environment(), **found.env},
-            # Tests run as root in containers, where Chromium's own sandbox cannot be.
+            # Chromium's sandbox does not work as root in a container.
             args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"],
         )
         yield launched
@@ -61,15 +61,15 @@ async def _page(browser: Browser, **options: Any) -> Page:
 
 @pytest.fixture
 async def page(browser: Browser) -> AsyncIterator[Page]:
-    """A browser without a past, on a desk."""
+    """A page in a new browser context, at desktop size."""
     opened = await _page(browser)
     yield opened
     await opened.context.close()
 
 
 @pytest.fixture(scope="session")
-async def desk(browser: Browser, site: Site) -> AsyncIterator[BrowserContext]:
-    """Where a holder and an operator have signed in, and the files are known: not every test is about that."""
+async def signed_in_context(browser: Browser, site: Site) -> AsyncIterator[BrowserContext]:
+    """A context shared by tests, with an account holder and an operator signed in and the assets cached."""
     opened = await _page(browser)
     visitor = Visitor(site, opened)
     await visitor.sign_in()
@@ -80,19 +80,19 @@ async def desk(browser: Browser, site: Site) -> AsyncIterator[BrowserContext]:
 
 
 @pytest.fixture(scope="session")
-async def signed_in(desk: BrowserContext) -> StorageState:
-    """The cookies of both, for other browsers."""
-    return await desk.storage_state()
+async def signed_in(signed_in_context: BrowserContext) -> StorageState:
+    """The cookies of both sessions, for other contexts."""
+    return await signed_in_context.storage_state()
 
 
 @pytest.fixture
-async def visitor(desk: BrowserContext, site: Site) -> AsyncIterator[Visitor]:
-    """Somebody who is signed in; that nothing went wrong in their browser is seen to at the end."""
-    opened = await desk.new_page()
+async def visitor(signed_in_context: BrowserContext, site: Site) -> AsyncIterator[Visitor]:
+    """A signed-in user. Fails the test if the page had errors."""
+    opened = await signed_in_context.new_page()
     found = Visitor(site, opened)
     yield found
     await opened.close()
-    found.has_seen_no_fault()
+    found.assert_no_faults()
 
 
 @pytest.fixture

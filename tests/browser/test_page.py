@@ -1,4 +1,4 @@
-"""The page itself: what strangers wrote stays text, it fits on a phone, it can be used without a mouse, and it is light."""
+"""Qualities of the whole dashboard: safe with untrusted text, usable on a phone and by keyboard, accessible, small."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ VIEWS = (
     "overview", "webhooks", "policies", "explorer", "keys", "account",
     "operator/upstreams", "operator/accounts", "operator/usage", "operator/queues",
 )  # fmt: skip
-# What came of text that was taken for markup.
+# Counts elements that exist only if text was parsed as markup.
 MARKUP = "document.querySelectorAll('main img, main script, main svg[onload], dialog img, dialog script').length"
 
 
-async def test_names_of_strangers_are_text_everywhere(holder: Visitor) -> None:
+async def test_untrusted_text_is_never_parsed_as_markup(holder: Visitor) -> None:
     page, site = holder.page, holder.site
-    await holder.make_key(HOSTILE[:100])
+    await holder.create_key(HOSTILE[:100])
     await expect(page.get_by_role("row").filter(has_text="<img src=x")).to_be_visible()
-    await holder.make_webhook("/%3Cimg%20src=x%3E?'onerror=alert(1)")
+    await holder.create_webhook("/%3Cimg%20src=x%3E?'onerror=alert(1)")
     await holder.open("webhooks")
     await expect(page.get_by_role("link").filter(has_text="'onerror=alert(1)")).to_be_visible()
     await holder.open("policies")
     await holder.button("Create policy").first.click()
     await holder.dialog.get_by_label("Name").fill(HOSTILE)
-    await holder.dialog.get_by_label("One operation, US dollars").fill("1")
+    await holder.dialog.get_by_label("Spend per operation (USD)").fill("1")
     await holder.button("Create policy", holder.dialog).click()
     await expect(page.locator("h1").filter(has_text="<script>alert(3)")).to_be_visible()
 
@@ -60,7 +60,7 @@ async def test_names_of_strangers_are_text_everywhere(holder: Visitor) -> None:
     assert await page.evaluate(MARKUP) == 0
 
 
-async def test_names_of_strangers_are_text_to_operators_too(operator: Visitor) -> None:
+async def test_untrusted_text_is_never_parsed_as_markup_for_operators(operator: Visitor) -> None:
     page, ask = operator.page, operator.site.service.ask
     email = '"><img/src=x/onerror=alert(1)>@example.com'
     made = await ask("accounts", "create", "--name", HOSTILE, "--email", email)
@@ -94,39 +94,39 @@ async def pooled(url: str) -> AsyncIterator[Pool]:
     await pool.close()
 
 
-async def test_what_a_refusal_says_is_text(holder: Visitor) -> None:
-    policy = await make_policy(holder, "Refuses")
+async def test_refusal_message_is_never_parsed_as_markup(holder: Visitor) -> None:
+    policy = await create_policy(holder, "Refuses")
     sender = bytes.fromhex("11" * 20)
     url = orjson.loads((holder.site.service.data / "running.json").read_bytes())["database"]["url"]
     async with pooled(url) as pool:
         now = datetime.datetime.now(datetime.UTC)
         await RefusalStore(pool).add([Refused(policy, now, sender, "allowed_contracts", HOSTILE)])
-    table = holder.page.get_by_role("table", name="Last refusals")
+    table = holder.page.get_by_role("table", name="Recent refusals")
     await expect(table).to_contain_text("<script>alert(3)")
     assert await holder.page.evaluate(MARKUP) == 0
 
 
-async def make_policy(holder: Visitor, name: str) -> str:
-    """A gas policy, by the form; its page is open then."""
+async def create_policy(holder: Visitor, name: str) -> str:
+    """Create a gas policy through the form, open its page and return its id."""
     await holder.open("policies")
     await holder.button("Create policy").first.click()
     await holder.dialog.get_by_label("Name").fill(name)
-    await holder.dialog.get_by_label("One operation, US dollars").fill("1")
+    await holder.dialog.get_by_label("Spend per operation (USD)").fill("1")
     await holder.button("Create policy", holder.dialog).click()
     await holder.heading(name).wait_for()
     return holder.page.url.rpartition("/")[2]
 
 
-async def test_what_is_read_again_leaves_the_focus_and_what_is_open_as_it_was(visitor: Visitor) -> None:
+async def test_refresh_keeps_the_focus_and_expanded_sections(visitor: Visitor) -> None:
     page = visitor.page
-    await make_policy(visitor, "Read again")
+    await create_policy(visitor, "Refreshed")
     rules = page.locator("details.more")
     await rules.locator("summary").click()
-    await visitor.button("Edit limits").focus()
+    await visitor.button("Edit").focus()
     await rules.evaluate("(node) => { node.dataset.old = 1; }")
     await page.locator("details.more:not([data-old])").wait_for()
     await expect(rules).to_have_attribute("open", "")
-    await expect(visitor.button("Edit limits")).to_be_focused()
+    await expect(visitor.button("Edit")).to_be_focused()
     await visitor.open("operator/upstreams")
     row = page.locator('[data-network="ethereum/sepolia"] tbody tr').first
     await row.get_by_role("button", name="Cordon").focus()
@@ -135,15 +135,15 @@ async def test_what_is_read_again_leaves_the_focus_and_what_is_open_as_it_was(vi
     await expect(row.get_by_role("button", name="Cordon")).to_be_focused()
 
 
-async def test_of_two_answers_the_one_that_was_asked_for_last_is_shown(operator: Visitor) -> None:
-    page, is_late = operator.page, asyncio.Event()
+async def test_late_reply_to_an_older_search_is_ignored(operator: Visitor) -> None:
+    page, released = operator.page, asyncio.Event()
     await operator.open("operator/accounts")
 
-    async def late(route: Route) -> None:
-        await is_late.wait()
+    async def delay(route: Route) -> None:
+        await released.wait()
         await route.continue_()
 
-    await page.route("**/v1/admin/accounts?*search=free*", late)
+    await page.route("**/v1/admin/accounts?*search=free*", delay)
     search, rows = page.get_by_label("Search"), page.get_by_role("table", name="Accounts").locator("tbody tr")
     async with page.expect_response(lambda reply: "search=free" in reply.url) as answered:
         async with page.expect_request(lambda request: "search=free" in request.url):
@@ -151,14 +151,14 @@ async def test_of_two_answers_the_one_that_was_asked_for_last_is_shown(operator:
         await search.fill("growth@example.com")
         await expect(rows).to_have_count(1)
         await expect(rows).to_contain_text("growth@example.com")
-        is_late.set()
+        released.set()
     await (await answered.value).finished()
-    await page.evaluate("new Promise((resolve) => { setTimeout(resolve, 50); })")  # what came late has had its turn
+    await page.evaluate("new Promise((resolve) => { setTimeout(resolve, 50); })")  # time to process the late reply
     await expect(rows).to_contain_text("growth@example.com")
     await page.unroute("**/v1/admin/accounts?*search=free*")
 
 
-async def test_address_that_names_no_view_leads_to_the_first(visitor: Visitor) -> None:
+async def test_unknown_view_falls_back_to_the_default(visitor: Visitor) -> None:
     await visitor.open("keys")
     for odd, title in (("%", "Overview"), ("constructor", "Overview"), ("operator/constructor", "Upstreams")):
         await visitor.page.evaluate("(odd) => { location.hash = `#/${odd}`; }", odd)
@@ -167,21 +167,21 @@ async def test_address_that_names_no_view_leads_to_the_first(visitor: Visitor) -
         await visitor.heading("API keys").wait_for()
 
 
-async def test_no_script_of_a_stranger_could_run_even_if_it_got_into_the_page(holder: Visitor) -> None:
-    """The content security policy, tried: markup, scripts in it, and addresses elsewhere."""
-    tried = """async () => {
-        const said = [];
-        addEventListener("securitypolicyviolation", (event) => said.push(event.effectiveDirective));
-        try { document.body.insertAdjacentHTML("beforeend", "<b onclick='alert(1)'>x</b>"); } catch { said.push("markup"); }
+async def test_content_security_policy_blocks_injected_scripts(holder: Visitor) -> None:
+    """Try HTML strings, inline scripts and requests to another host."""
+    attack = """async () => {
+        const blocked = [];
+        addEventListener("securitypolicyviolation", (event) => blocked.push(event.effectiveDirective));
+        try { document.body.insertAdjacentHTML("beforeend", "<b onclick='alert(1)'>x</b>"); } catch { blocked.push("markup"); }
         const script = document.createElement("script");
-        try { script.text = "window.ran = 1"; document.body.append(script); } catch { said.push("script"); }
-        await fetch("http://127.0.0.1:9/").catch(() => said.push("elsewhere"));
-        return [said, window.ran ?? null];
+        try { script.text = "window.ran = 1"; document.body.append(script); } catch { blocked.push("script"); }
+        await fetch("http://127.0.0.1:9/").catch(() => blocked.push("elsewhere"));
+        return [blocked, window.ran ?? null];
     }"""
-    said, ran = await holder.page.evaluate(tried)
+    blocked, ran = await holder.page.evaluate(attack)
     assert ran is None
-    assert {"markup", "script", "elsewhere"} <= set(said)
-    holder.faults.clear()  # the browser reports what it stopped
+    assert {"markup", "script", "elsewhere"} <= set(blocked)
+    holder.faults.clear()  # the browser logs what it blocked
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ async def phone(browser: Browser, site: Site, signed_in: StorageState) -> Any:
     visitor = Visitor(site, await context.new_page())
     yield visitor
     await context.close()
-    visitor.has_seen_no_fault()
+    visitor.assert_no_faults()
 
 
 async def test_every_view_fits_on_a_phone(phone: Visitor) -> None:
@@ -203,7 +203,7 @@ async def test_every_view_fits_on_a_phone(phone: Visitor) -> None:
         assert wide[0] <= wide[1], view
 
 
-async def test_menu_of_a_phone_leads_to_the_views(phone: Visitor) -> None:
+async def test_menu_on_a_phone_opens_the_views(phone: Visitor) -> None:
     await phone.open("overview")
     menu = phone.button("Menu")
     await expect(phone.page.get_by_role("link", name="API keys")).to_be_hidden()
@@ -219,7 +219,7 @@ UNNAMED = """() => [...document.querySelectorAll('input, select, textarea, butto
     .map((node) => node.outerHTML.slice(0, 120))"""
 
 
-# The contrast of text as WCAG 2 computes it, of what is seen in a view; its least is 4.5, or 3 for large text.
+# Visible texts whose contrast is below the minimum of WCAG 2: 4.5, or 3 for large text.
 CONTRAST = """() => {
     const light = (colour) => colour.map((part) => part / 255)
         .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
@@ -235,7 +235,7 @@ CONTRAST = """() => {
     const faint = [];
     for (const node of document.querySelectorAll('body *')) {
         const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-        if (!own || !node.checkVisibility() || node.closest('.unseen, .skip, .dim, :disabled')) continue;
+        if (!own || !node.checkVisibility() || node.closest('.visually-hidden, .skip, .dim, :disabled')) continue;
         const [one, other] = [light(read(getComputedStyle(node).color).slice(0, 3)), light(behind(node))].sort((a, b) => b - a);
         const ratio = (one + 0.05) / (other + 0.05);
         const [size, weight] = [parseFloat(getComputedStyle(node).fontSize), Number(getComputedStyle(node).fontWeight)];
@@ -246,7 +246,7 @@ CONTRAST = """() => {
 }"""
 
 
-async def test_every_control_has_a_name_and_all_text_stands_out_in_both_themes(visitor: Visitor) -> None:
+async def test_controls_have_names_and_text_has_enough_contrast_in_both_themes(visitor: Visitor) -> None:
     page = visitor.page
     for view in VIEWS:
         await visitor.open(view)
@@ -258,7 +258,7 @@ async def test_every_control_has_a_name_and_all_text_stands_out_in_both_themes(v
             assert await page.evaluate(CONTRAST) == [], (view, theme)
 
 
-async def test_theme_is_the_systems_until_another_is_chosen_and_then_stays(site: Site, page: Page) -> None:
+async def test_theme_follows_the_system_until_another_is_chosen(site: Site, page: Page) -> None:
     holder = Visitor(site, page)
     await holder.sign_in()
     background = "getComputedStyle(document.body).backgroundColor"
@@ -267,14 +267,14 @@ async def test_theme_is_the_systems_until_another_is_chosen_and_then_stays(site:
     await page.emulate_media(color_scheme="dark")
     dark = await page.evaluate(background)
     assert light != dark
-    await page.get_by_role("button", name="Switch between").click()
+    await page.get_by_role("button", name="Switch theme").click()
     assert await page.evaluate(background) == light
     await page.reload()
     await holder.heading("Overview").wait_for()
     assert await page.evaluate(background) == light
 
 
-async def test_key_is_made_with_the_keyboard_alone(holder: Visitor) -> None:
+async def test_key_is_created_with_the_keyboard_alone(holder: Visitor) -> None:
     page = holder.page
     await holder.open("keys")
     await holder.button("Create key").first.focus()
@@ -283,13 +283,13 @@ async def test_key_is_made_with_the_keyboard_alone(holder: Visitor) -> None:
     await holder.dialog.get_by_label("Name").focus()
     await page.keyboard.type("by keyboard")
     await page.keyboard.press("Enter")
-    await holder.dialog.get_by_label("The key").wait_for()
+    await holder.dialog.get_by_label("API key", exact=True).wait_for()
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("row", name="by keyboard")).to_be_visible()
 
 
-async def test_first_view_is_light(browser: Browser, site: Site, signed_in: StorageState) -> None:
-    """Everything that the overview needs, from an empty cache, as it comes over the wire."""
+async def test_first_view_transfers_less_than_150_kb(browser: Browser, site: Site, signed_in: StorageState) -> None:
+    """All bytes on the wire that the overview needs with an empty cache."""
     context = await browser.new_context(storage_state=signed_in)
     page = await context.new_page()
     session = await context.new_cdp_session(page)
@@ -302,12 +302,12 @@ async def test_first_view_is_light(browser: Browser, site: Site, signed_in: Stor
     await context.close()
 
 
-async def test_page_without_the_service_says_so_and_comes_back(holder: Visitor) -> None:
+async def test_page_reports_an_unreachable_service_and_recovers(holder: Visitor) -> None:
     await holder.page.route("**/v1/**", lambda route: route.abort())
     await holder.page.get_by_role("link", name="Webhooks").click()
-    await expect(holder.page.get_by_role("alert")).to_contain_text("cannot be reached")
+    await expect(holder.page.get_by_role("alert")).to_contain_text("Cannot reach the service")
     await holder.page.unroute("**/v1/**")
     await holder.button("Try again").click()
     await holder.button("Create webhook").first.wait_for()
     await expect(holder.page.get_by_role("alert")).to_have_count(0)
-    holder.faults.clear()  # the browser reports the requests that failed
+    holder.faults.clear()  # the browser logs the failed requests

@@ -1,4 +1,4 @@
-"""Coming in, going out, and those who should do neither."""
+"""Signing in and out, request forgery, and isolation between accounts."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from tests.browser.visitor import WAIT_MS, Site, Visitor
 expect.set_options(timeout=WAIT_MS)
 
 
-async def test_wrong_password_is_told_and_what_was_typed_stays(site: Site, page: Page) -> None:
+async def test_wrong_password_shows_an_error_and_keeps_the_input(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await page.goto(site.url)
-    await page.get_by_label("E-mail").fill("growth@example.com")
+    await page.get_by_label("Email").fill("growth@example.com")
     await page.get_by_label("Password").fill("not the password")
     await visitor.button("Sign in").click()
     await expect(page.get_by_role("alert")).to_contain_text("the e-mail or the password is wrong")
-    await expect(page.get_by_label("E-mail")).to_have_value("growth@example.com")
-    visitor.has_seen_no_fault()
+    await expect(page.get_by_label("Email")).to_have_value("growth@example.com")
+    visitor.assert_no_faults()
 
 
-async def test_root_leads_to_the_dashboard_and_signing_out_leads_out(site: Site, page: Page) -> None:
+async def test_root_redirects_to_the_dashboard_and_sign_out_ends_the_session(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await page.goto(site.url.removesuffix("dashboard"))
-    await page.get_by_label("E-mail").wait_for()
+    await page.get_by_label("Email").wait_for()
     await visitor.sign_in()
     before = await page.context.cookies()
     assert [(each["httpOnly"], each["sameSite"]) for each in before] == [(True, "Strict")]
     assert await page.evaluate("document.cookie") == ""
     await visitor.button("Sign out").click()
-    await page.get_by_label("E-mail").wait_for()
-    # The cookie of before opens nothing any more, even for somebody who kept it.
+    await page.get_by_label("Email").wait_for()
+    # A kept copy of the old cookie no longer works.
     await page.context.add_cookies(before)
     await page.reload()
-    await page.get_by_label("E-mail").wait_for()
-    visitor.has_seen_no_fault()
+    await page.get_by_label("Email").wait_for()
+    visitor.assert_no_faults()
 
 
-async def test_session_that_ended_elsewhere_leads_to_the_door_and_back_again(site: Site, page: Page) -> None:
+async def test_expired_session_returns_to_the_same_view_after_sign_in(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await visitor.sign_in()
     await page.context.clear_cookies()
     await page.get_by_role("link", name="API keys").click()
-    await expect(page.locator("#toasts")).to_contain_text("sign in again")
-    await page.get_by_label("E-mail").fill("growth@example.com")
-    await page.get_by_label("Password").fill(site.people["password"])
+    await expect(page.locator("#toasts")).to_contain_text("Your session expired")
+    await page.get_by_label("Email").fill("growth@example.com")
+    await page.get_by_label("Password").fill(site.credentials["password"])
     await visitor.button("Sign in").click()
     await visitor.heading("API keys").wait_for()
-    visitor.has_seen_no_fault()
+    visitor.assert_no_faults()
 
 
-async def test_key_that_was_typed_into_the_explorer_is_gone_with_its_owner(site: Site, page: Page) -> None:
+async def test_sign_out_clears_the_api_key_in_the_explorer(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await visitor.sign_in()
     await visitor.open("explorer")
     await page.get_by_label("API key").fill(site.service.keys["test"])
     await visitor.button("Sign out").click()
-    await page.get_by_label("E-mail").fill("free@example.com")
-    await page.get_by_label("Password").fill(site.people["password"])
+    await page.get_by_label("Email").fill("free@example.com")
+    await page.get_by_label("Password").fill(site.credentials["password"])
     await visitor.button("Sign in").click()
     await visitor.heading("Overview").wait_for()
     await page.get_by_role("link", name="Explorer", exact=True).click()
     await expect(page.get_by_label("API key")).to_have_value("")
-    visitor.has_seen_no_fault()
+    visitor.assert_no_faults()
 
 
-async def test_link_that_was_used_ends_no_session_that_is_there(site: Site, page: Page) -> None:
+async def test_used_link_does_not_end_an_existing_session(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await visitor.sign_in()
     await page.evaluate("location.hash = '#token=' + 'A'.repeat(43)")
@@ -73,10 +73,10 @@ async def test_link_that_was_used_ends_no_session_that_is_there(site: Site, page
     await expect(page.get_by_role("alert")).to_contain_text("this link was used already")
     await page.evaluate("location.hash = '#/keys'")
     await visitor.heading("API keys").wait_for()
-    visitor.has_seen_no_fault()
+    visitor.assert_no_faults()
 
 
-async def test_link_works_once_and_is_gone_from_the_address(site: Site, page: Page, browser: Browser) -> None:
+async def test_link_works_once_and_is_removed_from_the_address_bar(site: Site, page: Page, browser: Browser) -> None:
     account = await site.service.new_account()
     made = await site.service.ask("accounts", "link", account["id"])
     visitor = Visitor(site, page)
@@ -91,20 +91,20 @@ async def test_link_works_once_and_is_gone_from_the_address(site: Site, page: Pa
     await other.get_by_role("button", name="Sign in", exact=True).click()
     await expect(other.get_by_role("alert")).to_contain_text("this link was used already")
     await again.close()
-    visitor.has_seen_no_fault()
+    visitor.assert_no_faults()
 
 
-async def test_mail_link_is_promised_to_everybody(site: Site, page: Page) -> None:
+async def test_link_request_shows_the_same_reply_for_an_unknown_email(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await page.goto(site.url)
-    await visitor.button("Mail me a sign-in link").click()
-    await page.get_by_label("E-mail").fill("nobody@example.com")
-    await visitor.button("Send me a link").click()
-    await expect(page.get_by_role("status").filter(has_text="If nobody@example.com has an account")).to_be_visible()
-    visitor.has_seen_no_fault()
+    await visitor.button("Email me a sign-in link").click()
+    await page.get_by_label("Email").fill("unknown@example.com")
+    await visitor.button("Send link").click()
+    await expect(page.get_by_role("status").filter(has_text="If unknown@example.com has an account")).to_be_visible()
+    visitor.assert_no_faults()
 
 
-async def test_cookie_that_a_browser_brought_along_is_not_the_one_it_is_signed_in_with(site: Site, page: Page) -> None:
+async def test_sign_in_replaces_a_planted_session_cookie(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     planted = "A" * 43
     root = site.url.removesuffix("/dashboard")
@@ -114,8 +114,8 @@ async def test_cookie_that_a_browser_brought_along_is_not_the_one_it_is_signed_i
     assert found["penstock_session"] != planted
 
 
-async def test_page_of_another_origin_can_forge_nothing(holder: Visitor) -> None:
-    """Another port of the same host is the same site: the cookies go along, and must not be enough."""
+async def test_page_of_another_origin_cannot_forge_requests(holder: Visitor) -> None:
+    """Another port of the same host is same-site, so the browser sends the cookies. They must not be enough."""
     site = holder.site
     forged = f"{site.service.base}/account/keys"
     site.receiver.html = f"""<!doctype html><form method=post enctype=text/plain action="{forged}">
@@ -123,20 +123,20 @@ async def test_page_of_another_origin_can_forge_nothing(holder: Visitor) -> None
     before = await _keys(holder)
     other = await holder.page.context.new_page()
     await other.goto(site.receiver.url)
-    async with other.expect_navigation() as told:
+    async with other.expect_navigation() as navigation:
         await other.evaluate("document.forms[0].submit()")
-    refusal = await told.value
-    assert refusal is not None
-    assert refusal.status == 403
+    reply = await navigation.value
+    assert reply is not None
+    assert reply.status == 403
     await other.goto(site.receiver.url)
-    ways = """async (url) => {
+    attempts = """async (url) => {
         const body = JSON.stringify({ name: "forged", mode: "test" });
-        const said = [];
-        await fetch(url, { method: "POST", mode: "no-cors", credentials: "include", body }).catch(() => said.push("refused"));
-        await fetch(url, { credentials: "include" }).then((reply) => said.push(reply.status), () => said.push("unreadable"));
-        return said;
+        const seen = [];
+        await fetch(url, { method: "POST", mode: "no-cors", credentials: "include", body }).catch(() => seen.push("refused"));
+        await fetch(url, { credentials: "include" }).then((reply) => seen.push(reply.status), () => seen.push("unreadable"));
+        return seen;
     }"""
-    assert "unreadable" in await other.evaluate(ways, forged)
+    assert "unreadable" in await other.evaluate(attempts, forged)
     await other.close()
     site.receiver.html = ""
     assert await _keys(holder) == before
@@ -147,17 +147,17 @@ async def _keys(visitor: Visitor) -> list[str]:
     return sorted(key["id"] for key in found["keys"])
 
 
-async def test_two_accounts_in_two_browsers_see_only_their_own(holder: Visitor, browser: Browser) -> None:
-    name = "only of growth"
-    await holder.make_key(name)
-    await holder.make_webhook("/only-of-growth")
-    mine = holder.page.url
+async def test_two_accounts_see_only_their_own_keys_and_webhooks(holder: Visitor, browser: Browser) -> None:
+    name = "growth only"
+    await holder.create_key(name)
+    await holder.create_webhook("/growth-only")
+    webhook_url = holder.page.url
     context = await browser.new_context()
     other = Visitor(holder.site, await context.new_page())
     await other.sign_in("free")
     await other.open("keys")
     await expect(other.page.get_by_role("row").nth(1)).to_be_visible()
     await expect(other.page.get_by_text(name)).to_have_count(0)
-    await other.page.goto(mine)
-    await expect(other.page.get_by_role("alert")).to_contain_text("This is not here")
+    await other.page.goto(webhook_url)
+    await expect(other.page.get_by_role("alert")).to_contain_text("Not found")
     await context.close()

@@ -1,11 +1,11 @@
 /*
- * The API as the page uses it: /v1/account with the holder's session, /v1/admin with the operator's. The cookies are the browser's
- * and out of our reach; what we keep, in memory only, is each session's CSRF token.
+ * HTTP clients for the two APIs behind the dashboard: /v1/account with the account holder's session, /v1/admin with the operator's.
+ * Session cookies are HttpOnly, so this module never sees them. It keeps each session's CSRF token, in memory only.
  */
 
 const BASE = "/v1";
 
-export class Failure extends Error {
+export class ApiError extends Error {
   constructor(status, message, retryAfter) {
     super(message);
     this.status = status;
@@ -13,7 +13,7 @@ export class Failure extends Error {
   }
 }
 
-class Side {
+class ApiClient {
   #name;
 
   constructor(name) {
@@ -21,12 +21,12 @@ class Side {
     this.session = null;
   }
 
-  get isOpen() {
+  get isSignedIn() {
     return this.session !== null;
   }
 
-  /* Who is signed in here, or null. */
-  async look() {
+  /* Loads the current session; null if there is none. */
+  async loadSession() {
     try {
       this.session = await this.get("/session");
     } catch (failure) {
@@ -36,12 +36,12 @@ class Side {
     return this.session;
   }
 
-  async enter(path, body) {
-    this.session = await this.#ask("POST", path, body);
+  async signIn(path, body) {
+    this.session = await this.#request("POST", path, body);
     return this.session;
   }
 
-  async leave() {
+  async signOut() {
     try {
       await this.post("/sign-out");
     } finally {
@@ -49,54 +49,54 @@ class Side {
     }
   }
 
-  get = (path) => this.#ask("GET", path);
-  post = (path, body) => this.#ask("POST", path, body ?? {});
-  put = (path, body) => this.#ask("PUT", path, body);
-  patch = (path, body) => this.#ask("PATCH", path, body);
-  remove = (path) => this.#ask("DELETE", path);
+  get = (path) => this.#request("GET", path);
+  post = (path, body) => this.#request("POST", path, body ?? {});
+  put = (path, body) => this.#request("PUT", path, body);
+  patch = (path, body) => this.#request("PATCH", path, body);
+  remove = (path) => this.#request("DELETE", path);
 
-  async #ask(method, path, body) {
+  async #request(method, path, body) {
     const headers = {};
     if (body !== undefined) headers["Content-Type"] = "application/json";
     if (method !== "GET" && this.session) headers["X-CSRF-Token"] = this.session.csrf_token;
     const url = `${BASE}/${this.#name}${path}`;
-    const reply = await reach(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-    const said = await reply.json().catch(() => null);
-    if (reply.ok) return said;
-    // A link that was used already, or a wrong password, ends no session that is there.
+    const reply = await send(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    const data = await reply.json().catch(() => null);
+    if (reply.ok) return data;
+    // A used link or a wrong password is also a 401, but it does not end an existing session.
     if (reply.status === 401 && this.session && !path.startsWith("/sign-in")) {
       this.session = null;
       dispatchEvent(new CustomEvent("signed-out", { detail: this.#name }));
     }
     const wait = Number(reply.headers.get("Retry-After")) || null;
-    throw new Failure(reply.status, said?.error?.message ?? `the service answered ${reply.status}`, wait);
+    throw new ApiError(reply.status, data?.error?.message ?? `Request failed with status ${reply.status}.`, wait);
   }
 }
 
-async function reach(url, options) {
+async function send(url, options) {
   try {
     return await fetch(url, { ...options, credentials: "same-origin", cache: "no-store" });
   } catch {
-    throw new Failure(0, "The service cannot be reached. It may be restarting: this is tried again.", null);
+    throw new ApiError(0, "Cannot reach the service. It may be restarting; try again in a moment.", null);
   }
 }
 
-export const account = new Side("account");
-export const admin = new Side("admin");
+export const account = new ApiClient("account");
+export const admin = new ApiClient("admin");
 
-/* A query without what is not set. */
+/* A query string that leaves out empty values. */
 export function query(values) {
   const set = Object.entries(values).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return set.length ? `?${new URLSearchParams(set)}` : "";
 }
 
-let document_ = null;
+let spec = null;
 
-/* The OpenAPI document, once. */
-export function contract() {
-  document_ ??= reach(`${BASE}/openapi.json`, {}).then((reply) => reply.json()).catch((failure) => {
-    document_ = null;
+/* The OpenAPI document, loaded once. */
+export function apiSpec() {
+  spec ??= send(`${BASE}/openapi.json`, {}).then((reply) => reply.json()).catch((failure) => {
+    spec = null;
     throw failure;
   });
-  return document_;
+  return spec;
 }

@@ -1,6 +1,6 @@
-/* The parts that views are put together from: buttons, badges, tables, states of waiting, messages, dialogs. */
+/* Shared components: buttons, badges, tables, loading and empty states, toasts, dialogs. */
 
-import { el, put, renew } from "./dom.js";
+import { el, refreshChildren, setChildren } from "./dom.js";
 import * as format from "./format.js";
 
 const TONES = {
@@ -10,18 +10,18 @@ const TONES = {
   disabled: "bad", revoked: "off", failed: "bad", open: "bad", silent: "bad", stopped: "bad", expired: "off",
 };
 
-export const badge = (word, tone = TONES[word] ?? "off") => el(`span.badge.${tone}`, null, format.plain(word));
+export const badge = (status, tone = TONES[status] ?? "off") => el(`span.badge.${tone}`, null, format.label(status));
 
 export function button(label, onclick, { kind = "", ...attributes } = {}) {
   return el(`button${kind && `.${kind}`}`, { type: "button", onclick, ...attributes }, label);
 }
 
-/* A button that is busy while its work is under way, and says so when that fails. */
-export function working(label, work, options = {}) {
+/* A button that is disabled while its action runs and shows a toast if the action fails. */
+export function asyncButton(label, action, options = {}) {
   const node = button(label, async () => {
     node.disabled = true;
     try {
-      await work();
+      await action();
     } catch (failure) {
       toast(failure.message, "bad");
     } finally {
@@ -31,12 +31,12 @@ export function working(label, work, options = {}) {
   return node;
 }
 
-export async function copied(text) {
+export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // There is no clipboard API on plain HTTP, where a self-hosted page may well be. Inside a dialog only its own nodes can be selected.
-    const area = el("textarea", { value: text, readonly: true, class: "unseen" });
+    // The clipboard API is missing on plain HTTP. While a modal dialog is open, only nodes inside it can be selected.
+    const area = el("textarea", { value: text, readonly: true, class: "visually-hidden" });
     (document.querySelector("dialog[open]") ?? document.body).append(area);
     area.select();
     document.execCommand("copy");
@@ -46,14 +46,14 @@ export async function copied(text) {
 
 export function copyButton(text, label = "Copy") {
   const node = button(label, async () => {
-    await copied(typeof text === "function" ? text() : text);
+    await copyText(typeof text === "function" ? text() : text);
     node.textContent = "Copied";
     setTimeout(() => { node.textContent = label; }, 1500);
   }, { kind: "small", "aria-live": "polite" });
   return node;
 }
 
-export function secret(text, label) {
+export function secretField(text, label) {
   const shown = el("code.secret", { tabindex: "0", "aria-label": label }, text);
   return el("div.reveal", null, shown, copyButton(text));
 }
@@ -63,10 +63,10 @@ export function codeBlock(label, text) {
   const node = el("figure.code", null,
     el("figcaption", null, el("span", null, label), copyButton(() => inside.textContent)),
     el("pre", { tabindex: "0", role: "region", "aria-label": label }, inside));
-  return { node, show: (next) => put(inside, next) };
+  return { node, show: (next) => setChildren(inside, next) };
 }
 
-/* --- the whole view --- */
+/* --- layout --- */
 
 export const heading = (title, { lead, actions } = {}) => el("header.top", null,
   el("div", null, el("h1", { tabindex: "-1" }, title), lead && el("p.lead", null, lead)),
@@ -78,39 +78,42 @@ export const card = (title, ...inside) => el("section.card", null,
 export const facts = (pairs) => el("dl.facts", null, pairs.filter(Boolean).map(([name, value]) =>
   el("div", null, el("dt", null, name), el("dd", null, value))));
 
-/* --- nothing, waiting, failed --- */
+/* --- loading, empty and error states --- */
 
-export const waiting = (lines = 3) => el("div.waiting", { role: "status", "aria-label": "Loading" },
-  Array.from({ length: lines }, () => el("span.bone")));
+export const skeleton = (lines = 3) => el("div.skeleton", { role: "status", "aria-label": "Loading" },
+  Array.from({ length: lines }, () => el("span.line")));
 
 export const empty = (title, text, ...actions) => el("div.empty", null,
   el("p.title", null, title), text && el("p", null, text), actions.length > 0 && el("div.actions", null, actions));
 
 export const note = (text, tone = "bad") => el(`p.note.${tone}`, { role: tone === "bad" ? "alert" : "status" }, text);
 
-export const failed = (failure, again) => el("div.empty", { role: "alert" },
-  el("p.title", null, failure.status === 404 ? "This is not here" : "This could not be loaded"),
-  el("p", null, failure.message), again && el("div.actions", null, button("Try again", again)));
+export const loadError = (failure, reload) => el("div.empty", { role: "alert" },
+  el("p.title", null, failure.status === 404 ? "Not found" : "Could not load this page"),
+  el("p", null, failure.message), reload && el("div.actions", null, button("Try again", reload)));
 
 /*
- * A place that shows waiting, then what `load` makes, or why not; `again` loads once more and leaves the old in place meanwhile. Of
- * several under way the one that was begun last is shown.
+ * A region that shows a skeleton, then the nodes that `load` returns, or an error. `reload` keeps the old content until the new one is
+ * there. If loads overlap, the last one started wins.
  */
-export function place(load, lines) {
-  const node = el("div.place", null, waiting(lines));
+export function asyncRegion(load, lines) {
+  const node = el("div", null, skeleton(lines));
   let newest = 0;
-  const again = async () => {
+  const reload = async () => {
     const number = ++newest;
-    const made = await load().catch((failure) => failed(failure, again));
-    if (number === newest) renew(node, made);
+    const content = await load().catch((failure) => loadError(failure, reload));
+    if (number === newest) refreshChildren(node, content);
   };
-  return { node, again, ready: again() };
+  return { node, reload, ready: reload() };
 }
 
-/* Polls while its node is in the page and the page is looked at. A failure is not the end. */
+/*
+ * Calls `work` while the node is in the page and the page is visible. `work` may return the seconds until the next call; failures back
+ * off up to 30 seconds.
+ */
 export function poll(node, seconds, work) {
   let delay = seconds;
-  const turn = async () => {
+  const tick = async () => {
     if (!node.isConnected) return;
     if (!document.hidden) {
       try {
@@ -119,12 +122,12 @@ export function poll(node, seconds, work) {
         delay = Math.min(30, delay * 2);
       }
     }
-    setTimeout(turn, delay * 1000);
+    setTimeout(tick, delay * 1000);
   };
-  setTimeout(turn, seconds * 1000);
+  setTimeout(tick, seconds * 1000);
 }
 
-/* --- tables: on a narrow screen each row becomes a card, its cells named by `data-label` --- */
+/* --- tables: on narrow screens each row becomes a card whose cells are labelled by `data-label` --- */
 
 export function table(caption, columns, rows) {
   const shown = columns.filter(Boolean);
@@ -133,31 +136,31 @@ export function table(caption, columns, rows) {
     const tag = at === 0 ? "th" : "td";
     return el(tag + (column.kind ? `.${column.kind}` : ""), { scope: at === 0 ? "row" : undefined, "data-label": column.name }, value);
   }));
-  return el("div.scroll", null, el("table", null, el("caption.unseen", null, caption),
+  return el("div.scroll", null, el("table", null, el("caption.visually-hidden", null, caption),
     el("thead", null, el("tr", null, shown.map(({ name, kind }) =>
-      el(`th${kind ? `.${kind}` : ""}`, { scope: "col" }, kind === "do" ? el("span.unseen", null, name) : name)))),
+      el(`th${kind ? `.${kind}` : ""}`, { scope: "col" }, kind === "row-actions" ? el("span.visually-hidden", null, name) : name)))),
     el("tbody", null, rows.map(line))));
 }
 
 export function pager({ page, total, limit }, go) {
   const pages = Math.max(1, Math.ceil(total / limit));
   if (pages === 1) return null;
-  return el("nav.pager", { "aria-label": "Pages" },
+  return el("nav.pager", { "aria-label": "Pagination" },
     button("Previous", () => go(page - 1), { kind: "small", disabled: page <= 1 }),
     el("span", null, `Page ${page} of ${format.number(pages)}`),
     button("Next", () => go(page + 1), { kind: "small", disabled: page >= pages }));
 }
 
-/* One of a few: buttons of which one is pressed. */
-export function choice(label, options, chosen, pick) {
+/* A segmented control: a row of buttons, one of them pressed. */
+export function segmentedControl(label, options, chosen, pick) {
   const buttons = Object.entries(options).map(([value, text]) => button(text, () => {
     for (const each of buttons) each.setAttribute("aria-pressed", each.dataset.value === value);
     pick(value);
   }, { "data-value": value, "aria-pressed": String(value === chosen) }));
-  return el("div.choice", { role: "group", "aria-label": label }, buttons);
+  return el("div.segmented", { role: "group", "aria-label": label }, buttons);
 }
 
-/* --- messages --- */
+/* --- toasts --- */
 
 export function toast(text, tone = "good") {
   const node = el(`p.toast.${tone}`, null, text);
@@ -167,11 +170,11 @@ export function toast(text, tone = "good") {
 
 /* --- dialogs --- */
 
-/* A modal dialog. The browser keeps the focus inside, gives it back afterwards, and closes it on Escape. */
+/* A modal dialog. The browser traps the focus, restores it afterwards, and closes the dialog on Escape. */
 export function dialog(title, build) {
   const node = el("dialog", { "aria-labelledby": "dialog-title" });
   const close = () => node.close();
-  put(node, el("div.inside", null,
+  setChildren(node, el("div.inside", null,
     el("header", null, el("h2", { id: "dialog-title" }, title), button("×", close, { kind: "quiet", "aria-label": "Close" })),
     build(close)));
   node.addEventListener("close", () => node.remove());
@@ -180,17 +183,17 @@ export function dialog(title, build) {
   return node;
 }
 
-/* Asks before something that cannot be taken back; `work` runs in the dialog, which stays open when it fails. */
-export function confirm(title, text, label, work) {
+/* Confirms an irreversible action. The dialog stays open and shows the error if the action fails. */
+export function confirm(title, text, label, action) {
   dialog(title, (close) => {
     const problem = el("div");
     const go = button(label, async () => {
       go.disabled = true;
       try {
-        await work();
+        await action();
         close();
       } catch (failure) {
-        put(problem, note(failure.message));
+        setChildren(problem, note(failure.message));
         go.disabled = false;
       }
     }, { kind: "danger" });

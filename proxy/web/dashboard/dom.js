@@ -1,20 +1,20 @@
 /*
- * Nodes. What is put in becomes text or attributes and nothing else: no function here, and none of the page, takes markup. Names
- * of keys, addresses of webhooks and whatever chains say are text of strangers.
+ * DOM helpers. Values become text nodes or attributes, never markup: key names, webhook URLs and chain data are untrusted. No module
+ * of the dashboard parses HTML.
  */
 
 const SVG = "http://www.w3.org/2000/svg";
 const SAFE_TARGET = /^(?:\/(?!\/)|#)/;
 
-/* "tag.class.class", attributes (`onclick` takes a function), children: nodes, text, lists of these, or nothing. */
+/* Creates an element from "tag.class.class", attributes (`onclick` takes a function) and children: nodes, text, nested lists or nothing. */
 export function el(spec, attributes, ...children) {
   const [tag, ...classes] = spec.split(".");
   const node = document.createElement(tag);
   if (classes.length) node.classList.add(...classes);
-  return fill(assign(node, attributes), children);
+  return appendAll(setAttributes(node, attributes), children);
 }
 
-function assign(node, attributes) {
+function setAttributes(node, attributes) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
@@ -25,39 +25,39 @@ function assign(node, attributes) {
   return node;
 }
 
-function fill(node, children) {
+function appendAll(node, children) {
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
 
-/* Everything inside a node, anew. */
-export function put(node, ...children) {
+/* Replaces a node's children. */
+export function setChildren(node, ...children) {
   node.replaceChildren();
-  return fill(node, children);
+  return appendAll(node, children);
 }
 
-const FOCUSED = "a, button, summary, input, select, textarea, [tabindex]";
+const FOCUSABLE = "a, button, summary, input, select, textarea, [tabindex]";
 
-/* Which control it is: what it says, and of which row. What a summary says changes. */
-function markOf(control) {
+/* Identifies a control across a refresh, by its tag, row and label. The text of a delivery's summary changes, so it is left out. */
+function identityOf(control) {
   const { id, event } = control.closest("[data-id], [data-event]")?.dataset ?? {};
-  const said = control.tagName === "SUMMARY" && event ? "" : control.getAttribute("aria-label") ?? control.textContent;
-  return JSON.stringify([control.tagName, id, event, said]);
+  const label = control.tagName === "SUMMARY" && event ? "" : control.getAttribute("aria-label") ?? control.textContent;
+  return JSON.stringify([control.tagName, id, event, label]);
 }
 
-/* Everything inside a node, anew, for what is read again and again: whoever has the focus inside keeps it. */
-export function renew(node, ...children) {
-  const focused = node.contains(document.activeElement) ? markOf(document.activeElement) : null;
-  put(node, ...children);
+/* Replaces a node's children and restores the focus. For views that poll. */
+export function refreshChildren(node, ...children) {
+  const focused = node.contains(document.activeElement) ? identityOf(document.activeElement) : null;
+  setChildren(node, ...children);
   if (focused === null) return;
-  [...node.querySelectorAll(FOCUSED)].find((control) => markOf(control) === focused)?.focus({ preventScroll: true });
+  [...node.querySelectorAll(FOCUSABLE)].find((control) => identityOf(control) === focused)?.focus({ preventScroll: true });
 }
 
-/* A share of a bar, 0 to 1. Set on the object: the content security policy allows no style in attributes. */
+/* A bar filled from 0 to 1. The width is set through the CSSOM: the content security policy forbids style attributes. */
 export function bar(share, tone = "") {
-  const inside = el("i");
-  inside.style.inlineSize = `${Math.max(0, Math.min(1, share)) * 100}%`;
-  return el(`span.bar${tone && `.${tone}`}`, { "aria-hidden": "true" }, inside);
+  const fill = el("i");
+  fill.style.inlineSize = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el(`span.bar${tone && `.${tone}`}`, { "aria-hidden": "true" }, fill);
 }
 
 export function swatch(colour) {
@@ -81,12 +81,12 @@ const ICONS = {
 };
 
 export function icon(name) {
-  const picture = document.createElementNS(SVG, "svg");
+  const svg = document.createElementNS(SVG, "svg");
   for (const [key, value] of Object.entries({ viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true" })) {
-    picture.setAttribute(key, value);
+    svg.setAttribute(key, value);
   }
   const path = document.createElementNS(SVG, "path");
   path.setAttribute("d", ICONS[name]);
-  picture.append(path);
-  return picture;
+  svg.append(path);
+  return svg;
 }

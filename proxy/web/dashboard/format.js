@@ -1,23 +1,24 @@
-/* Figures and times as people read them, in their own language and time zone. */
+/* Formats numbers and times in the browser's language and time zone. */
 
-const whole = new Intl.NumberFormat();
-const short = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
+const integer = new Intl.NumberFormat();
+const shortened = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
-const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const dateTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
 const SPANS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
 export const NONE = "–";
 
-export const number = (value) => (value === null || value === undefined ? NONE : whole.format(value));
-export const compact = (value) => (value === null || value === undefined ? NONE : value < 10000 ? whole.format(Math.round(value * 100) / 100) : short.format(value));
+export const number = (value) => (value === null || value === undefined ? NONE : integer.format(value));
+export const compact = (value) => (value === null || value === undefined ? NONE : value < 10000 ? integer.format(Math.round(value * 100) / 100) : shortened.format(value));
 export const share = (part, all) => (all ? percent(part / all) : NONE);
 
 export function percent(value) {
   if (value === null || value === undefined) return NONE;
   const points = value * 100;
-  return `${points === 0 || points >= 10 ? Math.round(points * 10) / 10 : Math.round(points * 100) / 100}%`;
+  const scale = points === 0 || points >= 10 ? 10 : 100;
+  return `${Math.round(points * scale) / scale}%`;
 }
 
 export function millis(value) {
@@ -29,22 +30,22 @@ export function millis(value) {
 
 export const usd = (text) => (text === null || text === undefined ? NONE : `$${text}`);
 export const date = (iso) => (iso ? day.format(new Date(iso)) : NONE);
-export const time = (iso) => (iso ? moment.format(new Date(iso)) : NONE);
-export const hour = (iso) => (iso ? clock.format(new Date(iso)) : NONE);
+export const time = (iso) => (iso ? dateTime.format(new Date(iso)) : NONE);
+export const clockTime = (iso) => (iso ? clock.format(new Date(iso)) : NONE);
 
-/* "3 minutes ago", "in 2 hours". */
+/* A relative time: "3 minutes ago", "in 2 hours". */
 export function ago(iso, now = Date.now()) {
-  if (!iso) return "never";
+  if (!iso) return "Never";
   const seconds = (new Date(iso).getTime() - now) / 1000;
   const [unit, size] = SPANS.find(([, size]) => Math.abs(seconds) >= size) ?? ["second", 1];
   return relative.format(Math.trunc(seconds / size), unit);
 }
 
-/* A word of the API as a word of the page: address_activity -> Address activity. */
-export function plain(word) {
-  const text = String(word).replaceAll("_", " ").toLowerCase();
+/* An API value as a label: address_activity -> Address activity. */
+export function label(value) {
+  const text = String(value).replaceAll("_", " ").toLowerCase();
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-/* Lines or commas -> a list without empty items. */
-export const listed = (text) => text.split(/[\n,]/).map((item) => item.trim()).filter(Boolean);
+/* Splits text at line breaks and commas, and drops empty items. */
+export const splitList = (text) => text.split(/[\n,]/).map((item) => item.trim()).filter(Boolean);

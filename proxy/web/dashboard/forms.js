@@ -1,11 +1,11 @@
-/* Forms: fields with labels and hints, and what happens when one is sent. Each field has `node`, `read` and, if it can be set, `write`. */
+/* Form fields with labels and hints, and form submission. A field has `node`, `read()` and, if it can be set, `write(value)`. */
 
-import { el, put } from "./dom.js";
+import { el, setChildren } from "./dom.js";
 import { note } from "./components.js";
 
 let serial = 0;
 
-/* The label above, the hint below, tied together for those who do not see it. */
+/* A label above the control and a hint below, linked for screen readers. */
 function labelled(label, control, hint) {
   control.id ||= `field-${++serial}`;
   if (hint) control.setAttribute("aria-describedby", `${control.id}-hint`);
@@ -21,34 +21,34 @@ export const text = (label, { hint, value, ...attributes } = {}) =>
   field(label, el("input", { type: "text", autocomplete: "off", spellcheck: "false", value: value ?? "", ...attributes }), hint);
 
 export const password = (label, options = {}) => {
-  const made = text(label, { type: "password", ...options });
-  return { ...made, read: () => made.control.value };
+  const base = text(label, { type: "password", ...options });
+  return { ...base, read: () => base.control.value };
 };
 
-/* A whole number, or null when left empty. */
+/* A whole number, or null if empty. */
 export function count(label, { hint, ...attributes } = {}) {
-  const made = text(label, { hint, type: "number", inputmode: "numeric", min: "0", step: "1", ...attributes });
-  return { ...made, read: () => (made.control.value === "" ? null : Number(made.control.value)) };
+  const base = text(label, { hint, type: "number", inputmode: "numeric", min: "0", step: "1", ...attributes });
+  return { ...base, read: () => (base.control.value === "" ? null : Number(base.control.value)) };
 }
 
 export const lines = (label, { hint, value, rows = 3, ...attributes } = {}) =>
   field(label, el("textarea", { rows: String(rows), spellcheck: "false", autocomplete: "off", value: value ?? "", ...attributes }), hint);
 
-/* JSON in a text area; reading what is none throws, with a message for people. */
+/* JSON in a text area. `read` throws a readable error if the text is not valid JSON. */
 export function json(label, { value, ...options } = {}) {
-  const made = lines(label, { rows: 6, class: "mono", ...options, value: value === undefined ? "" : JSON.stringify(value, null, 2) });
+  const base = lines(label, { rows: 6, class: "mono", ...options, value: value === undefined ? "" : JSON.stringify(value, null, 2) });
   const read = () => {
-    const given = made.control.value.trim();
+    const typed = base.control.value.trim();
     try {
-      return given ? JSON.parse(given) : undefined;
+      return typed ? JSON.parse(typed) : undefined;
     } catch (failure) {
-      throw new Error(`${label}: this is not JSON (${failure.message})`);
+      throw new Error(`${label} is not valid JSON: ${failure.message}`);
     }
   };
-  return { ...made, read, write: (next) => { made.control.value = next === undefined ? "" : JSON.stringify(next, null, 2); } };
+  return { ...base, read, write: (next) => { base.control.value = next === undefined ? "" : JSON.stringify(next, null, 2); } };
 }
 
-/* Options: {value: label}, or {group: {value: label}}. */
+/* Options are {value: label} or {group: {value: label}}. */
 export function select(label, options, { hint, value, ...attributes } = {}) {
   const entry = ([key, shown]) => (typeof shown === "object"
     ? el("optgroup", { label: key }, Object.entries(shown).map(entry))
@@ -58,16 +58,16 @@ export function select(label, options, { hint, value, ...attributes } = {}) {
   return field(label, control, hint, () => control.value);
 }
 
-/* A text with suggestions: whatever is typed is taken. */
+/* A text field with suggestions; any other text is accepted too. */
 export function suggest(label, values, { hint, ...attributes } = {}) {
-  const made = text(label, { hint, ...attributes });
-  const list = el("datalist", { id: `${made.control.id}-list` }, values.map((value) => el("option", { value })));
-  made.control.setAttribute("list", list.id);
-  made.node.append(list);
-  return { ...made, offer: (next) => put(list, next.map((value) => el("option", { value }))) };
+  const base = text(label, { hint, ...attributes });
+  const list = el("datalist", { id: `${base.control.id}-list` }, values.map((value) => el("option", { value })));
+  base.control.setAttribute("list", list.id);
+  base.node.append(list);
+  return { ...base, setSuggestions: (next) => setChildren(list, next.map((value) => el("option", { value }))) };
 }
 
-/* Some of several. */
+/* A group of checkboxes. */
 export function checks(label, options, chosen) {
   const boxes = Object.entries(options).map(([value, shown]) => {
     const box = el("input", { type: "checkbox", value, id: `field-${++serial}` });
@@ -80,24 +80,24 @@ export function checks(label, options, chosen) {
   };
 }
 
-/* A form around fields. `send` does the work; its failure is told above the buttons, and nothing that was typed is lost. */
-export function form(inside, { label, send, cancel, kind = "main" }) {
+/* A form around fields. If `send` fails, its error appears above the buttons and the fields keep their values. */
+export function form(fields, { label, send, cancel, kind = "main" }) {
   const problem = el("div.problem");
-  const go = el(`button${kind && `.${kind}`}`, { type: "submit" }, label);
+  const submit = el(`button${kind && `.${kind}`}`, { type: "submit" }, label);
   const onsubmit = async (event) => {
     event.preventDefault();
-    go.disabled = true;
-    put(problem);
+    submit.disabled = true;
+    setChildren(problem);
     try {
       await send();
     } catch (failure) {
-      put(problem, note(failure.message));
+      setChildren(problem, note(failure.message));
     } finally {
-      go.disabled = false;
+      submit.disabled = false;
     }
   };
-  return el("form", { onsubmit }, inside, problem,
-    el("div.actions", null, cancel && el("button", { type: "button", onclick: cancel }, "Cancel"), go));
+  return el("form", { onsubmit }, fields, problem,
+    el("div.actions", null, cancel && el("button", { type: "button", onclick: cancel }, "Cancel"), submit));
 }
 
 export const row = (...fields) => el("div.row", null, fields);

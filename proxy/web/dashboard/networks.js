@@ -1,25 +1,25 @@
-/* The networks that there are to choose from, as the account knows them. */
+/* The networks that the account can call, and a form field to pick one. */
 
 import { account } from "./api.js";
 import * as forms from "./forms.js";
 
-let known = null;
+let loading = null;
 
-/* [{network, title, family, class}…]; none for an operator, who types the name. */
+/* [{network, title, family, class}…]. Empty for an operator without an account, who types the name instead. */
 export async function networks() {
-  if (account.isOpen) known ??= account.get("").then((said) => said.networks).catch(() => { known = null; return []; });
-  return (await known) ?? [];
+  if (account.isSignedIn) loading ??= account.get("").then((reply) => reply.networks).catch(() => { loading = null; return []; });
+  return (await loading) ?? [];
 }
 
-const group = { live: "Mainnets", test: "Testnets" };
+const GROUPS = { live: "Mainnets", test: "Testnets" };
 
-/* One of them by `valueOf`, in groups of their class; typed where none is known. */
+/* A select with mainnets and testnets in groups, or a text field when no networks are known. `valueOf` maps a network to the field's value. */
 export function networkField(label, choices, { valueOf, hint, placeholder }) {
   if (!choices.length) return forms.text(label, { required: true, hint, placeholder });
   const options = {};
-  for (const each of choices) (options[group[each.class]] ??= {})[valueOf(each.network)] = `${each.network} · ${each.title}`;
+  for (const each of choices) (options[GROUPS[each.class]] ??= {})[valueOf(each.network)] = `${each.network} · ${each.title}`;
   return forms.select(label, options);
 }
 
-/* How a body names a network outright: ethereum-sepolia. */
-export const wordOf = (network) => network.replace("/", "-");
+/* The name of a network in the `chain` member of a request body: ethereum-sepolia. */
+export const chainNameOf = (network) => network.replace("/", "-");

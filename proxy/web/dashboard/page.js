@@ -1,40 +1,40 @@
-/* The page: who is signed in, which view the address names, and the frame around it. Views are loaded when they are first asked for. */
+/* The application shell: sessions, routing by URL fragment, and the sidebar around each view. Views are loaded on first use. */
 
 import { account, admin } from "./api.js";
-import { el, icon, put } from "./dom.js";
-import { button, failed, toast, waiting } from "./components.js";
+import { el, icon, setChildren } from "./dom.js";
+import { button, loadError, skeleton, toast } from "./components.js";
 
 const VIEWS = {
-  overview: { title: "Overview", side: "account", load: () => import("./views/overview.js") },
-  keys: { title: "API keys", side: "account", load: () => import("./views/keys.js") },
-  webhooks: { title: "Webhooks", side: "account", load: () => import("./views/webhooks.js") },
-  policies: { title: "Gas policies", side: "account", load: () => import("./views/policies.js") },
-  explorer: { title: "Explorer", side: "any", load: () => import("./views/explorer.js") },
-  account: { title: "Account", side: "account", load: () => import("./views/account.js") },
-  operator: { title: "Operator", side: "admin", load: () => import("./views/operator.js") },
+  overview: { title: "Overview", client: "account", load: () => import("./views/overview.js") },
+  keys: { title: "API keys", client: "account", load: () => import("./views/keys.js") },
+  webhooks: { title: "Webhooks", client: "account", load: () => import("./views/webhooks.js") },
+  policies: { title: "Gas policies", client: "account", load: () => import("./views/policies.js") },
+  explorer: { title: "Explorer", client: "any", load: () => import("./views/explorer.js") },
+  account: { title: "Account", client: "account", load: () => import("./views/account.js") },
+  operator: { title: "Operator", client: "admin", load: () => import("./views/operator.js") },
 };
 const GROUPS = [
-  ["Use", ["overview", "webhooks", "policies", "explorer"]],
+  ["API", ["overview", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "account"]],
 ];
 const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", queues: "Queues" };
-const WAS_OPERATOR = "penstock.operator";
-const IS_OVER = "penstock.over";
+const OPERATOR_FLAG = "penstock.operator";
+const EXPIRED_FLAG = "penstock.expired";
 const shell = document.getElementById("shell");
 const asset = (name) => new URL(name, import.meta.url).pathname;
 
 let main = document.getElementById("main");
-let serial = 0;
+let navigations = 0;
 
-export const sides = { account, admin };
+const clients = { account, admin };
 
-/* #/webhooks/wh_1 -> ["webhooks", "wh_1"]; whatever names no view is the first of them. */
-function address() {
+/* #/webhooks/wh_1 -> ["webhooks", "wh_1"]. An unknown view falls back to the overview. */
+function route() {
   try {
     const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
     return Object.hasOwn(VIEWS, parts[0]) ? parts : ["overview"];
   } catch {
-    return ["overview"]; // a % that begins nothing
+    return ["overview"]; // malformed percent-encoding
   }
 }
 
@@ -50,7 +50,7 @@ function themeButton() {
     remember("penstock.theme", next);
     node.textContent = label();
     (await import("./chart.js")).redraw();
-  }, { kind: "small", "aria-label": "Switch between the light and the dark theme" });
+  }, { kind: "small", "aria-label": "Switch theme" });
   return node;
 }
 
@@ -59,7 +59,7 @@ function remember(name, value) {
     if (value === null) localStorage.removeItem(name);
     else localStorage.setItem(name, value);
   } catch {
-    // Storage may be forbidden: then it is not remembered.
+    // Storage may be blocked; the value is not kept.
   }
 }
 
@@ -71,7 +71,7 @@ function recall(name) {
   }
 }
 
-/* --- the frame --- */
+/* --- sidebar --- */
 
 export const brand = (href) => el("a.brand", { href }, el("img", { src: asset("icon.svg"), alt: "" }), "Penstock");
 
@@ -79,10 +79,10 @@ const link = (href, name, text, current) =>
   el("li", null, el("a", { href, "aria-current": current ? "page" : undefined }, icon(name), text));
 
 function navigation([name, page]) {
-  const groups = account.isOpen
+  const groups = account.isSignedIn
     ? GROUPS.map(([title, names]) => [title, names.map((each) => link(`#/${each}`, each, VIEWS[each].title, each === name))])
-    : [["Use", [link("#/explorer", "explorer", "Explorer", name === "explorer")]]];
-  if (admin.isOpen) {
+    : [["API", [link("#/explorer", "explorer", "Explorer", name === "explorer")]]];
+  if (admin.isSignedIn) {
     const here = name === "operator" ? page ?? "upstreams" : null;
     groups.push(["Operator", Object.entries(OPERATOR_PAGES).map(([key, text]) =>
       link(`#/operator/${key}`, key, text, key === here))]);
@@ -93,85 +93,85 @@ function navigation([name, page]) {
 function foot() {
   const who = account.session?.account;
   return el("div.foot", null,
-    who && el("p.who", null, el("b", null, who.name), who.email),
-    admin.isOpen && el("p.who", null, el("b", null, admin.session.operator.name), "operator"),
-    el("div.actions", null, themeButton(), button("Sign out", leave, { kind: "small" }),
+    who && el("p.identity", null, el("b", null, who.name), who.email),
+    admin.isSignedIn && el("p.identity", null, el("b", null, admin.session.operator.name), "Operator"),
+    el("div.actions", null, themeButton(), button("Sign out", signOut, { kind: "small" }),
       el("a.button.small", { href: "/docs" }, "Docs")));
 }
 
-function frame(place) {
+function drawShell(parts) {
   const side = el("div.side");
   const menu = button(icon("menu"), () => {
     menu.setAttribute("aria-expanded", side.classList.toggle("open"));
   }, { kind: "menu", "aria-label": "Menu", "aria-expanded": "false" });
-  put(side, el("div.bar-row", null, brand(account.isOpen ? "#/overview" : "#/operator"), menu), navigation(place), foot());
+  setChildren(side, el("div.bar-row", null, brand(account.isSignedIn ? "#/overview" : "#/operator"), menu), navigation(parts), foot());
   main = el("main", { id: "main", tabindex: "-1" });
   shell.className = "signed";
-  put(shell, side, main);
+  setChildren(shell, side, main);
 }
 
-async function leave() {
-  const open = [account, admin].filter((side) => side.isOpen);
-  await Promise.allSettled(open.map((side) => side.leave()));
-  remember(WAS_OPERATOR, null);
+async function signOut() {
+  const open = [account, admin].filter((client) => client.isSignedIn);
+  await Promise.allSettled(open.map((client) => client.signOut()));
+  remember(OPERATOR_FLAG, null);
   history.replaceState(null, "", location.pathname);
-  // With the page goes whatever its modules hold of this person, such as the explorer's key.
+  // Reloading clears what modules keep in memory, such as the explorer's API key.
   location.reload();
 }
 
-/* --- which view --- */
+/* --- views --- */
 
-async function door(kind, token) {
-  const { show: showDoor } = await import("./views/sign-in.js");
+async function showSignIn(panel, token) {
+  const { show: showPanel } = await import("./views/sign-in.js");
   shell.className = "";
-  main = el("main.door", { id: "main", tabindex: "-1" });
-  put(shell, main);
-  const entered = () => {
-    if (admin.isOpen) remember(WAS_OPERATOR, "1");
+  main = el("main.sign-in", { id: "main", tabindex: "-1" });
+  setChildren(shell, main);
+  const onSignedIn = () => {
+    if (admin.isSignedIn) remember(OPERATOR_FLAG, "1");
     show();
   };
-  showDoor(main, { kind, token, entered, brand: brand("#/overview") });
+  showPanel(main, { panel, token, onSignedIn, brand: brand("#/overview") });
 }
 
-const allowed = (side) => (side === "any" ? account.isOpen || admin.isOpen : sides[side].isOpen);
+const isAllowed = (client) => (client === "any" ? account.isSignedIn || admin.isSignedIn : clients[client].isSignedIn);
 
 async function show() {
-  const turn = ++serial;
-  const place = address();
-  const view = VIEWS[place[0]];
+  const current = ++navigations;
+  const parts = route();
+  const view = VIEWS[parts[0]];
   document.title = `${view.title} · Penstock`;
-  if (!allowed(view.side)) {
+  if (!isAllowed(view.client)) {
     document.title = "Sign in · Penstock";
-    await door(view.side === "admin" ? "operator" : "account");
+    await showSignIn(view.client === "admin" ? "operator" : "account");
     return;
   }
-  frame(place);
-  put(main, waiting(6));
+  drawShell(parts);
+  setChildren(main, skeleton(6));
   try {
     const { show: showView } = await view.load();
-    if (turn !== serial) return;
-    put(main, await showView(place.slice(1)));
-    if (turn > 1) main.querySelector("h1")?.focus({ preventScroll: true });
+    if (current !== navigations) return;
+    setChildren(main, await showView(parts.slice(1)));
+    if (current > 1) main.querySelector("h1")?.focus({ preventScroll: true });
     scrollTo(0, 0);
   } catch (failure) {
-    if (turn === serial) put(main, failed(failure, show));
+    if (current === navigations) setChildren(main, loadError(failure, show));
   }
 }
 
 async function start() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (token) {
-    // Out of the address bar, and of the history, before anything else is loaded.
+    // Remove the token from the address bar and the history before loading anything else.
     history.replaceState(null, "", location.pathname);
-    await door("link", token);
+    await showSignIn("link", token);
     return;
   }
-  if (recall(IS_OVER)) {
-    remember(IS_OVER, null);
-    toast("Your session is over: please sign in again.", "bad");
+  if (recall(EXPIRED_FLAG)) {
+    remember(EXPIRED_FLAG, null);
+    toast("Your session expired. Sign in again.", "bad");
   }
-  const wantsOperator = location.hash.startsWith("#/operator") || recall(WAS_OPERATOR);
-  await Promise.all([account.look(), wantsOperator && admin.look()]);
+  const wantsOperator = location.hash.startsWith("#/operator") || recall(OPERATOR_FLAG);
+  await Promise.all([account.loadSession(), wantsOperator && admin.loadSession()]);
   await show();
 }
 
@@ -181,7 +181,7 @@ addEventListener("hashchange", () => {
   else show();
 });
 addEventListener("signed-out", () => {
-  remember(IS_OVER, "1");
+  remember(EXPIRED_FLAG, "1");
   location.reload();
 });
-start().catch((failure) => put(main, failed(failure, () => location.reload())));
+start().catch((failure) => setChildren(main, loadError(failure, () => location.reload())));

@@ -1,7 +1,7 @@
-/* Before the first paint, so that the page never flashes in the other theme. A plain script: it must not wait for the modules. */
+/* Applies the saved theme before the first paint, so that the page does not flash. A classic script, because modules load later. */
 try {
   const chosen = localStorage.getItem("penstock.theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 } catch {
-  // Storage may be forbidden; the system's theme is a good one too.
+  // Storage may be blocked; the system theme applies.
 }

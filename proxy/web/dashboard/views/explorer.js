@@ -1,63 +1,63 @@
-/* The explorer: any operation of the OpenAPI document, or any JSON-RPC method, with a key of one's own. The key stays in this module's memory. */
+/* The explorer sends any REST operation or JSON-RPC method with the user's own API key. The key stays in this module's memory. */
 
-import { contract } from "../api.js";
-import { el, put } from "../dom.js";
+import { apiSpec } from "../api.js";
+import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { networkField, networks } from "../networks.js";
-import { card, choice, codeBlock, empty, facts, heading, note } from "../components.js";
+import { card, codeBlock, empty, facts, heading, note, segmentedControl } from "../components.js";
 import * as format from "../format.js";
 import { highlighted } from "./json.js";
 import { METHODS } from "./methods.js";
 import { operations, requestForm } from "./operations.js";
 import { NAMES, SNIPPETS } from "./snippets.js";
 
-// What a page can show without becoming slow.
-const MOST_SHOWN = 200_000;
-const kept = { key: "", way: "rpc", language: "curl" };
+// Characters of a reply body. More would slow the page down.
+const MAX_SHOWN = 200_000;
+const state = { key: "", kind: "rpc", language: "curl" };
 
 export async function show() {
-  const [document_, known] = await Promise.all([contract(), networks()]);
-  const view = new Explorer(document_, known);
-  view.way(kept.way);
+  const [spec, available] = await Promise.all([apiSpec(), networks()]);
+  const view = new Explorer(spec, available);
+  view.setKind(state.kind);
   return view.node;
 }
 
 class Explorer {
-  #inside = el("div");
+  #fields = el("div");
   #reply = el("div", { "aria-live": "polite" });
   #snippet = codeBlock("Snippet", "");
   #request = null;
 
-  constructor(document_, known) {
-    this.document = document_;
-    this.known = known;
-    const key = forms.text("API key", { value: kept.key, class: "mono veiled", placeholder: "svc_live_…", autocomplete: "off",
-      hint: "Used from this page only, kept in its memory, gone when you close it.", oninput: () => { kept.key = key.read(); } });
-    const form = forms.form([key.node, this.#inside], { label: "Send", send: () => this.#send() });
-    form.addEventListener("input", () => this.#follow());
-    form.addEventListener("change", () => this.#follow());
-    put(this.#reply, empty("The reply appears here", "With what it cost, and the headers that came with it."));
-    this.node = el("div", null, heading("Explorer", { lead: "Try a request before you write the program for it." }),
+  constructor(spec, available) {
+    this.spec = spec;
+    this.networks = available;
+    const key = forms.text("API key", { value: state.key, class: "mono masked", placeholder: "svc_live_…", autocomplete: "off",
+      hint: "Kept in this tab's memory only. Never stored.", oninput: () => { state.key = key.read(); } });
+    const form = forms.form([key.node, this.#fields], { label: "Send", send: () => this.#send() });
+    form.addEventListener("input", () => this.#updateSnippet());
+    form.addEventListener("change", () => this.#updateSnippet());
+    setChildren(this.#reply, empty("No reply yet", "Send a request to see its body, headers and cost."));
+    this.node = el("div", null, heading("Explorer", { lead: "Send requests and copy them as code." }),
       el("div.grid.loose", null,
         el("section.card", { "aria-label": "Request" }, el("div.spread", null, el("h2", null, "Request"),
-          choice("Kind of request", { rpc: "JSON-RPC", rest: "REST" }, kept.way, (way) => this.way(way))), form),
+          segmentedControl("Request type", { rpc: "JSON-RPC", rest: "REST" }, state.kind, (kind) => this.setKind(kind))), form),
         el("section.card", { "aria-label": "Reply" }, el("h2", null, "Reply"), this.#reply)),
-      card(null, el("div.spread", null, el("h2", null, "As a program"), choice("Language", NAMES, kept.language, (language) => {
-        kept.language = language;
-        this.#follow();
+      card(null, el("div.spread", null, el("h2", null, "Code"), segmentedControl("Language", NAMES, state.language, (language) => {
+        state.language = language;
+        this.#updateSnippet();
       })), this.#snippet.node));
   }
 
-  way(way) {
-    kept.way = way;
-    this.current = way === "rpc" ? this.#rpc() : this.#rest();
-    put(this.#inside, this.current.node);
-    this.#follow();
+  setKind(kind) {
+    state.kind = kind;
+    this.current = kind === "rpc" ? this.#rpcForm() : this.#restForm();
+    setChildren(this.#fields, this.current.node);
+    this.#updateSnippet();
   }
 
-  #rpc() {
-    const network = networkField("Network", this.known, { valueOf: (id) => id, hint: "chain/network", placeholder: "ethereum/mainnet" });
-    const familyOf = () => this.known.find((each) => each.network === network.read())?.family ?? "evm";
+  #rpcForm() {
+    const network = networkField("Network", this.networks, { valueOf: (id) => id, hint: "chain/network", placeholder: "ethereum/mainnet" });
+    const familyOf = () => this.networks.find((each) => each.network === network.read())?.family ?? "evm";
     const methods = Object.keys(METHODS[familyOf()]);
     const method = forms.suggest("Method", methods, { required: true, value: methods[0], class: "mono" });
     const params = forms.json("Params", { value: METHODS[familyOf()][methods[0]], rows: 5 });
@@ -67,7 +67,7 @@ class Explorer {
     });
     network.control.addEventListener("change", () => {
       const offered = Object.keys(METHODS[familyOf()]);
-      method.offer(offered);
+      method.setSuggestions(offered);
       if (offered.includes(method.read())) return;
       method.write(offered[0]);
       params.write(METHODS[familyOf()][offered[0]]);
@@ -79,58 +79,58 @@ class Explorer {
     };
   }
 
-  #rest() {
-    const all = operations(this.document);
+  #restForm() {
+    const all = operations(this.spec);
     const grouped = {};
     for (const each of all) (grouped[each.tag] ??= {})[each.id] = `${each.method} ${each.path}`;
-    const place = el("div");
+    const region = el("div");
     let inner = null;
     const pick = forms.select("Operation", grouped, { onchange: () => {
-      inner = requestForm(this.document, all.find(({ id }) => id === pick.read()));
-      put(place, inner.node);
+      inner = requestForm(this.spec, all.find(({ id }) => id === pick.read()));
+      setChildren(region, inner.node);
     } });
-    inner = requestForm(this.document, all.find(({ id }) => id === pick.read()));
-    put(place, inner.node);
-    return { node: el("div", null, pick.node, place), read: () => inner.read() };
+    inner = requestForm(this.spec, all.find(({ id }) => id === pick.read()));
+    setChildren(region, inner.node);
+    return { node: el("div", null, pick.node, region), read: () => inner.read() };
   }
 
-  /* The snippet says what would be sent; while something typed does not read, it stays as it was. */
-  #follow() {
+  /* Keeps the snippet in step with the form. While the input is invalid, the last valid snippet stays. */
+  #updateSnippet() {
     try {
       this.#request = this.current.read();
-      this.#snippet.show(SNIPPETS[kept.language](this.#request));
+      this.#snippet.show(SNIPPETS[state.language](this.#request));
     } catch {
-      // Told when it is sent.
+      // Sending the request reports the error.
     }
   }
 
   async #send() {
-    if (!kept.key) throw new Error("Paste an API key first: the dashboard's own session opens no other part of the API.");
+    if (!state.key) throw new Error("Enter an API key. Your dashboard session does not authorize API requests.");
     this.#request = this.current.read();
-    this.#follow();
+    this.#updateSnippet();
     const { method, url, body } = this.#request;
-    const began = performance.now();
+    const startedAt = performance.now();
     const reply = await fetch(url, {
       method, credentials: "omit", cache: "no-store",
-      headers: { "X-API-Key": kept.key, ...(body !== undefined && { "Content-Type": "application/json" }) },
+      headers: { "X-API-Key": state.key, ...(body !== undefined && { "Content-Type": "application/json" }) },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
     const text = await reply.text();
-    this.#show(reply, text, performance.now() - began);
+    this.#show(reply, text, performance.now() - startedAt);
   }
 
-  #show(reply, text, took) {
-    const cut = text.length > MOST_SHOWN;
-    const shown = codeBlock("Body", "");
-    shown.show(highlighted(cut ? text.slice(0, MOST_SHOWN) : text));
-    const head = codeBlock("Headers", [...reply.headers].map(([name, value]) => `${name}: ${value}`).join("\n"));
-    put(this.#reply, !reply.ok && note(`The service answered ${reply.status}.`),
-      facts([["Status", String(reply.status)], ["Took", format.millis(took)],
-        ["Units", reply.headers.get("X-Compute-Units") ?? format.NONE],
-        ["Left this second", reply.headers.get("X-RateLimit-Remaining") ?? format.NONE],
+  #show(reply, text, duration) {
+    const isCut = text.length > MAX_SHOWN;
+    const body = codeBlock("Body", "");
+    body.show(highlighted(isCut ? text.slice(0, MAX_SHOWN) : text));
+    const headers = codeBlock("Headers", [...reply.headers].map(([name, value]) => `${name}: ${value}`).join("\n"));
+    setChildren(this.#reply, !reply.ok && note(`Request failed with status ${reply.status}.`),
+      facts([["Status", String(reply.status)], ["Duration", format.millis(duration)],
+        ["Compute units", reply.headers.get("X-Compute-Units") ?? format.NONE],
+        ["Rate limit remaining", reply.headers.get("X-RateLimit-Remaining") ?? format.NONE],
         reply.headers.get("X-Cache") && ["Cache", reply.headers.get("X-Cache")],
         reply.headers.get("X-Upstream") && ["Upstream", reply.headers.get("X-Upstream")]]),
-      el("p"), cut && note(`Only the first ${format.number(MOST_SHOWN)} of ${format.number(text.length)} characters are shown.`, "wait"),
-      shown.node, el("details.more", null, el("summary", null, "Headers"), head.node));
+      el("p"), isCut && note(`Showing the first ${format.number(MAX_SHOWN)} of ${format.number(text.length)} characters.`, "wait"),
+      body.node, el("details.more", null, el("summary", null, "Headers"), headers.node));
   }
 }

@@ -1,26 +1,26 @@
-/* JSON, in colours, as text nodes: what chains and strangers put into it stays text. */
+/* JSON syntax highlighting. Builds text nodes only, because chain data is untrusted. */
 
 import { el } from "../dom.js";
 
-// A literal outside a string always has white space before it in what JSON.stringify indents.
+// In the output of JSON.stringify with an indent, a literal outside a string always follows white space.
 const TOKEN = /("(?:\\.|[^"\\])*")(?=(\s*:)?)|(?<=^|\s)(-?\d[\d.eE+-]*|true|false|null)(?=[,\s]|$)/g;
 
 export function highlighted(text) {
-  const shown = pretty(text);
+  const source = pretty(text);
   const parts = [];
   let end = 0;
-  for (const match of shown.matchAll(TOKEN)) {
-    parts.push(shown.slice(end, match.index), el(match[3] ? "span.j-literal" : match[2] ? "span.j-key" : "span.j-text", null, match[0]));
+  for (const match of source.matchAll(TOKEN)) {
+    parts.push(source.slice(end, match.index), el(match[3] ? "span.j-literal" : match[2] ? "span.j-key" : "span.j-text", null, match[0]));
     end = match.index + match[0].length;
   }
-  return [...parts, shown.slice(end)];
+  return [...parts, source.slice(end)];
 }
 
-/* Indented, unless that would change a number that JavaScript cannot hold. */
+/* Indents JSON, unless parsing would change an integer too large for JavaScript. */
 function pretty(text) {
   try {
-    const read = JSON.parse(text);
-    return /[\[:,\s]-?\d{16,}/.test(text) ? text : JSON.stringify(read, null, 2);
+    const value = JSON.parse(text);
+    return /[\[:,\s]-?\d{16,}/.test(text) ? text : JSON.stringify(value, null, 2);
   } catch {
     return text;
   }

@@ -1,4 +1,4 @@
-/* What operators see of the whole service. Each page is a file of its own. */
+/* Routes the operator pages. */
 
 import { showAccounts } from "./accounts.js";
 import { showQueues } from "./queues.js";

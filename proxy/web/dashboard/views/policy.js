@@ -1,37 +1,37 @@
-/* One gas policy: its spending by day and by sender, its rules, and what it refused. */
+/* One gas policy: its spend by day and by sender, its rules, and its recent refusals. */
 
-import { account, contract, query } from "../api.js";
+import { account, apiSpec, query } from "../api.js";
 import { Chart } from "../chart.js";
-import { el, renew } from "../dom.js";
+import { el, refreshChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, table, toast, working } from "../components.js";
+import { asyncButton, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { spentOf } from "./policies.js";
+import { spendOf } from "./policies.js";
 import { rulesForm } from "./rules.js";
 
 const LIMIT = 20;
 const REFUSALS = "account_list_gas_refusals";
 
-export async function showOne(id) {
-  const view = new One(id);
+export async function showPolicy(id) {
+  const view = new PolicyView(id);
   await view.load();
   poll(view.node, 5, () => view.load());
   return view.node;
 }
 
-class One {
+class PolicyView {
   #path;
   #head = el("div");
-  #users = el("div");
-  #refused = el("div");
+  #senders = el("div");
+  #refusals = el("div");
   #page = 1;
-  #isOpen = false;
-  #chart = new Chart("Spent by day", { show: (value) => (value === null || value === undefined ? format.NONE : `$${format.compact(value)}`), together: "spend" });
+  #isRulesOpen = false;
+  #chart = new Chart("Spend per day", { format: (value) => (value === null || value === undefined ? format.NONE : `$${format.compact(value)}`), syncKey: "spend" });
 
   constructor(id) {
     this.#path = `/gas/policies/${encodeURIComponent(id)}`;
     this.node = el("div", null, el("a.crumb", { href: "#/policies" }, "← Gas policies"), this.#head, this.#chart.node,
-      el("p"), card("Senders", this.#users), this.#refused);
+      el("p"), card("Senders", this.#senders), this.#refusals);
   }
 
   async load() {
@@ -39,24 +39,24 @@ class One {
       account.get(this.#path), account.get(`${this.#path}/spend${query({ page: this.#page, limit: LIMIT })}`)]);
     this.#showHead(policy, spend);
     this.#showDays(spend);
-    this.#showUsers(spend);
+    this.#showSenders(spend);
     await this.#showRefusals();
   }
 
   #showHead(policy, spend) {
     const isActive = policy.status === "active";
-    const turn = working(isActive ? "Pause" : "Resume", async () => {
+    const toggle = asyncButton(isActive ? "Pause" : "Resume", async () => {
       await account.patch(this.#path, { status: isActive ? "paused" : "active" });
-      toast(isActive ? "Nothing is sponsored until you resume it." : "The policy sponsors again.");
+      toast(isActive ? "Policy paused" : "Policy resumed");
       await this.load();
     }, { kind: isActive ? "" : "main" });
-    renew(this.#head, heading(policy.name, { actions: [turn, button("Edit limits", () => this.#edit(policy)),
+    refreshChildren(this.#head, heading(policy.name, { actions: [toggle, button("Edit", () => this.#edit(policy)),
       button("Delete", () => this.#remove(policy), { kind: "danger" })] }),
-    !isActive && note("Paused: nothing is sponsored. What was sponsored before stays good.", "wait"),
-    card(null, facts([["Status", badge(policy.status)], ["Chain", policy.network], ["Spent", spentOf(policy.rules, spend)],
-      ["Operations", format.number(spend.operations)], ["Left", spend.left_usd === null ? "no cap" : format.usd(spend.left_usd)],
-      ["Starts anew", spend.resets_at ? format.time(spend.resets_at) : "never"], ["Id", el("code", null, policy.id)]]),
-    el("details.more", { open: this.#isOpen, ontoggle: ({ target }) => { this.#isOpen = target.open; } },
+    !isActive && note("This policy is paused. New operations are not sponsored; existing sponsorships stay valid.", "wait"),
+    card(null, facts([["Status", badge(policy.status)], ["Network", policy.network], ["Spent", spendOf(policy.rules, spend)],
+      ["Operations", format.number(spend.operations)], ["Remaining", spend.left_usd === null ? "No limit" : format.usd(spend.left_usd)],
+      ["Resets", spend.resets_at ? format.time(spend.resets_at) : "Never"], ["Policy ID", el("code", null, policy.id)]]),
+    el("details.more", { open: this.#isRulesOpen, ontoggle: ({ target }) => { this.#isRulesOpen = target.open; } },
       el("summary", null, "Rules"), codeBlock("rules", JSON.stringify(policy.rules, null, 2)).node)));
   }
 
@@ -68,31 +68,31 @@ class One {
       { label: "spent", colour: "series-2", values: sorted.map((each) => Number(each.spent_usd)), bars: true, total: `$${format.compact(sum)}` }]);
   }
 
-  #showUsers({ users, page, total }) {
-    renew(this.#users, users.length ? [table("Senders", [
+  #showSenders({ users, page, total }) {
+    refreshChildren(this.#senders, users.length ? [table("Senders", [
       { name: "Sender", show: (user) => el("code", null, user.sender) },
       { name: "Spent", kind: "num", show: (user) => format.usd(user.spent_usd) },
-      { name: "Held", kind: "num", show: (user) => format.usd(user.reserved_usd) },
+      { name: "Reserved", kind: "num", show: (user) => format.usd(user.reserved_usd) },
       { name: "Operations", kind: "num", show: (user) => format.number(user.operations) },
-      { name: "Left", kind: "num", show: (user) => (user.left_usd === null ? "no cap" : format.usd(user.left_usd)) },
+      { name: "Remaining", kind: "num", show: (user) => (user.left_usd === null ? "No limit" : format.usd(user.left_usd)) },
     ], users), pager({ page, total, limit: LIMIT }, (next) => {
       this.#page = next;
       this.load();
-    })] : empty("Nobody was sponsored yet"));
+    })] : empty("No sponsored operations yet"));
   }
 
-  /* Where the service keeps them. */
+  /* Only if the service offers the operation. */
   async #showRefusals() {
-    const document_ = await contract();
-    const isThere = Object.values(document_.paths).some((path) => path.get?.operationId === REFUSALS);
-    if (!isThere) return;
+    const spec = await apiSpec();
+    const isOffered = Object.values(spec.paths).some((path) => path.get?.operationId === REFUSALS);
+    if (!isOffered) return;
     const { refusals } = await account.get(`${this.#path}/refusals${query({ limit: LIMIT })}`);
-    renew(this.#refused, card("Last refusals", refusals.length ? table("Last refusals", [
-      { name: "When", show: (each) => format.time(each.at) },
+    refreshChildren(this.#refusals, card("Recent refusals", refusals.length ? table("Recent refusals", [
+      { name: "Time", show: (each) => format.time(each.at) },
       { name: "Rule", show: (each) => el("code", null, each.rule) },
       { name: "Sender", show: (each) => el("code", null, each.sender) },
-      { name: "What was said", show: (each) => each.message },
-    ], refusals) : empty("Nothing was refused")));
+      { name: "Message", show: (each) => each.message },
+    ], refusals) : empty("No refusals")));
   }
 
   #edit(policy) {
@@ -100,13 +100,13 @@ class One {
       const name = forms.text("Name", { required: true, maxlength: "200", value: policy.name });
       const rules = rulesForm(policy.rules);
       return forms.form([name.node, rules.node], {
-        label: "Save",
+        label: "Save changes",
         cancel: close,
         send: async () => {
           const changes = rules.changes();
           await account.patch(this.#path, { name: name.read(), ...(Object.keys(changes).length && { rules: changes }) });
           close();
-          toast("Saved.");
+          toast("Policy updated");
           await this.load();
         },
       });
@@ -114,9 +114,9 @@ class One {
   }
 
   #remove(policy) {
-    confirm("Delete policy", `“${policy.name}” sponsors nothing from now on. This cannot be undone.`, "Delete", async () => {
+    confirm("Delete policy", `“${policy.name}” stops sponsoring operations. This cannot be undone.`, "Delete policy", async () => {
       await account.remove(this.#path);
-      toast("The policy is deleted.");
+      toast("Policy deleted");
       location.hash = "#/policies";
     });
   }

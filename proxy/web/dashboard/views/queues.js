@@ -1,7 +1,7 @@
-/* What runs beside the workers: how far chains are followed, what waits to be delivered; and the workers themselves. */
+/* Background work, for operators: followed networks, the webhook delivery queue, and the workers. */
 
 import { admin } from "../api.js";
-import { el, put } from "../dom.js";
+import { el, setChildren } from "../dom.js";
 import { badge, card, empty, facts, heading, poll, table } from "../components.js";
 import * as format from "../format.js";
 
@@ -12,43 +12,41 @@ const WEBHOOKS = ["active", "paused", "disabled"];
 export async function showQueues() {
   const [followers, deliveries, workers] = [el("div"), el("div"), el("div")];
   const load = async () => {
-    const [followed, waiting, live] = await Promise.all([admin.get("/followers"), admin.get("/deliveries"), admin.get("/live")]);
-    put(followers, followersOf(followed.followers));
-    put(deliveries, deliveriesOf(waiting));
-    put(workers, workersOf(live.workers));
+    const [followed, queue, live] = await Promise.all([admin.get("/followers"), admin.get("/deliveries"), admin.get("/live")]);
+    setChildren(followers, followersTable(followed.followers));
+    setChildren(deliveries, deliveryFacts(queue));
+    setChildren(workers, workersTable(live.workers));
   };
-  const node = el("div", null, heading("Queues", { lead: "What runs beside the calls." }),
+  const node = el("div", null, heading("Queues", { lead: "Chain followers, webhook deliveries and workers." }),
     card("Followers", followers), card("Deliveries", deliveries), card("Workers", workers));
   await load();
   poll(node, REFRESH_S, load);
   return node;
 }
 
-const followersOf = (rows) => (rows.length ? table("Followers", [
+const followersTable = (rows) => (rows.length ? table("Followers", [
   { name: "Network", show: (each) => each.network },
   { name: "State", show: (each) => el("div", null, badge(each.state, FOLLOWING[each.state]), each.fault && el("span.below", null, each.fault)) },
   { name: "Block", kind: "num", show: (each) => format.number(each.block) },
-  { name: "Tip", kind: "num", show: (each) => format.number(each.tip) },
-  { name: "Behind", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },
-  { name: "Moved", show: (each) => format.ago(each.updated_at) },
-], rows) : empty("No network is followed"));
+  { name: "Head", kind: "num", show: (each) => format.number(each.tip) },
+  { name: "Lag", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },
+  { name: "Updated", show: (each) => format.ago(each.updated_at) },
+], rows) : empty("No followed networks"));
 
-function deliveriesOf(said) {
-  const attempts = said.attempts_last_hour ?? {};
+function deliveryFacts(queue) {
   return facts([
-    ["Due", format.number(said.due)],
-    ["Late", format.number(said.late)],
-    ["Oldest due", said.oldest_due_at ? format.ago(said.oldest_due_at) : format.NONE],
-    ["Over their quota", format.number(said.over_quota)],
-    ["Parked", format.number(said.parked)],
-    ...Object.entries(attempts).map(([name, value]) => [`Last hour, ${format.plain(name).toLowerCase()}`, format.number(value)]),
-    ...WEBHOOKS.map((name) => [`Webhooks, ${name}`, format.number(said.webhooks?.[name] ?? 0)]),
+    ["Due", format.number(queue.due)],
+    ["Overdue by a minute", format.number(queue.late)],
+    ["Oldest due", queue.oldest_due_at ? format.ago(queue.oldest_due_at) : format.NONE],
+    ["Over quota", format.number(queue.over_quota)],
+    ["Parked", format.number(queue.parked)],
+    ...WEBHOOKS.map((name) => [`${format.label(name)} webhooks`, format.number(queue.webhooks?.[name] ?? 0)]),
   ]);
 }
 
-const workersOf = (rows) => (rows.length ? table("Workers", [
+const workersTable = (rows) => (rows.length ? table("Workers", [
   { name: "Worker", show: (each) => [`${each.host ?? ""} ${each.pid ?? ""}`, el("code.below", null, each.worker ?? each.id ?? "")] },
   { name: "Connections", kind: "num", show: (each) => format.number(each.connections) },
   { name: "Keys", kind: "num", show: (each) => format.number(each.keys) },
-  { name: "Seen", show: (each) => format.ago(each.seen_at ?? each.at) },
-], rows) : empty("No worker has reported yet"));
+  { name: "Last report", show: (each) => format.ago(each.seen_at ?? each.at) },
+], rows) : empty("No workers have reported yet"));

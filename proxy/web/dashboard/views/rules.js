@@ -1,38 +1,38 @@
-/* The rules of a gas policy as a form. A rule that is left empty does not restrict. */
+/* The form for a gas policy's rules. An empty field means no restriction. */
 
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { listed } from "../format.js";
+import { splitList } from "../format.js";
 
-export const RESETS = { daily: "each day", weekly: "each week", monthly: "each month" };
+export const RESETS = { daily: "Daily", weekly: "Weekly", monthly: "Monthly" };
 
-const DOLLARS = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]+)?", placeholder: "no limit" };
+const DECIMAL = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]+)?", placeholder: "No limit" };
 const FIELDS = [
-  ["max_total_usd", () => forms.text("Whole policy, US dollars", DOLLARS)],
-  ["reset", () => forms.select("Starts anew", { "": "never", ...RESETS })],
-  ["max_per_user_usd", () => forms.text("Each sender, US dollars", DOLLARS)],
-  ["max_gas_usd", () => forms.text("One operation, US dollars", DOLLARS)],
-  ["max_per_user_per_day", () => forms.count("Operations of a sender in a day", { placeholder: "no limit" })],
-  ["max_gas_price_gwei", () => forms.text("Highest gas price, gwei", { ...DOLLARS })],
+  ["max_total_usd", () => forms.text("Total spend (USD)", DECIMAL)],
+  ["reset", () => forms.select("Resets", { "": "Never", ...RESETS })],
+  ["max_per_user_usd", () => forms.text("Spend per sender (USD)", DECIMAL)],
+  ["max_gas_usd", () => forms.text("Spend per operation (USD)", DECIMAL)],
+  ["max_per_user_per_day", () => forms.count("Operations per sender per day", { placeholder: "No limit" })],
+  ["max_gas_price_gwei", () => forms.text("Maximum gas price (gwei)", DECIMAL)],
 ];
 const LISTS = [
-  ["allowed_contracts", "Contracts that may be called", "Addresses, one on each line. Empty: any."],
-  ["allowed_methods", "Methods that may be called", "Signatures or selectors, one on each line: transfer(address,uint256). Empty: any."],
-  ["sender_allowlist", "Only these senders", "Addresses, one on each line. Empty: any."],
-  ["sender_denylist", "Never these senders", "Addresses, one on each line."],
+  ["allowed_contracts", "Allowed contracts", "One address per line. Leave empty to allow any."],
+  ["allowed_methods", "Allowed methods", "One signature or selector per line, such as transfer(address,uint256). Leave empty to allow any."],
+  ["sender_allowlist", "Allowed senders", "One address per line. Leave empty to allow any."],
+  ["sender_denylist", "Blocked senders", "One address per line."],
 ];
 const KNOWN = new Set([...FIELDS, ...LISTS].map(([name]) => name));
 
-/* `read`: rules that are set; `changes`: what differs from before, null for what is gone. */
+/* `read` returns the rules that are set. `changes` returns the difference to `rules`, with null for removed ones. */
 export function rulesForm(rules) {
   const figures = FIELDS.map(([name, make]) => ({ name, ...make() }));
   for (const field of figures) field.write(rules[field.name] === "never" ? "" : rules[field.name] ?? "");
   const lists = LISTS.map(([name, label, hint]) => {
-    const made = forms.lines(label, { hint, rows: 2, class: "mono", value: (rules[name] ?? []).join("\n") });
-    return { name, ...made, read: () => listed(made.control.value) };
+    const base = forms.lines(label, { hint, rows: 2, class: "mono", value: (rules[name] ?? []).join("\n") });
+    return { name, ...base, read: () => splitList(base.control.value) };
   });
   const others = Object.fromEntries(Object.entries(rules).filter(([name]) => !KNOWN.has(name)));
-  const rest = forms.json("Other rules", { value: others, rows: 3, hint: "rate_limit, starts_at, ends_at, expiry_seconds, min_gas_efficiency: as the API takes them." });
+  const rest = forms.json("Other rules", { value: others, rows: 3, hint: "In the API's format: rate_limit, starts_at, ends_at, expiry_seconds, min_gas_efficiency." });
   const read = () => {
     const set = [...figures, ...lists].map(({ name, read: value }) => [name, value()]);
     const isSet = ([, value]) => value !== "" && value !== null && !(Array.isArray(value) && !value.length);
@@ -44,8 +44,8 @@ export function rulesForm(rules) {
     const differs = [...names].filter((name) => JSON.stringify(rules[name]) !== JSON.stringify(after[name]));
     return Object.fromEntries(differs.map((name) => [name, after[name] ?? null]));
   };
-  const node = el("div", null, el("h3", null, "Caps"), forms.row(...figures.map((field) => field.node)),
-    el("details.more", { open: LISTS.some(([name]) => rules[name]?.length) }, el("summary", null, "Who, what and when"),
+  const node = el("div", null, el("h3", null, "Limits"), forms.row(...figures.map((field) => field.node)),
+    el("details.more", { open: LISTS.some(([name]) => rules[name]?.length) }, el("summary", null, "Restrictions"),
       lists.map((field) => field.node), rest.node));
   return { node, read, changes };
 }

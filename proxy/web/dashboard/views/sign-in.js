@@ -1,77 +1,78 @@
-/* Signing in: with a password, by a link in a mail, with the link that came, or as an operator. */
+/* Sign-in panels: by password, by emailed link, with an admin token. */
 
 import { account, admin } from "../api.js";
-import { el, put } from "../dom.js";
+import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { button, card, note } from "../components.js";
 
-const other = (label, next) => button(label, next, { kind: "link" });
+const alternative = (label, next) => button(label, next, { kind: "link" });
 
-export function show(main, { kind, token, entered, brand }) {
+export function show(main, { panel, token, onSignedIn, brand }) {
   const open = (name) => {
-    put(main, brand, card(null, PANELS[name]({ open, entered, token })));
+    setChildren(main, brand, card(null, PANELS[name]({ open, onSignedIn, token })));
     main.querySelector("input")?.focus();
   };
-  open(kind);
+  open(panel);
 }
 
-function passwordPanel({ open, entered }) {
-  const email = forms.text("E-mail", { type: "email", autocomplete: "username", required: true });
-  const word = forms.password("Password", { autocomplete: "current-password", required: true });
+function passwordPanel({ open, onSignedIn }) {
+  const email = forms.text("Email", { type: "email", autocomplete: "username", required: true });
+  const password = forms.password("Password", { autocomplete: "current-password", required: true });
   return [el("h1", null, "Sign in"),
-    forms.form([email.node, word.node], {
+    forms.form([email.node, password.node], {
       label: "Sign in",
       send: async () => {
-        await account.enter("/sign-in", { email: email.read(), password: word.read() });
-        entered();
+        await account.signIn("/sign-in", { email: email.read(), password: password.read() });
+        onSignedIn();
       },
     }),
-    el("div.other", null, other("Mail me a sign-in link", () => open("mail")), other("I am an operator", () => open("operator")))];
+    el("div.alternatives", null, alternative("Email me a sign-in link", () => open("email")),
+      alternative("Sign in as an operator", () => open("operator")))];
 }
 
-function mailPanel({ open }) {
-  const email = forms.text("E-mail", { type: "email", autocomplete: "username", required: true,
-    hint: "Also the way in when a password is forgotten: the link lets you set a new one." });
-  const answer = el("div");
-  return [el("h1", null, "Sign in by mail"), answer,
+function emailPanel({ open }) {
+  const email = forms.text("Email", { type: "email", autocomplete: "username", required: true,
+    hint: "Forgot your password? You can set a new one when you open the link." });
+  const confirmation = el("div");
+  return [el("h1", null, "Sign in by email"), confirmation,
     forms.form([email.node], {
-      label: "Send me a link",
+      label: "Send link",
       send: async () => {
         await account.post("/sign-in/link", { email: email.read() });
-        put(answer, note(`If ${email.read()} has an account here, a link is on its way. It works once, for a few minutes.`, "good"));
+        setChildren(confirmation, note(`If ${email.read()} has an account, we sent it a sign-in link. The link works once and expires in a few minutes.`, "good"));
       },
     }),
-    el("div.other", null, other("Use a password", () => open("account")))];
+    el("div.alternatives", null, alternative("Use a password", () => open("account")))];
 }
 
-/* The link is used when a person says so: programs that look into mails open links too. */
-function linkPanel({ open, entered, token }) {
-  const word = forms.password("New password (if you want one)", { autocomplete: "new-password", minlength: "12", maxlength: "200",
-    hint: "At least 12 characters. Leave it empty to keep what you have." });
-  return [el("h1", null, "Welcome back"), el("p", null, "Your link signs you in once, here and now."),
-    forms.form([word.node], {
+/* Opening the link does not redeem it; the button does. Mail scanners open links too. */
+function linkPanel({ open, onSignedIn, token }) {
+  const password = forms.password("New password (optional)", { autocomplete: "new-password", minlength: "12", maxlength: "200",
+    hint: "At least 12 characters. Leave empty to keep your current password." });
+  return [el("h1", null, "Welcome back"), el("p", null, "This link signs you in once."),
+    forms.form([password.node], {
       label: "Sign in",
       send: async () => {
-        await account.enter("/sign-in/redeem", { token, ...(word.read() ? { password: word.read() } : {}) });
-        entered();
+        await account.signIn("/sign-in/redeem", { token, ...(password.read() ? { password: password.read() } : {}) });
+        onSignedIn();
       },
     }),
-    el("div.other", null, other("Ask for another link", () => open("mail")))];
+    el("div.alternatives", null, alternative("Request a new link", () => open("email")))];
 }
 
-function operatorPanel({ open, entered }) {
-  const word = forms.password("Operator's token", { autocomplete: "current-password", required: true, class: "mono",
-    hint: "Made on the machine: python -m proxy admin token create --name you" });
+function operatorPanel({ open, onSignedIn }) {
+  const token = forms.password("Admin token", { autocomplete: "current-password", required: true, class: "mono",
+    hint: "Create one on the server: python -m proxy admin token create --name you" });
   return [el("h1", null, "Sign in as an operator"),
-    forms.form([word.node], {
+    forms.form([token.node], {
       label: "Sign in",
       send: async () => {
-        await admin.enter("/sign-in", { token: word.read().trim() });
+        await admin.signIn("/sign-in", { token: token.read().trim() });
         if (!location.hash.startsWith("#/operator")) history.replaceState(null, "", "#/operator");
-        entered();
+        onSignedIn();
       },
     }),
-    el("div.other", null, other("Sign in to an account", () => open("account")))];
+    el("div.alternatives", null, alternative("Sign in to an account", () => open("account")))];
 }
 
-const PANELS = { account: passwordPanel, mail: mailPanel, link: linkPanel, operator: operatorPanel };
+const PANELS = { account: passwordPanel, email: emailPanel, link: linkPanel, operator: operatorPanel };

@@ -1,10 +1,10 @@
-/* The usage of all accounts together, for operators: the charts of the overview, with accounts as one more way to split them. */
+/* Usage across all accounts, for operators: the charts of the overview, with a breakdown by account. */
 
 import { admin } from "../api.js";
-import { Usage } from "./overview.js";
+import { UsageView } from "./overview.js";
 
-export const showAllUsage = () => Usage.open({
+export const showAllUsage = () => UsageView.open({
   title: "Usage",
-  side: admin,
-  by: { account: "Account", network: "Chain", method: "Method" },
+  client: admin,
+  by: { account: "Account", network: "Network", method: "Method" },
 });

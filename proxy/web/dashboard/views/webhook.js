@@ -1,72 +1,73 @@
-/* One webhook: what it watches, what can be done with it, and the log of its deliveries. */
+/* One webhook: its settings, its actions and its delivery log. */
 
 import { account, query } from "../api.js";
-import { el, put } from "../dom.js";
+import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, place, poll, secret, table, toast, working } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, poll, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { filterForm } from "./filters.js";
 
 const LIMIT = 20;
-const STATES = { "": "all", pending: "pending", delivered: "delivered", failed: "failed", parked: "parked", held: "held", taken_back: "taken back" };
+const STATUSES = ["pending", "delivered", "failed", "parked", "held", "taken_back"];
+const FILTER = { "": "All statuses", ...Object.fromEntries(STATUSES.map((status) => [status, format.label(status)])) };
 const OUTCOMES = {
-  timeout: "no answer in time", unreachable: "no connection", reset: "the connection was lost",
-  refused: "the address is not a public one", invalid: "what came was no HTTP",
+  timeout: "Timed out", unreachable: "Could not connect", reset: "Connection lost",
+  refused: "Address is not public", invalid: "Invalid HTTP response",
 };
-// How long a test event is watched before people are sent to the log.
+// How long to wait for the result of a test event before leaving it to the log.
 const WATCH_S = 60;
 
-export async function showOne(id) {
-  const view = new One(id);
+export async function showWebhook(id) {
+  const view = new WebhookView(id);
   await view.load();
-  poll(view.node, 3, () => view.log.again());
+  poll(view.node, 3, () => view.log.reload());
   return view.node;
 }
 
-class One {
+class WebhookView {
   #path;
-  #wanted = { page: 1, status: "" };
+  #filters = { page: 1, status: "" };
   #open = new Set();
   #head = el("div");
-  #test = el("div", { "aria-live": "polite" });
+  #testResult = el("div", { "aria-live": "polite" });
 
   constructor(id) {
     this.#path = `/webhooks/${encodeURIComponent(id)}`;
-    this.log = place(() => this.#deliveries(), 4);
-    const filter = forms.select("Show", STATES, { onchange: () => {
-      Object.assign(this.#wanted, { status: filter.read(), page: 1 });
-      this.log.again();
+    this.log = asyncRegion(() => this.#deliveries(), 4);
+    const filter = forms.select("Status", FILTER, { onchange: () => {
+      Object.assign(this.#filters, { status: filter.read(), page: 1 });
+      this.log.reload();
     } });
     this.node = el("div", null, el("a.crumb", { href: "#/webhooks" }, "← Webhooks"), this.#head,
       el("section.card", { "aria-label": "Deliveries" },
         el("div.spread", null, el("h2", null, "Deliveries"), el("div.filter", null, filter.control,
-          button("Redeliver …", () => this.#redeliverSince(), { kind: "small" }),
-          working("Send test event", () => this.#sendTest(), { kind: "small", class: "small main" }))),
-        this.#test, this.log.node));
-    filter.control.setAttribute("aria-label", "Show deliveries that are");
+          button("Redeliver…", () => this.#redeliverSince(), { kind: "small" }),
+          asyncButton("Send test event", () => this.#sendTest(), { kind: "small", class: "small main" }))),
+        this.#testResult, this.log.node));
+    filter.control.setAttribute("aria-label", "Filter by status");
   }
 
   async load() {
     const hook = await account.get(this.#path);
-    put(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
-      hook.status !== "active" && note(whyNot(hook), "wait"),
-      card(null, facts([["Status", badge(hook.status)], ["Event", el("code", null, hook.event_type)], ["Chain", hook.chain],
-        ["Id", el("code", null, hook.id)], ["Created", format.time(hook.created_at)], ["Changed", format.time(hook.updated_at)]]),
+    setChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
+      hook.status !== "active" && note(statusText(hook), "wait"),
+      card(null, facts([["Status", badge(hook.status)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
+        ["Webhook ID", el("code", null, hook.id)], ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)]]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
   }
 
   #actions(hook) {
-    const act = (label, work, said, options) => working(label, async () => {
+    const action = (label, work, done, options) => asyncButton(label, async () => {
       await work();
-      toast(said);
+      toast(done);
       await this.load();
-      await this.log.again();
+      await this.log.reload();
     }, options);
     return [
       hook.status === "active"
-        ? act("Pause", () => account.patch(this.#path, { status: "paused" }), "The webhook is paused.")
-        : act("Resume", () => account.post(`${this.#path}/resume`), "The webhook is active again.", { kind: "main" }),
+        ? action("Pause", () => account.patch(this.#path, { status: "paused" }), "Webhook paused")
+        : action("Resume", () => account.post(`${this.#path}/resume`), "Webhook resumed", { kind: "main" }),
       button("Edit", () => this.#edit(hook)),
       button("Rotate secret", () => this.#rotate()),
       button("Delete", () => this.#remove(hook), { kind: "danger" }),
@@ -75,18 +76,18 @@ class One {
 
   #edit(hook) {
     dialog("Edit webhook", (close) => {
-      const url = forms.text("Address", { type: "url", required: true, value: hook.url });
+      const url = forms.text("Endpoint URL", { type: "url", required: true, value: hook.url });
       const filter = filterForm(hook.config);
-      filter.show();
+      filter.showJson();
       return forms.form([url.node, filter.node], {
-        label: "Save",
+        label: "Save changes",
         cancel: close,
         send: async () => {
           const config = filter.read();
           const changed = JSON.stringify(config) !== JSON.stringify(hook.config);
           await account.patch(this.#path, { ...(url.read() !== hook.url && { url: url.read() }), ...(changed && { config }) });
           close();
-          toast("Saved.");
+          toast("Webhook updated");
           await this.load();
         },
       });
@@ -94,20 +95,20 @@ class One {
   }
 
   #rotate() {
-    confirm("Rotate secret", "A new secret signs from now on. The old one signs beside it for a day, so that receivers can change over.",
-      "Rotate", async () => {
-        const made = await account.post(`${this.#path}/rotate`);
-        dialog("The new secret", (close) => [el("p", null, "Copy it now: it is shown this once."),
-          secret(made.signing_secret, "The signing secret"),
-          el("p.hint", null, `The old one signs until ${format.time(made.previous_secret_valid_until)}.`),
-          el("div.actions", null, button("I have it", close, { kind: "main" }))]);
+    confirm("Rotate secret", "Deliveries are signed with the new and the old secret for a day, so that you can update your receiver.",
+      "Rotate secret", async () => {
+        const rotated = await account.post(`${this.#path}/rotate`);
+        dialog("New signing secret", (close) => [el("p", null, "Copy this secret now. You cannot see it again."),
+          secretField(rotated.signing_secret, "Signing secret"),
+          el("p.hint", null, `The old secret is valid until ${format.time(rotated.previous_secret_valid_until)}.`),
+          el("div.actions", null, button("Done", close, { kind: "main" }))]);
       });
   }
 
   #remove(hook) {
-    confirm("Delete webhook", `${hook.url} hears of nothing from now on, and its log is gone. This cannot be undone.`, "Delete", async () => {
+    confirm("Delete webhook", `${hook.url} stops receiving events, and its delivery log is deleted. This cannot be undone.`, "Delete webhook", async () => {
       await account.remove(this.#path);
-      toast("The webhook is deleted.");
+      toast("Webhook deleted");
       location.hash = "#/webhooks";
     });
   }
@@ -115,92 +116,95 @@ class One {
   /* --- deliveries --- */
 
   async #deliveries() {
-    const found = await account.get(`${this.#path}/deliveries${query({ ...this.#wanted, limit: LIMIT })}`);
-    if (!found.deliveries.length) return this.#wanted.status ? empty(`No delivery is ${this.#wanted.status}`)
-      : empty("Nothing was delivered yet", "Send a test event to see how it arrives.");
+    const found = await account.get(`${this.#path}/deliveries${query({ ...this.#filters, limit: LIMIT })}`);
+    if (!found.deliveries.length) return this.#filters.status ? empty("No deliveries with this status")
+      : empty("No deliveries yet", "Send a test event to try your endpoint.");
     return [el("div.log", null, found.deliveries.map((delivery) => this.#entry(delivery))),
       pager({ page: found.page, total: found.total, limit: LIMIT }, (page) => {
-        this.#wanted.page = page;
-        this.log.again();
+        this.#filters.page = page;
+        this.log.reload();
       })];
   }
 
-  /* Open entries stay open when the log is read again. */
+  /* Expanded entries stay expanded when the log is refreshed. */
   #entry(delivery) {
     const { event_id: id, attempts } = delivery;
     const last = attempts.at(-1);
     const node = el("details", { open: this.#open.has(id), "data-event": id, ontoggle: () => (node.open ? this.#open.add(id) : this.#open.delete(id)) },
       el("summary", null, el("span", null, badge(delivery.status)),
-        el("span.what", null, delivery.event_type, delivery.test && [" ", badge("test", "off")], el("code", null, id)),
-        el("span.when", null, last ? `${resultOf(last)} · ` : "", format.time(delivery.created_at))),
+        el("span.event", null, delivery.event_type, delivery.test && [" ", badge("test", "off")], el("code", null, id)),
+        el("span.time", null, last ? `${resultOf(last)} · ` : "", format.time(delivery.created_at))),
       el("div.detail", null,
         el("p.hint", null, `${attempts.length} ${attempts.length === 1 ? "attempt" : "attempts"}`,
-          delivery.next_attempt_at && `, the next ${format.ago(delivery.next_attempt_at)}`,
-          delivery.block_number !== null && `, block ${format.number(delivery.block_number)}`),
-        attempts.length > 0 && attemptsOf(attempts),
-        el("div.actions", null, working("Redeliver", async () => {
+          delivery.next_attempt_at && ` · next ${format.ago(delivery.next_attempt_at)}`,
+          delivery.block_number !== null && ` · block ${format.number(delivery.block_number)}`),
+        attempts.length > 0 && attemptsTable(attempts),
+        el("div.actions", null, asyncButton("Redeliver", async () => {
           await account.post(`${this.#path}/deliveries/${encodeURIComponent(id)}/redeliver`);
-          toast("It is on its way again.");
-          await this.log.again();
+          toast("Event queued for redelivery");
+          await this.log.reload();
         }, { kind: "small" }))));
     return node;
   }
 
   #redeliverSince() {
-    dialog("Redeliver", (close) => {
+    dialog("Redeliver events", (close) => {
       const yesterday = new Date(Date.now() - 86400000 - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 16);
       const since = forms.text("Events since", { type: "datetime-local", required: true, value: yesterday });
-      const status = forms.select("Which", { failed: "failed ones", "": "all of them" });
+      const status = forms.select("Deliveries", { failed: "Failed only", "": "All" });
       return forms.form(forms.row(since.node, status.node), {
         label: "Redeliver",
         cancel: close,
         send: async () => {
-          const wanted = { since: new Date(since.read()).toISOString(), ...(status.read() && { status: status.read() }) };
-          const said = await account.post(`${this.#path}/redeliver`, wanted);
+          const selection = { since: new Date(since.read()).toISOString(), ...(status.read() && { status: status.read() }) };
+          const { redelivering } = await account.post(`${this.#path}/redeliver`, selection);
           close();
-          toast(`${format.number(said.redelivering)} are on their way again.`);
-          await this.log.again();
+          toast(`${format.number(redelivering)} ${redelivering === 1 ? "event" : "events"} queued for redelivery`);
+          await this.log.reload();
         },
       });
     });
   }
 
-  /* Sends an event of nothing that happened, and says what becomes of it. */
+  /* Sends a made-up event and shows the result of its first attempt. */
   async #sendTest() {
     const { event_id: id } = await account.post(`${this.#path}/test`);
-    put(this.#test, note("The test event is on its way …", "wait"));
+    setChildren(this.#testResult, note("Sending test event…", "wait"));
     const until = Date.now() + WATCH_S * 1000;
     while (Date.now() < until && this.node.isConnected) {
       const { deliveries } = await account.get(`${this.#path}/deliveries${query({ limit: LIMIT })}`);
       const found = deliveries.find((delivery) => delivery.event_id === id);
       const last = found?.attempts.at(-1);
-      if (found?.status === "delivered") put(this.#test, note(`The test event arrived: ${resultOf(last)}.`, "good"));
-      else if (last) put(this.#test, note(`The test event did not get through: ${resultOf(last)}.`, "bad"));
+      if (found?.status === "delivered") setChildren(this.#testResult, note(`Test event delivered: ${resultOf(last)}`, "good"));
+      else if (last) setChildren(this.#testResult, note(`Test event failed: ${resultOf(last)}`, "bad"));
       if (last) break;
       await new Promise((resolve) => { setTimeout(resolve, 400); });
     }
-    await this.log.again();
+    await this.log.reload();
   }
 }
 
-const resultOf = (attempt) => `${attempt.status_code ?? OUTCOMES[attempt.outcome] ?? attempt.outcome} in ${format.millis(attempt.duration_ms)}`;
+const outcomeOf = (attempt) => OUTCOMES[attempt.outcome] ?? format.label(attempt.outcome);
+const resultOf = (attempt) => (attempt.status_code
+  ? `${attempt.status_code} in ${format.millis(attempt.duration_ms)}`
+  : `${outcomeOf(attempt)} after ${format.millis(attempt.duration_ms)}`);
 
-function attemptsOf(attempts) {
+function attemptsTable(attempts) {
   return table("Attempts", [
     { name: "Attempt", show: (each) => String(each.number) },
-    { name: "When", show: (each) => format.time(each.started_at) },
-    { name: "Took", kind: "num", show: (each) => format.millis(each.duration_ms) },
-    { name: "Answer", show: (each) => each.status_code ? badge(String(each.status_code), each.status_code < 300 ? "good" : "bad") : OUTCOMES[each.outcome] ?? each.outcome },
-    { name: "How it begins", show: (each) => (each.response_excerpt ? el("code", null, each.response_excerpt) : format.NONE) },
+    { name: "Time", show: (each) => format.time(each.started_at) },
+    { name: "Duration", kind: "num", show: (each) => format.millis(each.duration_ms) },
+    { name: "Response", show: (each) => (each.status_code ? badge(String(each.status_code), each.status_code < 300 ? "good" : "bad") : outcomeOf(each)) },
+    { name: "Response body", show: (each) => (each.response_excerpt ? el("code", null, each.response_excerpt) : format.NONE) },
   ], attempts);
 }
 
 const REASONS = {
-  owner: "Paused.", failures: "Paused: every retry of a delivery failed.",
-  gone: "Disabled: the receiver answered 410 (gone).", operator: "Disabled by the operator.",
+  owner: "This webhook is paused.", failures: "This webhook was paused because all retries of a delivery failed.",
+  gone: "This webhook was disabled because its endpoint returned 410 Gone.", operator: "An operator disabled this webhook.",
 };
 
-function whyNot(hook) {
-  const why = REASONS[hook.status_reason] ?? `${format.plain(hook.status)}.`;
-  return hook.status === "paused" ? `${why} Events are kept meanwhile, and go out when it is resumed.` : `${why} Nothing is watched until it is resumed.`;
+function statusText(hook) {
+  const reason = REASONS[hook.status_reason] ?? `This webhook is ${hook.status}.`;
+  return hook.status === "paused" ? `${reason} Events are kept and delivered when you resume it.` : `${reason} Events are not recorded until you resume it.`;
 }

@@ -1,78 +1,78 @@
-/* Webhooks: the list, and making one. What became of its events is in deliveries.js. */
+/* Webhooks: the list, and creating a webhook. webhook.js shows a single one with its deliveries. */
 
 import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { networkField, networks, wordOf } from "../networks.js";
-import { badge, button, card, choice, dialog, empty, heading, pager, place, secret, table } from "../components.js";
+import { chainNameOf, networkField, networks } from "../networks.js";
+import { asyncRegion, badge, button, card, dialog, empty, heading, pager, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
-import { FILTERS, filterForm } from "./filters.js";
-import { showOne } from "./webhook.js";
+import { filterForm, FILTERS } from "./filters.js";
+import { showWebhook } from "./webhook.js";
 
 const LIMIT = 25;
 const STATUS = { "": "All", active: "Active", paused: "Paused", disabled: "Disabled" };
 
 export async function show([id]) {
-  if (id) return showOne(id);
-  const wanted = { page: 1, status: "" };
-  const list = place(async () => {
-    const found = await account.get(`/webhooks${query({ page: wanted.page, limit: LIMIT, status: wanted.status })}`);
-    return listOf(found, wanted, list.again);
+  if (id) return showWebhook(id);
+  const filters = { page: 1, status: "" };
+  const list = asyncRegion(async () => {
+    const found = await account.get(`/webhooks${query({ page: filters.page, limit: LIMIT, status: filters.status })}`);
+    return webhooksTable(found, filters, list.reload);
   });
   await list.ready;
-  return [heading("Webhooks", { lead: "When something happens on a chain, it is posted to an address of yours, signed.",
+  return [heading("Webhooks", { lead: "Receive a signed POST request when something happens on chain.",
     actions: button("Create webhook", create, { kind: "main" }) }),
-    card(null, el("div.spread", null, choice("Status", STATUS, wanted.status, (status) => {
-      Object.assign(wanted, { status, page: 1 });
-      list.again();
+    card(null, el("div.spread", null, segmentedControl("Status", STATUS, filters.status, (status) => {
+      Object.assign(filters, { status, page: 1 });
+      list.reload();
     })), list.node)];
 }
 
-function listOf({ webhooks, page, total }, wanted, again) {
-  if (!webhooks.length && wanted.status) return empty(`No webhook is ${wanted.status}`);
-  if (!webhooks.length) return empty("No webhooks yet", "Watch addresses, tokens, logs or blocks, and hear of them within seconds.",
+function webhooksTable({ webhooks, page, total }, filters, reload) {
+  if (!webhooks.length && filters.status) return empty(`No ${filters.status} webhooks`);
+  if (!webhooks.length) return empty("No webhooks yet", "Get notified within seconds about addresses, tokens, logs or blocks.",
     button("Create webhook", create, { kind: "main" }));
   return [table("Webhooks", [
-    { name: "Address", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
+    { name: "Endpoint URL", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
     { name: "Event", show: (hook) => el("code", null, hook.event_type) },
-    { name: "Chain", show: (hook) => hook.chain },
+    { name: "Network", show: (hook) => hook.chain },
     { name: "Created", show: (hook) => format.date(hook.created_at) },
     { name: "Status", show: (hook) => badge(hook.status) },
   ], webhooks.map((hook) => ({ data: hook, attributes: { "data-id": hook.id } }))),
   pager({ page, total, limit: LIMIT }, (next) => {
-    wanted.page = next;
-    again();
+    filters.page = next;
+    reload();
   })];
 }
 
-/* The form follows the event type: each has a filter of its own. */
+/* The filter fields depend on the event type. */
 async function create() {
-  const known = (await networks()).filter(({ family }) => family === "evm");
+  const choices = (await networks()).filter(({ family }) => family === "evm");
   dialog("Create webhook", (close) => {
-    const url = forms.text("Address", { type: "url", required: true, placeholder: "https://hooks.example.com/penstock",
-      hint: "HTTPS. It must answer 2xx within 15 seconds." });
-    const chain = networkField("Chain", known, { valueOf: wordOf, hint: "ethereum, base, ethereum-sepolia …" });
+    const url = forms.text("Endpoint URL", { type: "url", required: true, placeholder: "https://hooks.example.com/penstock",
+      hint: "An HTTPS URL that responds with 2xx within 15 seconds." });
+    const network = networkField("Network", choices, { valueOf: chainNameOf, hint: "For example ethereum, base or ethereum-sepolia." });
     const grouped = { "Format A": {}, "Format B": {} };
     for (const type of Object.keys(FILTERS)) grouped[type === type.toLowerCase() ? "Format A" : "Format B"][type] = `${type}: ${FILTERS[type].about}`;
     const filter = filterForm();
-    const type = forms.select("Event", grouped, { onchange: () => filter.follow(type.read()) });
-    filter.follow(type.read());
-    return forms.form([url.node, type.node, chain.node, filter.node], {
+    const type = forms.select("Event", grouped, { onchange: () => filter.setType(type.read()) });
+    filter.setType(type.read());
+    return forms.form([url.node, type.node, network.node, filter.node], {
       label: "Create webhook",
       cancel: close,
       send: async () => {
-        const made = await account.post("/webhooks", { url: url.read(), chain: chain.read(), event_type: type.read(), config: filter.read() });
+        const created = await account.post("/webhooks", { url: url.read(), chain: network.read(), event_type: type.read(), config: filter.read() });
         close();
-        reveal(made);
+        reveal(created);
       },
     });
   });
 }
 
-function reveal(made) {
-  const node = dialog("Your webhook is watching", (close) => [
-    el("p", null, "Deliveries are signed with this secret. Copy it now: it is shown this once."),
-    secret(made.signing_secret, "The signing secret"),
-    el("div.actions", null, button("Open it", close, { kind: "main" }))]);
-  node.addEventListener("close", () => { location.hash = `#/webhooks/${made.id}`; });
+function reveal(webhook) {
+  const node = dialog("Webhook created", (close) => [
+    el("p", null, "Verify deliveries with this signing secret. Copy it now. You cannot see it again."),
+    secretField(webhook.signing_secret, "Signing secret"),
+    el("div.actions", null, button("View webhook", close, { kind: "main" }))]);
+  node.addEventListener("close", () => { location.hash = `#/webhooks/${webhook.id}`; });
 }
