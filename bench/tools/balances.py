@@ -8,7 +8,7 @@ import sys
 import uvloop
 
 from proxy import settings as settings_room
-from proxy.app import App
+from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.services.rpc.tracker import Tracker

@@ -19,7 +19,6 @@ import uvloop
 
 from proxy.core.egress import Reach
 from proxy.core.lanes import Lanes
-from proxy.process import Tasks
 from proxy.services.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store import migrate
@@ -28,6 +27,7 @@ from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.tasks import Tasks
 from proxy.wire.guard import Guard
 from proxy.wire.receiver import Receiver, Reply
 

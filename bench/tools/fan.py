@@ -15,7 +15,7 @@ import sys
 import uvloop
 from aiohttp import web
 
-from proxy.app import App
+from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.services.feed.topics import Event, Listener, Topic

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from proxy.background import Background
+from proxy.compose.background import Background
 from proxy.services.follower.following import Following
 from proxy.settings import load, load_tables
 from proxy.store import migrate

@@ -13,6 +13,6 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from proxy import background
+    from proxy.compose import background
 
     return background.main(args.part)

@@ -15,7 +15,7 @@ from proxy.commands import place
 from proxy.errors import InvalidRequest, StartError
 
 if TYPE_CHECKING:
-    from proxy.background import Background
+    from proxy.compose.background import Background
     from proxy.services.follower.backfill import Progress
     from proxy.services.rpc.networks import Route
 
@@ -65,7 +65,7 @@ def _address(text: str) -> str:
 
 
 async def run(args: argparse.Namespace) -> int:
-    from proxy.background import FOLLOWED, Background
+    from proxy.compose.background import FOLLOWED, Background
 
     if args.first is None and not args.forget:
         raise StartError(["--from N: say at which block to begin (or --forget)"])

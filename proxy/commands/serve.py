@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from proxy.commands import place
 from proxy.commands.check import loaded
 from proxy.errors import StartError
-from proxy.process import ROLES, unless_stopped
+from proxy.tasks import ROLES, unless_stopped
 
 if TYPE_CHECKING:
-    from proxy.supervisor import Supervisor
+    from proxy.processes.supervisor import Supervisor
 
 log = logging.getLogger("penstock.serve")
 
@@ -30,7 +30,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     # Here, so that the other commands do not wait for what they do not need.
     from proxy import telemetry
-    from proxy.supervisor import Supervisor
+    from proxy.processes.supervisor import Supervisor
 
     settings, _ = loaded(args.config)
     listener = telemetry.start_logging(settings.log.level)

@@ -15,6 +15,6 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from proxy import worker
+    from proxy.processes import worker
 
     return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd, alone=args.alone)

@@ -12,8 +12,8 @@ from proxy.dev.accounts import ACCOUNTS, FUNDED, WORKING
 from proxy.dev.contracts import Contracts
 from proxy.dev.devnet import Devnet
 from proxy.dev.seed import Seeded, email_of
+from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings
-from proxy.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.errors import StartError
-from proxy.process import tell
+from proxy.tasks import tell
 
 log = logging.getLogger("penstock.dev")
 

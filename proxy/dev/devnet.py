@@ -15,7 +15,7 @@ from proxy.dev.child import Child
 from proxy.dev.contracts import Contracts, everything
 from proxy.dev.deploy import deploy
 from proxy.dev.display import Display
-from proxy.process import Tasks
+from proxy.tasks import Tasks
 
 
 class Devnet:

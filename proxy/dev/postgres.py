@@ -24,7 +24,7 @@ import asyncpg
 
 from proxy.dev.child import Child, Program, die_with_parent, inherited_environment
 from proxy.errors import StartError
-from proxy.process import tell
+from proxy.tasks import tell
 
 USER = "penstock"
 CLONE_NEWUSER = 0x10000000

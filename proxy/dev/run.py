@@ -26,13 +26,13 @@ from proxy.dev.index import is_indexed
 from proxy.dev.postgres import Postgres
 from proxy.dev.seed import Seeded
 from proxy.errors import StartError
-from proxy.process import Tasks, unless_stopped
+from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
-from proxy.supervisor import Supervisor
+from proxy.tasks import Tasks, unless_stopped
 
 # What a fresh start removes: our own parts, never the directory itself.
 PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING)

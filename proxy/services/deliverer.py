@@ -24,11 +24,11 @@ from proxy.core import attempts, retries, signatures
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.retries import Format
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.store.deliveries import LEASE_S, Claimed, DeliveryStore, Due, Result
 from proxy.store.notices import Notices
 from proxy.store.pool import AWAY
 from proxy.store.secrets import Vault
+from proxy.tasks import until_set
 from proxy.wire.receiver import Receiver, Reply
 
 log = logging.getLogger("penstock.deliverer")

@@ -19,10 +19,10 @@ from typing import Any
 from proxy.core.fleet import networks_of, seen
 from proxy.core.routing import Health
 from proxy.errors import NotFound, Unavailable
-from proxy.process import until_set
 from proxy.services.rpc.networks import Networks
 from proxy.store.fleet import CHANNEL, FleetStore
 from proxy.store.notices import Notices
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.fleet")
 

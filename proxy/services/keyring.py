@@ -19,9 +19,9 @@ import asyncpg
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
 from proxy.core.usage import Sheet, Touched
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
+from proxy.tasks import until_set
 
 # Raw keys remembered with their records: saves the digest, 4 µs.
 MEMO = 131_072

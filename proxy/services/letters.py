@@ -14,8 +14,8 @@ from html import escape
 from typing import Any
 
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.store.mails import Mail, MailStore
+from proxy.tasks import until_set
 from proxy.wire.mailer import Letter, Mailer, Undelivered
 
 log = logging.getLogger("penstock.mail")

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 
 from proxy.core.access import Account
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.store.quotas import QuotaStore
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.quotas")
 

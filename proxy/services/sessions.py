@@ -22,9 +22,9 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from proxy.core import sessions
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
-from proxy.process import Tasks
 from proxy.settings import Dashboard
 from proxy.store.sessions import Session, SessionStore
+from proxy.tasks import Tasks
 from proxy.wire.mailer import Letter, Mailer, Undelivered
 
 __all__ = ("Session", "SignIn", "SignedIn")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.store.pool import AWAY, Connection, Pool
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.notices")
 

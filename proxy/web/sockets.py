@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 from proxy import telemetry
 from proxy.core.access import Key
 from proxy.errors import Fault, RateLimited, Unavailable
-from proxy.process import Tasks
 from proxy.services.admission import Admission
 from proxy.services.feed.topics import Feeds
 from proxy.services.rpc.calls import Rpc
@@ -26,6 +25,7 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.plans import ANY_SCOPE
 from proxy.settings import Plan
 from proxy.settings import Sockets as Limits
+from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
 from proxy.web.door import Door
 from proxy.web.frames import POLICY, RESTART

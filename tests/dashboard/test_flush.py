@@ -10,10 +10,10 @@ import threading
 import pytest
 
 from proxy.core.usage import Sheet, Tally, Touched
-from proxy.process import Tasks
 from proxy.services.usage import READ_AT_ONCE, Usage, Wanted
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore
+from proxy.tasks import Tasks
 from tests.database import connected
 from tests.service import until
 

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from proxy.dashboard import url_of
-from proxy.process import Tasks
+from proxy.compose.dashboard import url_of
 from proxy.services.sessions import SignIn
 from proxy.settings import Dashboard
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
+from proxy.tasks import Tasks
 from tests.delivery.test_letters import PostOffice, office
 from tests.service import until
 

@@ -16,7 +16,6 @@ from proxy.core import retries, signatures
 from proxy.core.egress import Reach
 from proxy.core.lanes import Lanes
 from proxy.core.retries import Format
-from proxy.process import Tasks
 from proxy.services.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store.deliveries import DeliveryStore
@@ -24,6 +23,7 @@ from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.tasks import Tasks
 from proxy.wire.guard import Guard
 from proxy.wire.receiver import Receiver
 

@@ -15,7 +15,7 @@ from proxy.core import signatures
 from proxy.core.lanes import receiver_of
 from proxy.core.retries import Format
 from proxy.core.signatures import matches
-from proxy.process import Tasks
+from proxy.tasks import Tasks
 from tests.delivery.scene import SECRET, VAULT, Scene
 from tests.service import until
 

@@ -12,10 +12,10 @@ from email.policy import default
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from proxy.process import Tasks
 from proxy.services.letters import Letters
 from proxy.settings import Mail as MailSettings
 from proxy.store.mails import MailStore
+from proxy.tasks import Tasks
 from proxy.wire.mailer import Letter, Mailer, Undelivered
 from tests.delivery.scene import Scene
 from tests.delivery.test_delivering import NEVER

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from proxy import settings
 from proxy.dev.postgres import Postgres
-from proxy.supervisor import Supervisor, listeners, refuse_new, waiting
+from proxy.processes.supervisor import Supervisor, listeners, refuse_new, waiting
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.talk import Closed, Reply, Talk, fresh_call, post

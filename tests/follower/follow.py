@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import orjson
 
-from proxy.background import Background
 from proxy.chains.evm.facts import Facts
+from proxy.compose.background import Background
 from proxy.settings import load, load_tables
 from proxy.store.blocks import BlockStore, Followed, Mark
 from proxy.store.pool import Connection

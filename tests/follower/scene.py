@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from proxy.background import Background
+from proxy.compose.background import Background
 from proxy.services.follower.following import Following
 from proxy.services.follower.sinks import Sink
 from proxy.services.rpc.networks import Route

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from proxy.hooks import Events
+from proxy.compose.webhooks import Events
 from proxy.services.follower.following import Following
 from proxy.services.follower.sinks import Stale
 from proxy.services.webhooks import read_config

@@ -15,13 +15,13 @@ import pytest
 from proxy.commands.index import _forget as forget_all
 from proxy.commands.index import line
 from proxy.errors import InvalidRequest, Unavailable
-from proxy.process import Tasks
 from proxy.services.follower.backfill import Backfill, Progress
 from proxy.services.follower.following import forget
 from proxy.services.follower.reader import Unread
 from proxy.services.follower.sinks import Holdings
 from proxy.store.blocks import BlockStore, Followed
 from proxy.store.pool import Connection
+from proxy.tasks import Tasks
 from tests.chain_upstream import LittleChain, address
 from tests.database import connected
 from tests.follower.scene import NETWORK, PEPPER, Scene, everything, scene

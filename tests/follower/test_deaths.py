@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from proxy.process import Tasks
 from proxy.store import migrate
+from proxy.tasks import Tasks
 from tests import database as database_room
 from tests.chain_upstream import ZERO, Event, address, erc20, erc721
 from tests.database import Server, connected

@@ -10,12 +10,12 @@ import pytest
 
 from proxy import telemetry
 from proxy.chains.evm.facts import Facts
-from proxy.process import Tasks
 from proxy.services.follower import following as following_room
 from proxy.services.follower.following import Lost, forget
 from proxy.services.follower.reader import Unread
 from proxy.store.blocks import Followed, Mark, NotLeading
 from proxy.store.pool import Connection
+from proxy.tasks import Tasks
 from tests.chain_upstream import (
     BATCH,
     DEPOSIT,

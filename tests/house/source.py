@@ -23,7 +23,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def ring_of(module: str) -> str:
-    """The room that a module is in: `core` for proxy.core.access, `app` for proxy.app."""
+    """The room that a module is in: `core` for proxy.core.access, `compose` for proxy.compose.app."""
     return module.split(".")[1] if "." in module else ""
 
 

@@ -12,8 +12,8 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from proxy import settings
-from proxy.app import App
 from proxy.chains.families import FAMILIES
+from proxy.compose.app import App
 from proxy.core.access import SCOPES
 from proxy.settings import SCHEMAS
 from proxy.store import windows

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 
-from proxy.process import Tasks
+from proxy.tasks import Tasks
 
 STUCK = """
 import asyncio

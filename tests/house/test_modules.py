@@ -70,12 +70,12 @@ def test_every_module_can_be_imported_alone() -> None:
 
 
 def test_worker_loads_quickly_and_only_what_it_needs() -> None:
-    code = "import json, sys, time, proxy.app; print(json.dumps([time.process_time(), sorted(sys.modules)]))"
+    code = "import json, sys, time, proxy.compose.app; print(json.dumps([time.process_time(), sorted(sys.modules)]))"
     cpu_s, loaded = orjson.loads(run(code))
     assert cpu_s < IMPORT_CPU_S
     assert not [name for name in loaded if name in NOT_IN_A_WORKER]
 
 
 def test_importing_writes_nothing_and_starts_nothing() -> None:
-    code = "import threading, proxy.app, proxy.__main__; print(threading.active_count())"
+    code = "import threading, proxy.compose.app, proxy.__main__; print(threading.active_count())"
     assert run(code).strip() == "1"

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from proxy.core.access import Key
-from proxy.process import Tasks
 from proxy.services.keyring import Keyring
 from proxy.settings import load_tables
 from proxy.store import windows
@@ -18,6 +17,7 @@ from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import OwnWindows
+from proxy.tasks import Tasks
 from tests.service import until
 
 PEPPER = "a pepper that no attacker can guess"

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.process import Tasks
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
+from proxy.tasks import Tasks
 from tests.database import Server, pooled
 from tests.service import until
 from tests.store.cable import Cable

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec
 
 import uvloop
 
-from proxy.app import App
+from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.settings import load, load_tables

@@ -25,13 +25,13 @@ from proxy.core import jsonrpc, userop
 from proxy.core.access import Key
 from proxy.core.userop import BadOperation, Operation
 from proxy.errors import Fault, InternalError, Unavailable
-from proxy.process import Tasks
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.plans import Plan
 from proxy.services.rpc.questions import Questions
 from proxy.store.operations import OperationStore, Sent
+from proxy.tasks import Tasks
 
 log = logging.getLogger("penstock.bundler")
 

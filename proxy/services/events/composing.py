@@ -19,7 +19,6 @@ from proxy.chains.evm.payloads import Token
 from proxy.chains.registry import Network
 from proxy.core import bodies
 from proxy.errors import Fault
-from proxy.process import until_set
 from proxy.services.events.bell import Bell
 from proxy.services.events.composition import Composition
 from proxy.services.rpc.calls import RpcError
@@ -28,6 +27,7 @@ from proxy.store import events as store
 from proxy.store import sql
 from proxy.store.events import Lacking
 from proxy.store.pool import PATIENT_S, Pool
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 

@@ -15,7 +15,6 @@ from typing import assert_never
 from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Fault, Unavailable
-from proxy.process import until_set
 from proxy.services.events.bell import Bell
 from proxy.services.events.composing import CHANNEL
 from proxy.services.rpc.calls import RpcError
@@ -24,6 +23,7 @@ from proxy.store import events as store
 from proxy.store import sql
 from proxy.store.events import Final
 from proxy.store.pool import PATIENT_S, Pool
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 

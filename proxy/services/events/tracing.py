@@ -14,7 +14,6 @@ from collections.abc import Callable
 from proxy.core import dialect, matching
 from proxy.core.matching import Call
 from proxy.errors import Fault
-from proxy.process import until_set
 from proxy.services.events.bell import Bell
 from proxy.services.events.composing import CHANNEL
 from proxy.services.events.composition import Composition
@@ -24,6 +23,7 @@ from proxy.services.rpc.traces import Malformed, Traces
 from proxy.store import events as store
 from proxy.store.events import Job
 from proxy.store.pool import PATIENT_S, Pool
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 

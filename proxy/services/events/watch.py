@@ -21,10 +21,10 @@ from proxy.chains.evm.filters import BadConfig
 from proxy.chains.registry import Network
 from proxy.core.watching import Index, Watcher
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.services.events.bell import Bell
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 

@@ -15,7 +15,6 @@ from proxy.core import jsonrpc
 from proxy.core.headchain import Block, HeadChain
 from proxy.core.logfilter import LogFilter
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.services.feed.blocks import Blocks
 from proxy.services.feed.lines import HeadLine, LogLine
 from proxy.services.feed.lookout import Lookout
@@ -26,6 +25,7 @@ from proxy.services.feed.topics import MOST_TOPICS, Listener, Topic, refusal
 from proxy.services.feed.walk import Walk
 from proxy.services.feed.wanted import Wanted
 from proxy.services.rpc.networks import Route
+from proxy.tasks import until_set
 
 # How long a subscription waits for the first block of a feed that begins with it.
 READY_S = 10.0

@@ -16,7 +16,6 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.errors import Unavailable
-from proxy.process import until_set
 from proxy.services.feed.blocks import Blocks, Unanswered
 from proxy.services.feed.lookout import Failed
 from proxy.services.feed.sources import Source, Sources
@@ -24,6 +23,7 @@ from proxy.services.feed.topics import Event, Listener
 from proxy.services.feed.wanted import Wanted
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
+from proxy.tasks import until_set
 from proxy.wire.feed import Lost, Refused, Stream
 from proxy.wire.socket import SocketUpstream
 

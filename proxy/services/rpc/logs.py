@@ -15,11 +15,11 @@ import time
 from proxy.core import dialect, logrange
 from proxy.core.logrange import LogRange
 from proxy.errors import Fault, InternalError, UpstreamTimeout
-from proxy.process import Tasks
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.settings import Rpc as Limits
+from proxy.tasks import Tasks
 from proxy.wire.connection import MOST
 
 AT_ONCE = 4

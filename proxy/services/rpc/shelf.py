@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from proxy.process import Tasks
 from proxy.services.rpc.flights import Flight
+from proxy.tasks import Tasks
 
 if TYPE_CHECKING:
     from proxy.services.rpc.networks import Route

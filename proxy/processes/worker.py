@@ -13,12 +13,12 @@ import uvloop
 
 from proxy import settings as settings_room
 from proxy import telemetry
-from proxy.app import App
+from proxy.compose.app import App
 from proxy.errors import Unavailable
-from proxy.process import unless_stopped
+from proxy.processes.supervisor import READY, STOP_GRACE_S
 from proxy.settings import Settings, Tables
 from proxy.store.windows import OwnWindows, Windows
-from proxy.supervisor import READY, STOP_GRACE_S
+from proxy.tasks import unless_stopped
 
 STDIN = 0
 

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, cast
 import orjson
 import uvloop
 
-from proxy import gas, telemetry
 from proxy import settings as settings_room
-from proxy.build import Builder
-from proxy.data import Data
-from proxy.delivery import Delivery
-from proxy.hooks import Events
-from proxy.process import Tasks
+from proxy import telemetry
+from proxy.compose import gas
+from proxy.compose.data import Data
+from proxy.compose.delivery import Delivery
+from proxy.compose.networks import Builder
+from proxy.compose.smart_wallets import forgetting
+from proxy.compose.webhooks import Events
+from proxy.processes.supervisor import READY
+from proxy.processes.worker import first_line, heed_supervisor
 from proxy.services.bundler.inclusions import Inclusions
 from proxy.services.events.bell import Bell
 from proxy.services.fleet import Cordons
@@ -35,16 +38,14 @@ from proxy.services.rpc.questions import Questions
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.wallets import Births
 from proxy.settings import Settings, Tables
-from proxy.smart import forgetting
 from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import MARKS
-from proxy.supervisor import READY
+from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.wire.turn import Turn
-from proxy.worker import first_line, heed_supervisor
 
 if TYPE_CHECKING:
     from proxy.services.admission import Admission

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from proxy.compose.webhooks import vault_of
 from proxy.core.lanes import Lanes
 from proxy.errors import Unavailable
-from proxy.hooks import vault_of
-from proxy.process import Tasks
 from proxy.services.deliverer import Deliverer
 from proxy.services.letters import Letters
 from proxy.settings import Settings, Tables
@@ -20,6 +19,7 @@ from proxy.store.mails import MailStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.webhooks import WebhookStore
+from proxy.tasks import Tasks
 from proxy.wire.hooks import HookGuard
 from proxy.wire.mailer import Mailer
 from proxy.wire.receiver import Receiver

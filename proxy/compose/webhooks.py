@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.process import Tasks
 from proxy.services.backtest import Backtest
 from proxy.services.deliveries import Deliveries
 from proxy.services.events.bell import Bell
@@ -25,6 +24,7 @@ from proxy.store.deliveries import DeliveryStore
 from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import WebhookStore
+from proxy.tasks import Tasks
 from proxy.web.deliveries import DeliveryAnswers
 from proxy.web.rest import Answers
 from proxy.web.webhooks import WebhookAnswers

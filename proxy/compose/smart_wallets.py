@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.build import Builder
-from proxy.process import Tasks
+from proxy.compose.networks import Builder
 from proxy.services.bundler.desk import Desk
 from proxy.services.bundler.forgetting import Forgetting
 from proxy.services.bundler.recall import Recall
@@ -14,6 +13,7 @@ from proxy.settings import Settings, Tables
 from proxy.store.operations import OperationStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import WalletStore
+from proxy.tasks import Tasks
 from proxy.web.rest import Answers
 from proxy.web.wallets import WalletAnswers
 

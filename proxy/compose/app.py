@@ -13,12 +13,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from proxy.build import Builder
-from proxy.dashboard import Dashboard
-from proxy.data import Data
-from proxy.gas import Gas
-from proxy.hooks import Hooks
-from proxy.process import Tasks
+from proxy.compose.dashboard import Dashboard
+from proxy.compose.data import Data
+from proxy.compose.gas import Gas
+from proxy.compose.networks import Builder
+from proxy.compose.smart_wallets import Smart
+from proxy.compose.webhooks import Hooks
 from proxy.services.admission import Admission, Failures
 from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
@@ -33,7 +33,6 @@ from proxy.services.rpc.shelf import Shelf
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.usage import Usage
 from proxy.settings import SCHEMAS, Settings, Tables
-from proxy.smart import Smart
 from proxy.store.cache import SharedReplies
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
@@ -41,6 +40,7 @@ from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
 from proxy.store.usage import UsageStore
 from proxy.store.windows import Windows
+from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
 from proxy.web import contract, routes
 from proxy.web.door import Door, require_c_parser

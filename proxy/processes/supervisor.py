@@ -30,9 +30,9 @@ from pathlib import Path
 import orjson
 
 from proxy.errors import StartError
-from proxy.process import ROLES, Tasks, tell
 from proxy.settings import Settings
 from proxy.store import windows
+from proxy.tasks import ROLES, Tasks, tell
 from proxy.telemetry import Scrape
 
 log = logging.getLogger("penstock.supervisor")

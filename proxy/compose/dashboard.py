@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.process import Tasks
 from proxy.services.accounts import Accounts
 from proxy.services.admission import Admission
 from proxy.services.fleet import Cordons, Fleet
@@ -20,6 +19,7 @@ from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
+from proxy.tasks import Tasks
 from proxy.web.account import AccountAnswers
 from proxy.web.admin import AdminAnswers
 from proxy.web.contract import Contract
