@@ -16,7 +16,7 @@ from proxy.services.usage import Usage
 from proxy.store import migrate
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore, Wanted
-from proxy.web import charts
+from proxy.web.dashboard import charts
 
 # Keys and methods used in rotation, and the number of calls between two gathers.
 KEYS, METHODS, CALLS = 199, 5, 20_000

@@ -8,12 +8,12 @@ from typing import Any
 import jsonschema_rs
 
 from proxy.settings import SCHEMAS
-from proxy.web import contract
+from proxy.web import api_spec
 
 
 @cache
 def _schemas() -> dict[str, Any]:
-    found: dict[str, Any] = contract.load(SCHEMAS).document["components"]["schemas"]
+    found: dict[str, Any] = api_spec.load(SCHEMAS).document["components"]["schemas"]
     return found
 
 

@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from proxy.services.feed.topics import Event, Listener, Topic
-from proxy.web import frames
+from proxy.web.websocket import frames
 from tests.flows.talk import Reply, Talk
 from tests.web.worker import LIVE, Worker
 

@@ -76,7 +76,7 @@ def _compile(place: Path) -> None:
 
 
 def _translate(bench: Path) -> None:
-    shutil.copytree(compiled.ROOT, bench / "proxy", ignore=shutil.ignore_patterns("__pycache__", "dashboard", "pages"))
+    shutil.copytree(compiled.ROOT, bench / "proxy", ignore=shutil.ignore_patterns("__pycache__", "static"))
     sources = [f"{name.replace('.', '/')}.py" for name in compiled.MODULES]
     argv = [sys.executable, "-m", "mypyc", "--config-file=", "--ignore-missing-imports", *sources]
     _run(argv, cwd=bench, env={**settings.environment(), **_LEVELS})

@@ -42,19 +42,19 @@ from proxy.store.usage import UsageStore
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
-from proxy.web import contract, routes
-from proxy.web.door import Door, require_c_parser
-from proxy.web.front import Front
+from proxy.web import api_spec, routes
+from proxy.web.docs.pages import Pages
+from proxy.web.front.client import Front
+from proxy.web.front.connection_limiter import Door, require_c_parser
+from proxy.web.front.request_heads import HeadReader
+from proxy.web.front.shared import Hot
 from proxy.web.gate import Gate
-from proxy.web.handshake import SOCKET_PATH, Handshake
-from proxy.web.heads import HeadReader
-from proxy.web.hot import Hot
-from proxy.web.pages import Pages
-from proxy.web.paymaster import PaymasterHandler
-from proxy.web.rest import Rest
-from proxy.web.rpc import RpcHandler
-from proxy.web.sockets import Sockets
-from proxy.web.where import Where
+from proxy.web.network_resolver import Where
+from proxy.web.rest.endpoint import Rest
+from proxy.web.rpc.handler import RpcHandler
+from proxy.web.rpc.paymaster import PaymasterHandler
+from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
+from proxy.web.websocket.sockets import Sockets
 from proxy.wire.turn import Turn
 
 # How often deadlines and hedges of calls are looked at.
@@ -131,7 +131,7 @@ class App:
         )
         self.access = AccessLines() if settings.log.access else None
         gate = Gate(self.admission, self.door, settings.server, access_log=settings.log.access)
-        self.contract = contract.load(SCHEMAS)
+        self.contract = api_spec.load(SCHEMAS)
         largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
         where = Where(tables.chains, self.networks, self.admission)

@@ -20,14 +20,14 @@ from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
 from proxy.tasks import Tasks
-from proxy.web.account import AccountAnswers
-from proxy.web.admin import AdminAnswers
-from proxy.web.contract import Contract
+from proxy.web.api_spec import Contract
+from proxy.web.dashboard.account import AccountAnswers
+from proxy.web.dashboard.admin import AdminAnswers
+from proxy.web.dashboard.session_endpoint import Handler, Signed
+from proxy.web.dashboard.sign_in import SignInAnswers
 from proxy.web.gate import Gate
-from proxy.web.rest import Answers
-from proxy.web.sessions import Handler, Signed
-from proxy.web.signin import SignInAnswers
-from proxy.web.where import Where
+from proxy.web.network_resolver import Where
+from proxy.web.rest.endpoint import Answers
 from proxy.wire.mailer import Mailer
 
 log = logging.getLogger("penstock.dashboard")

@@ -21,10 +21,10 @@ from proxy.settings import Egress, PriceSources, Settings, Tables
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
 from proxy.store.pool import Pool
-from proxy.web.holders import Holders
-from proxy.web.nfts import NftAnswers
-from proxy.web.rest import Answers
-from proxy.web.tokens import TokenAnswers, Tokens
+from proxy.web.rest.endpoint import Answers
+from proxy.web.rest.nfts import NftAnswers
+from proxy.web.rest.path_address import Holders
+from proxy.web.rest.tokens import TokenAnswers, Tokens
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.guard import Guard
 from proxy.wire.quotes import QuoteApi

@@ -23,8 +23,8 @@ from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.refusals import RefusalStore
-from proxy.web.gas import GasAnswers
-from proxy.web.rest import Answers
+from proxy.web.rest.endpoint import Answers
+from proxy.web.rest.gas import GasAnswers
 
 
 class Gas:

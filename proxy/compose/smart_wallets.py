@@ -14,8 +14,8 @@ from proxy.store.operations import OperationStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import WalletStore
 from proxy.tasks import Tasks
-from proxy.web.rest import Answers
-from proxy.web.wallets import WalletAnswers
+from proxy.web.rest.endpoint import Answers
+from proxy.web.rest.wallets import WalletAnswers
 
 
 def forgetting(settings: Settings, pool: Pool) -> Forgetting:

@@ -25,9 +25,9 @@ from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
-from proxy.web.deliveries import DeliveryAnswers
-from proxy.web.rest import Answers
-from proxy.web.webhooks import WebhookAnswers
+from proxy.web.rest.deliveries import DeliveryAnswers
+from proxy.web.rest.endpoint import Answers
+from proxy.web.rest.webhooks import WebhookAnswers
 from proxy.wire.hooks import HookGuard
 
 

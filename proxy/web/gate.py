@@ -31,7 +31,7 @@ from proxy.errors import (
 )
 from proxy.services.admission import Admission
 from proxy.settings import Server
-from proxy.web.door import Door, Visitor
+from proxy.web.front.connection_limiter import Door, Visitor
 from proxy.web.reply import SERVER, fault_reply
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import HttpVersion11, web
 
-from proxy.web.contract import Contract
+from proxy.web.api_spec import Contract
 from proxy.web.gate import CONTINUE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -21,13 +21,13 @@ from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
 from proxy.store.usage import UsageStore
-from proxy.web import contract
+from proxy.web import api_spec
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
 from tests.flows.upstream import Upstream
 from tests.shapes import conforms
 
-CONTRACT = contract.load(SCHEMAS)
+CONTRACT = api_spec.load(SCHEMAS)
 DOCUMENT = CONTRACT.document
 NETWORK = "ethereum/sepolia"
 PASSWORD = "a password of some length"

@@ -19,12 +19,12 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from proxy.settings import SCHEMAS
-from proxy.web import contract
+from proxy.web import api_spec
 from tests.service import Service
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 OPERATIONS = ("list_token_balances", "read_token_metadata", "read_nft", "read_nft_collection", "list_owned_nfts")
-CONTRACT = contract.load(SCHEMAS)
+CONTRACT = api_spec.load(SCHEMAS)
 # Networks of this service whose upstreams are no chains.
 ONLY_ECHO = ("ethereum-sepolia", "ethereum-hoodi")
 # Bounded and the same each time: what fails here fails everywhere.

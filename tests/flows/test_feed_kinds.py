@@ -16,7 +16,7 @@ from proxy.errors import Unavailable
 from proxy.services.feed import pending, svm
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
-from proxy.web.frames import frame
+from proxy.web.websocket.frames import frame
 from proxy.wire.feed import Stream
 from tests.feed_upstreams import FeedScene, FeedUpstream, feed_scene
 from tests.rpc_upstreams import Refused

@@ -16,8 +16,8 @@ from proxy.core.access import Key, Limits
 from proxy.core.logfilter import LogFilter
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Event, Topic, refusal
-from proxy.web import frames
-from proxy.web.socket import Socket
+from proxy.web.websocket import frames
+from proxy.web.websocket.socket import Socket
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from proxy.core.logfilter import LogFilter
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Topic
-from proxy.web.socket import Socket
-from proxy.web.subscriptions import MOST_EARLY, Subscription
+from proxy.web.websocket.socket import Socket
+from proxy.web.websocket.subscriptions import MOST_EARLY, Subscription
 from tests.flows.talk import rpc
 from tests.flows.test_socket_events import hold_little, poor, served
 from tests.service import until

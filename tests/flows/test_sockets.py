@@ -15,7 +15,7 @@ import pytest
 
 from proxy.core import access
 from proxy.core.access import Limits
-from proxy.web import frames
+from proxy.web.websocket import frames
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
 from tests.service import until

@@ -16,14 +16,14 @@ from proxy.services.webhooks import read_config
 from proxy.settings import SCHEMAS
 from proxy.store.blocks import Term
 from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
-from proxy.web import contract
+from proxy.web import api_spec
 from tests.chain_upstream import Event, address
 from tests.database import connected
 from tests.follower.scene import NETWORK, Scene, scene
 
 A, B, C = address(1), address(2), address(3)
 COIN, ART, GAME = address(100), address(101), address(102)
-DOCUMENT = contract.load(SCHEMAS).document
+DOCUMENT = api_spec.load(SCHEMAS).document
 
 
 class Stage:

@@ -16,7 +16,7 @@ from proxy.services.events import composing
 from proxy.services.follower.sinks import Stale
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.webhooks import Delta
-from proxy.web.deliveries import _shown
+from proxy.web.rest.deliveries import _shown
 from tests.chain_upstream import TRANSFER, Event, erc20, erc721, erc1155_batch, word
 from tests.database import connected
 from tests.follower.scene import NETWORK, scene

@@ -60,9 +60,7 @@ def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_sources_run_where_somebody_wants_them_to() -> None:
-    code = (
-        "from proxy import compiled; import proxy.web.front as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
-    )
+    code = "from proxy import compiled; import proxy.web.front.client as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
     told = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -71,7 +69,7 @@ def test_sources_run_where_somebody_wants_them_to() -> None:
         text=True,
         check=True,
     )
-    assert told.stdout.splitlines() == ["False", str(ROOT / "proxy" / "web" / "front.py")]
+    assert told.stdout.splitlines() == ["False", str(ROOT / "proxy" / "web" / "front" / "client.py")]
 
 
 def compile_small(shelf: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +89,8 @@ def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: 
         "import pathlib, sys; from proxy import compiled; place = pathlib.Path(sys.argv[1]); "
         "[place.joinpath(name + compiled.SUFFIX).write_text(sys.argv[3]) for name in compiled.MODULES]; "
         "place.joinpath('it__mypyc' + compiled.SUFFIX).write_text(sys.argv[2]); "
-        "compiled.shelf = compiled.place = lambda: place; compiled.use(); import proxy.web.front as it; print(it.__file__)"
+        "compiled.shelf = compiled.place = lambda: place; compiled.use(); "
+        "import proxy.web.front.client as it; print(it.__file__)"
     )
     environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}
     argv = [sys.executable, "-c", code, str(tmp_path), library, module]

@@ -18,9 +18,9 @@ from proxy.core.access import SCOPES
 from proxy.settings import SCHEMAS
 from proxy.store import windows
 from proxy.store.windows import Windows
-from proxy.web import contract
+from proxy.web import api_spec
 
-CONTRACT = contract.load(SCHEMAS)
+CONTRACT = api_spec.load(SCHEMAS)
 DOCUMENT = CONTRACT.document
 OPERATIONS = CONTRACT.operations
 SHAPES: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]

@@ -54,10 +54,13 @@ TOGETHER: dict[tuple[str, str], str] = {
 }
 # Where web reaches past services.
 PAST_SERVICES: dict[tuple[str, str], str] = {
-    ("front", "wire"): "a call goes from the client's connection to the upstream's, and its reply back",
-    ("answers", "wire"): "a large reply is passed on as it arrives, from the upstream's connection to the client's",
-    ("messages", "wire"): "a client that does not read stops the reading of its reply from the upstream",
-    ("hot", "wire"): "replies and calls of one turn of the loop leave together",
+    ("front.client", "wire"): "a call goes from the client's connection to the upstream's, and its reply back",
+    (
+        "front.writing",
+        "wire",
+    ): "a large reply is passed on as it arrives, from the upstream's connection to the client's",
+    ("front.reading", "wire"): "a client that does not read stops the reading of its reply from the upstream",
+    ("front.shared", "wire"): "replies and calls of one turn of the loop leave together",
 }
 
 # What core and chains may import from outside. No clock, no randomness, no I/O, no logging: whoever adds a module here

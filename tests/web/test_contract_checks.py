@@ -13,10 +13,10 @@ from multidict import MultiDict
 
 from proxy.errors import InvalidRequest
 from proxy.settings import SCHEMAS
-from proxy.web import contract
-from proxy.web.contract import Operation
+from proxy.web import api_spec
+from proxy.web.api_spec import Operation
 
-CONTRACT = contract.load(SCHEMAS)
+CONTRACT = api_spec.load(SCHEMAS)
 OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
 LISTS = {"list_token_balances": 50, "list_owned_nfts": 50, "list_wallets": 25, "list_webhooks": 25}
 WALLET = {"owner": OWNER, "chain": "ethereum"}
@@ -209,7 +209,7 @@ def test_name_that_two_files_define_is_an_error(tmp_path: Path, directory: str, 
     for stem in ("a", "b"):
         (tmp_path / directory / f"{stem}.json").write_bytes(orjson.dumps({name: {}}))
     with pytest.raises(ValueError, match=rf"{directory}/b\.json: {name} is defined twice"):
-        contract.load(tmp_path)
+        api_spec.load(tmp_path)
 
 
 def test_whole_number_that_is_written_as_a_float_is_an_integer_for_whoever_reads_it() -> None:

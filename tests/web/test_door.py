@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.settings import Server, load
-from proxy.web.door import MAX_LINE_BYTES, Door
+from proxy.web.front.connection_limiter import MAX_LINE_BYTES, Door
 from tests.flows.talk import request
 from tests.web.worker import PEPPER, on_uvloop, worker
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.web import frames
-from proxy.web.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Broken, Reader
+from proxy.web.websocket import frames
+from proxy.web.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Broken, Reader
 
 LIMIT = 1 << 16
 MASK = b"\x37\xfa\x21\x3d"

@@ -18,9 +18,9 @@ from aiohttp.http_parser import HttpRequestParser
 from aiohttp.http_writer import HttpVersion11
 
 from proxy.core.access import Key
-from proxy.web.door import MAX_HEADERS, MAX_LINE_BYTES
+from proxy.web.front.connection_limiter import MAX_HEADERS, MAX_LINE_BYTES
+from proxy.web.front.request_heads import LONGEST_REMEMBERED, MAX_HOT_HEAD, MOST_REMEMBERED, Head, HeadReader
 from proxy.web.gate import _WELL_FORMED, _is_json, _presented
-from proxy.web.heads import LONGEST_REMEMBERED, MAX_HOT_HEAD, MOST_REMEMBERED, Head, HeadReader
 from tests.flows.talk import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
 from tests.wire.upstreams import Scripted

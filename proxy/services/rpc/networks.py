@@ -148,7 +148,7 @@ class Route:
         return self.only is not None and self.only.health.may_serve(plan.method.name)
 
     def short_plans(self, key: Key) -> Mapping[str, Plan]:
-        """The methods whose calls may take the short way (web/front), if this key's may at all."""
+        """The methods whose calls may take the short way (web/front/client), if this key's may at all."""
         if key.locked or key.account.day_limit or key.dies_at < math.inf or (self.is_live and not key.live):
             return _NONE
         found = self._short.get(key.scopes)

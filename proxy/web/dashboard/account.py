@@ -1,0 +1,179 @@
+"""/account: what the holder of an account sees and does: its keys, its usage, and what is left of its day."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from proxy.chains.registry import Network
+from proxy.core import access
+from proxy.core.usage import Line, times_of
+from proxy.services.accounts import Accounts, fence_in, limits_in
+from proxy.services.usage import Usage, Wanted
+from proxy.settings import Plan
+from proxy.web.dashboard import charts
+from proxy.web.dashboard.session_endpoint import Answers, Visit
+from proxy.web.rest.endpoint import Answer
+from proxy.web.timestamps import time_of
+
+# What is shown of what happens now.
+LIVE = datetime.timedelta(minutes=30)
+
+
+class AccountAnswers:
+    def __init__(
+        self, accounts: Accounts, usage: Usage, plans: Mapping[str, Plan], networks: Iterable[Network] = ()
+    ) -> None:
+        """`networks`: those that calls can be made to."""
+        self._accounts = accounts
+        self._usage = usage
+        self._plans = plans
+        self._networks = [_network(each) for each in networks]
+
+    def answers(self) -> dict[str, Answers]:
+        return {
+            "read_account": self.read,
+            "list_keys": self.list_keys,
+            "create_key": self.create_key,
+            "read_key": self.read_key,
+            "update_key": self.update_key,
+            "revoke_key": self.revoke_key,
+            "rotate_key": self.rotate_key,
+            "read_usage": self.usage,
+            "export_usage": self.export,
+            "read_live": self.live,
+        }
+
+    async def read(self, visit: Visit) -> dict[str, Any]:
+        row = await self._accounts.read(visit.who.id)
+        limits = self._accounts.limits_of(row)
+        plan = self._plans.get(row["plan"], self._plans["free"])
+        return {
+            "account": {
+                "id": row["id"],
+                "name": row["name"],
+                "email": row["email"],
+                "plan": row["plan"],
+                "has_password": visit.who.has_password,
+                "created_at": time_of(row["created_at"]),
+            },
+            "limits": asdict(limits),
+            "today": await self._today(row),
+            "plan": {"name": row["plan"], **asdict(plan)},
+            "networks": self._networks,
+        }
+
+    async def _today(self, row: dict[str, Any]) -> dict[str, Any]:
+        today = await self._accounts.today(row)
+        return {"used": today.used, "left": today.left, "resets_at": time_of(today.resets_at)}
+
+    # Keys
+
+    async def list_keys(self, visit: Visit) -> dict[str, Any]:
+        return {"keys": [shown_key(row) for row in await self._accounts.keys(visit.who.id)]}
+
+    async def create_key(self, visit: Visit) -> Answer:
+        body = visit.body
+        row, key = await self._accounts.create_key(
+            visit.who.id,
+            name=body["name"],
+            mode=body["mode"],
+            scopes=body.get("scopes", ()),
+            own=limits_in(body),
+            fence=fence_in(body),
+        )
+        return Answer({**shown_key(row), "key": key}, status=201)
+
+    async def read_key(self, visit: Visit) -> dict[str, Any]:
+        return shown_key(await self._accounts.key(visit.who.id, visit.path["id"]))
+
+    async def update_key(self, visit: Visit) -> dict[str, Any]:
+        body = visit.body
+        row = await self._accounts.update_key(
+            visit.who.id,
+            visit.path["id"],
+            name=body.get("name"),
+            scopes=body.get("scopes"),
+            own=limits_in(body),
+            fence=fence_in(body),
+            status=body.get("status"),
+        )
+        return shown_key(row)
+
+    async def rotate_key(self, visit: Visit) -> Answer:
+        row, key = await self._accounts.rotate_key(
+            visit.who.id, visit.path["id"], overlap_s=visit.body.get("overlap_s", 86_400)
+        )
+        return Answer({**shown_key(row), "key": key}, status=201)
+
+    async def revoke_key(self, visit: Visit) -> dict[str, Any]:
+        await self._accounts.revoke_key(visit.who.id, visit.path["id"])
+        return {"id": visit.path["id"], "revoked": True}
+
+    # Usage
+
+    async def usage(self, visit: Visit) -> dict[str, Any]:
+        wanted = charts.wanted_of(visit.query, visit.who.id)
+        lines = await self._usage.chart(wanted)
+        labels = {}
+        if wanted.by == "key":
+            labels = {row["id"]: row["name"] for row in await self._accounts.keys(visit.who.id)}
+        return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+
+    async def export(self, visit: Visit) -> web.Response:
+        wanted = charts.wanted_of(visit.query, visit.who.id)
+        body = await self._usage.table(wanted, charts.csv_of)
+        name = f"usage-{wanted.first:%Y%m%d}-{wanted.last:%Y%m%d}-{wanted.step}.csv"
+        return web.Response(
+            body=body,
+            content_type="text/csv",
+            charset="utf-8",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+    async def live(self, visit: Visit) -> dict[str, Any]:
+        row = await self._accounts.read(visit.who.id)
+        return {**await live_of(self._usage, visit.who.id), "today": await self._today(row)}
+
+
+async def live_of(usage: Usage, account: str | None) -> dict[str, Any]:
+    """The last minutes; of one account, or of all."""
+    now = datetime.datetime.now(datetime.UTC)
+    first = (now - LIVE).replace(second=0, microsecond=0)
+    lines = await usage.chart(Wanted(step="minute", first=first, last=now, account=account))
+    times = times_of(int(first.timestamp()), int(now.timestamp()) + 1, "minute")
+    line = lines[0] if lines else Line("")
+    return {"at": time_of(now), "flush_s": usage.flush_s, "times": times, "minutes": charts.columns_of(line, times)}
+
+
+def _network(network: Network) -> dict[str, str]:
+    return {
+        "network": network.id,
+        "title": network.chain.title,
+        "family": network.family,
+        "class": network.facts.class_,
+    }
+
+
+def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "hint": row["hint"],
+        "mode": row["mode"],
+        "scopes": access.scope_names(access.scope_bits(row["scopes"])),
+        "status": row["status"],
+        "requests_per_second": row["requests_per_second"],
+        "units_per_second": row["units_per_second"],
+        "allowed_ips": row["allowed_ips"],
+        "allowed_origins": row["allowed_origins"],
+        "lineage_id": row["lineage_id"],
+        "created_at": time_of(row["created_at"]),
+        "expires_at": time_of(row["expires_at"]),
+        "last_used_at": time_of(row.get("last_used_at")),
+    }

@@ -1,0 +1,172 @@
+"""/admin: what operators see and do: accounts and plans, the health of upstreams, what is followed and what waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from proxy.services.accounts import Accounts, limits_in
+from proxy.services.fleet import Fleet
+from proxy.services.sessions import SignIn
+from proxy.services.usage import Usage
+from proxy.settings import Plan
+from proxy.web.dashboard import charts
+from proxy.web.dashboard.account import live_of, shown_key
+from proxy.web.dashboard.session_endpoint import Answers, Visit
+from proxy.web.rest.endpoint import Answer
+from proxy.web.timestamps import time_of
+
+_LIMITS = ("requests_per_second", "units_per_second", "requests_per_day")
+_WORKER = ("worker", "host", "pid", "connections", "keys")
+
+
+class AdminAnswers:
+    def __init__(
+        self, accounts: Accounts, usage: Usage, fleet: Fleet, sign_in: SignIn, plans: Mapping[str, Plan]
+    ) -> None:
+        self._accounts = accounts
+        self._usage = usage
+        self._fleet = fleet
+        self._sign_in = sign_in
+        self._plans = plans
+
+    def answers(self) -> dict[str, Answers]:
+        return {
+            "admin_list_accounts": self.list_accounts,
+            "admin_create_account": self.create_account,
+            "admin_read_account": self.read_account,
+            "admin_update_account": self.update_account,
+            "admin_list_keys": self.list_keys,
+            "admin_make_link": self.make_link,
+            "admin_list_plans": self.list_plans,
+            "admin_list_networks": self.list_networks,
+            "admin_cordon": self.cordon,
+            "admin_uncordon": self.uncordon,
+            "admin_list_followers": self.list_followers,
+            "admin_read_deliveries": self.read_deliveries,
+            "admin_read_usage": self.usage,
+            "admin_read_live": self.live,
+        }
+
+    # Accounts and plans
+
+    async def list_accounts(self, visit: Visit) -> dict[str, Any]:
+        rows, total = await self._accounts.page(visit.query["search"], visit.page)
+        return {"accounts": [_account(row) for row in rows], "page": visit.page.number, "total": total}
+
+    async def create_account(self, visit: Visit) -> Answer:
+        body = visit.body
+        row = await self._accounts.create(
+            name=body["name"], email=body["email"], plan=body.get("plan", "free"), own=limits_in(body)
+        )
+        return Answer(_account(row), status=201)
+
+    async def read_account(self, visit: Visit) -> dict[str, Any]:
+        row = await self._accounts.read(visit.path["id"])
+        today = await self._accounts.today(row)
+        return {**_account(row), "used_today": today.used}
+
+    async def update_account(self, visit: Visit) -> dict[str, Any]:
+        body = visit.body
+        row = await self._accounts.update(
+            visit.path["id"],
+            name=body.get("name"),
+            email=body.get("email"),
+            plan=body.get("plan"),
+            own=limits_in(body),
+            disabled=body.get("disabled"),
+        )
+        return _account(row)
+
+    async def list_keys(self, visit: Visit) -> dict[str, Any]:
+        await self._accounts.read(visit.path["id"])
+        return {"keys": [shown_key(row) for row in await self._accounts.keys(visit.path["id"])]}
+
+    async def make_link(self, visit: Visit) -> Answer:
+        url, until = await self._sign_in.link(visit.path["id"])
+        return Answer({"url": url, "expires_at": until}, status=201)
+
+    async def list_plans(self, _visit: Visit) -> dict[str, Any]:
+        return {"plans": [{"name": name, **asdict(plan)} for name, plan in self._plans.items()]}
+
+    # Upstreams
+
+    async def list_networks(self, _visit: Visit) -> dict[str, Any]:
+        views, networks = await self._fleet.look()
+        return {"workers": len(views), "networks": _timed(networks)}
+
+    async def cordon(self, visit: Visit) -> dict[str, Any]:
+        health = await self._fleet.cordon(
+            visit.path["id"], reason=visit.body.get("reason", "").strip(), by=visit.who.name
+        )
+        return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
+
+    async def uncordon(self, visit: Visit) -> dict[str, Any]:
+        health = await self._fleet.uncordon(visit.path["id"])
+        return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
+
+    # What runs beside the workers
+
+    async def list_followers(self, _visit: Visit) -> dict[str, Any]:
+        return {"followers": [_follower(row) for row in await self._fleet.followers()]}
+
+    async def read_deliveries(self, _visit: Visit) -> dict[str, Any]:
+        waiting, webhooks = await self._fleet.deliveries()
+        return {**waiting, "oldest_due_at": time_of(waiting["oldest_due_at"]), "webhooks": webhooks}
+
+    # Usage
+
+    async def usage(self, visit: Visit) -> dict[str, Any]:
+        wanted = charts.wanted_of(visit.query, visit.query["account"])
+        lines = await self._usage.chart(wanted)
+        return await asyncio.to_thread(charts.chart_of, wanted, lines, {})
+
+    async def live(self, _visit: Visit) -> dict[str, Any]:
+        views, networks = await self._fleet.look()
+        return {
+            **await live_of(self._usage, None),
+            "workers": [
+                {**{name: view.get(name) for name in _WORKER}, "seen_at": time_of(view["seen_at"])} for view in views
+            ],
+            "networks": _timed(networks),
+        }
+
+
+def _account(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "name": row["name"],
+        "email": row["email"],
+        "plan": row["plan"],
+        "disabled": row["disabled"],
+        "limits": {name: row[name] for name in _LIMITS},
+        "active_keys": row.get("active_keys"),
+        "used_today": row.get("used_today"),
+        "created_at": time_of(row["created_at"]),
+    }
+
+
+def _timed(networks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for network in networks:
+        for upstream in network["upstreams"]:
+            if upstream["cordon"] is not None:
+                upstream["cordon"]["at"] = time_of(upstream["cordon"]["at"])
+    return networks
+
+
+def _follower(row: Mapping[str, Any]) -> dict[str, Any]:
+    block, tip = row["block"], row["tip"]
+    state = "stopped" if row["fault"] else "waiting" if block is None else "following"
+    return {
+        "network": row["network"],
+        "state": state,
+        "fault": row["fault"],
+        "first_block": row["first_block"],
+        "block": block,
+        "block_time": time_of(row["block_time"]),
+        "tip": tip,
+        "lag_blocks": max(0, tip - block) if tip is not None and block is not None else None,
+        "updated_at": time_of(row["changed_at"]),
+    }

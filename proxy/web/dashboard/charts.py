@@ -1,0 +1,119 @@
+"""How usage is shown: columns for a chart, or a table to take along."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from proxy.core.usage import STEPS, Line, Step, Used, step_of, times_of
+from proxy.errors import InvalidRequest
+from proxy.services.usage import Wanted
+from proxy.web.timestamps import moment_of, time_of
+
+DAY = datetime.timedelta(days=1)
+COLUMNS = (
+    "time", "key_id", "key_name", "network", "method", "requests", "errors", "units", "hits", "p50_ms", "p99_ms",
+)  # fmt: skip
+# A spreadsheet takes a cell that begins so for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def wanted_of(query: Mapping[str, Any], account: str | None) -> Wanted:
+    """What a query asks for: by default the last day."""
+    now = datetime.datetime.now(datetime.UTC)
+    last = moment_of(query["to"], "to") if query["to"] else now
+    first = moment_of(query["from"], "from") if query["from"] else _day_before(last)
+    step: Step = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
+    return Wanted(
+        step=step,
+        first=_begin(first, step),
+        last=last,
+        account=account,
+        by=query.get("by", "total"),
+        network=query.get("network"),
+        method=query.get("method"),
+        key=query.get("key"),
+        top=query.get("top", 1),
+    )
+
+
+def _day_before(moment: datetime.datetime) -> datetime.datetime:
+    try:
+        return moment - DAY
+    except OverflowError:
+        raise InvalidRequest("parameter 'to': there is no day before it") from None
+
+
+def _begin(moment: datetime.datetime, step: Step) -> datetime.datetime:
+    """The beginning of the step that it is in."""
+    size = STEPS[step][0]
+    try:
+        return datetime.datetime.fromtimestamp(int(moment.timestamp()) // size * size, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return moment
+
+
+def chart_of(wanted: Wanted, lines: Sequence[Line], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Columns by time. Many lines have many points: not for the loop."""
+    times = times_of(int(wanted.first.timestamp()), int(wanted.last.timestamp()), wanted.step)
+    total = Used()
+    for line in lines:
+        total.merge(line.total)
+    return {
+        "from": time_of(wanted.first),
+        "to": time_of(wanted.last),
+        "step": wanted.step,
+        "by": wanted.by,
+        "times": times,
+        "series": [
+            {
+                "name": line.name,
+                "label": labels.get(line.name, line.name),
+                **columns_of(line, times),
+                "totals": sums_of(line.total),
+            }
+            for line in lines
+        ],
+        "totals": sums_of(total),
+    }
+
+
+def columns_of(line: Line, times: Sequence[int]) -> dict[str, list[Any]]:
+    empty = Used()
+    points = [line.points.get(at, empty) for at in times]
+    return {
+        "requests": [point.requests for point in points],
+        "errors": [point.errors for point in points],
+        "units": [point.units for point in points],
+        "hits": [point.hits for point in points],
+        "p50_ms": [point.quantile_ms(0.5) for point in points],
+        "p99_ms": [point.quantile_ms(0.99) for point in points],
+    }
+
+
+def sums_of(used: Used) -> dict[str, Any]:
+    return {
+        "requests": used.requests,
+        "errors": used.errors,
+        "units": used.units,
+        "hits": used.hits,
+        "p50_ms": used.quantile_ms(0.5),
+        "p99_ms": used.quantile_ms(0.99),
+    }
+
+
+def csv_of(rows: Iterable[tuple[Mapping[str, Any], Used]]) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(COLUMNS)
+    for row, used in rows:
+        names = [_cell(str(row[name] or "")) for name in COLUMNS[1:5]]
+        writer.writerow([time_of(row["at"]), *names, *sums_of(used).values()])
+    return out.getvalue().encode()
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,0 +1,67 @@
+"""NFTs over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from proxy.chains import addresses
+from proxy.chains.registry import Network
+from proxy.core.paging import Page
+from proxy.errors import InvalidRequest, NotFound
+from proxy.web.rest.endpoint import Answers, Asked
+from proxy.web.rest.path_address import Holders
+
+_LARGEST_ID = 2**256 - 1
+
+
+class Metadata(Protocol):
+    async def read(
+        self, network: Network, contract: bytes, token_id: int, *, refresh: bool = False
+    ) -> dict[str, Any]: ...
+
+
+class Collections(Protocol):
+    async def collection(self, network: Network, contract: bytes) -> dict[str, Any]: ...
+    async def owned(self, network: Network, holder: bytes, page: Page) -> dict[str, Any]: ...
+
+
+class NftAnswers:
+    def __init__(self, metadata: Metadata, collections: Collections, holders: Holders) -> None:
+        self._metadata = metadata
+        self._collections = collections
+        self._holders = holders
+
+    def answers(self) -> dict[str, Answers]:
+        return {"read_nft": self._nft, "read_nft_collection": self._collection, "list_owned_nfts": self._owned}
+
+    async def _nft(self, asked: Asked) -> Any:
+        network = _with_nfts(asked)
+        token_id, contract = _token_id(asked), await self._holders.contract(asked, network)
+        return await self._metadata.read(network, contract, token_id, refresh=asked.query["refresh"])
+
+    async def _collection(self, asked: Asked) -> Any:
+        network = _with_nfts(asked)
+        found = await self._collections.collection(network, await self._holders.contract(asked, network))
+        return {"chain": asked.path["chain"], **found}
+
+    async def _owned(self, asked: Asked) -> Any:
+        network = _with_nfts(asked)
+        holder = await self._holders.of(asked, network)
+        found = await self._collections.owned(network, holder, asked.page)
+        shown = addresses.show(network.family, holder)
+        return {"address": shown, "chain": asked.path["chain"], "page": asked.page.number, **found}
+
+
+def _with_nfts(asked: Asked) -> Network:
+    network = asked.network()
+    if network.family != "evm":
+        raise NotFound(f"NFTs are not read on {network.id}")
+    return network
+
+
+def _token_id(asked: Asked) -> int:
+    text = asked.path["token_id"]
+    found = int(text, 16 if text.startswith("0x") else 10)
+    if found > _LARGEST_ID:
+        raise InvalidRequest("parameter 'token_id': is more than 256 bits")
+    return found

@@ -1,0 +1,48 @@
+"""Who a path means, a holder or a contract: by an address, or by a name where the network has names."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from proxy.chains import addresses
+from proxy.chains.registry import Network
+from proxy.errors import InvalidRequest, NotFound
+from proxy.web.rest.endpoint import Asked
+
+
+class Names(Protocol):
+    async def resolve(self, network: Network, text: str) -> bytes | None:
+        """The address that a name stands for. ValueError says why a text is no name."""
+        ...
+
+    def are_on(self, network: Network) -> bool:
+        """Whether the network has names."""
+        ...
+
+
+class Holders:
+    def __init__(self, names: Names | None) -> None:
+        self._names = names
+
+    async def of(self, asked: Asked, network: Network, parameter: str = "address") -> bytes:
+        """The address in the path; a refusal names the parameter."""
+        text = asked.path[parameter]
+        if (found := addresses.parse(network.family, text)) is not None:
+            return found
+        if "." not in text or self._names is None or not self._names.are_on(network):
+            raise not_an_address(network, parameter)
+        try:
+            resolved = await self._names.resolve(network, text)
+        except ValueError as exc:
+            raise InvalidRequest(f"parameter {parameter!r}: {exc}") from None
+        if resolved is None:
+            raise NotFound(f"parameter {parameter!r}: the name stands for no address on {network.id}")
+        return resolved
+
+    async def contract(self, asked: Asked, network: Network) -> bytes:
+        return await self.of(asked, network, "contract")
+
+
+def not_an_address(network: Network, parameter: str) -> InvalidRequest:
+    form = addresses.FORMS[network.family]
+    return InvalidRequest(f"parameter {parameter!r}: is not an address of {network.id}, which is {form}")

@@ -1,0 +1,110 @@
+"""POST /v1/rpc/{chain}/{network} and /v1/bundler/{chain}/{network}, for whatever the hot path hands over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+
+from proxy.core import jsonrpc
+from proxy.core.access import Key
+from proxy.core.jsonrpc import Call, Malformed
+from proxy.errors import Fault, InvalidRequest
+from proxy.services.rpc.batches import Batch
+from proxy.services.rpc.calls import Pending, Rpc, RpcError
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.plans import ANY_SCOPE
+from proxy.services.rpc.shorts import ShortBatch
+from proxy.web.front.connection_limiter import Visitor
+from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
+from proxy.web.network_resolver import Where
+
+
+class RpcHandler:
+    def __init__(
+        self,
+        gate: Gate,
+        where: Where,
+        rpc: Rpc,
+        *,
+        operation: str = "rpc_call",
+        scopes: int = ANY_SCOPE,
+        shows_upstream: bool = False,
+    ) -> None:
+        """`scopes`: of these a key needs one to ask here at all."""
+        self._gate = gate
+        self._where = where
+        self._rpc = rpc
+        self._operation = operation
+        self._scopes = scopes
+        self._shows_upstream = shows_upstream
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        key = self._gate.authenticate(request, self._operation)
+        route = self._where.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
+        body = await self._gate.read_body(request, most=route.max_body)
+        fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
+        try:
+            if jsonrpc.is_batch(body):
+                reply = await self._batch(request, route, key, jsonrpc.parse_batch(body), fresh=fresh)
+            else:
+                reply = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
+        except Malformed as exc:
+            raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
+        if not reply:
+            return web.Response(status=204)
+        return web.Response(body=reply, content_type="application/json")
+
+    async def _single(self, request: web.Request, route: Route, key: Key, call: Call, *, fresh: bool) -> bytes:
+        pending = Pending()
+        began = time.monotonic()
+        self._rpc.ask(pending, route, key, call, began, fresh=fresh)
+        try:
+            try:
+                reply = jsonrpc.result_reply(call[2], await _unless_left(request, pending))
+                outcome = "results"
+            except RpcError as exc:
+                reply = jsonrpc.error_reply(call[2], exc.error)
+                outcome = "errors"
+        except Fault as fault:
+            self._rpc.refund(key, fault, 1, pending.units)
+            pending.units = 0
+            pending.count(key.sheet, "faults", time.monotonic() - began)
+            raise
+        pending.count(key.sheet, outcome, time.monotonic() - began)
+        request[UNITS] = pending.units
+        request[CACHE] = pending.cache
+        if self._shows_upstream and pending.flight is not None:
+            request[UPSTREAM] = pending.flight.answered_label
+        return reply if call[2] else b""
+
+    async def _batch(
+        self, request: web.Request, route: Route, key: Key, items: list[Call | Malformed], *, fresh: bool
+    ) -> bytes:
+        pending = Pending()
+
+        def done(batch: Batch | ShortBatch) -> None:
+            request[UNITS] = self._rpc.settle_batch(key, batch)
+            pending.on_result(batch.body())
+
+        asked = self._rpc.ask_batch(items, route, key, time.monotonic(), done, fresh=fresh)
+        if isinstance(asked, Fault):
+            raise asked
+        try:
+            return await _unless_left(request, pending)
+        except asyncio.CancelledError:
+            asked.leave()
+            raise
+
+
+async def _unless_left(request: web.Request, pending: Pending) -> bytes:
+    """What it waits for; a client that leaves first takes its question back, as on the hot path."""
+    visitor = request.protocol
+    if not isinstance(visitor, Visitor):
+        return await pending.result()
+    visitor.on_lost = pending.future.cancel
+    try:
+        return await pending.result()
+    finally:
+        visitor.on_lost = None

@@ -1,0 +1,168 @@
+"""POST /v1/paymaster/{chain}/{network}: the two methods of ERC-7677, so that wallet libraries need an address and nothing more.
+
+A refusal of the policy is a JSON-RPC error in a 200, since libraries ask again after a 403. Batches are answered item by item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from proxy.chains.registry import Network
+from proxy.core import access, jsonrpc
+from proxy.core.access import Key
+from proxy.core.jsonrpc import Call, Malformed
+from proxy.core.userop import BadOperation
+from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
+from proxy.services.admission import Admission
+from proxy.services.rpc.batches import rpc_error_of
+from proxy.services.sponsor.sponsoring import Request, Sponsoring, Sponsorship
+from proxy.web.gate import UNITS, Gate
+from proxy.web.network_resolver import Where
+from proxy.web.rest.endpoint import Counted
+from proxy.web.rest.gas import fields_of
+
+STUB = "pm_getPaymasterStubData"
+DATA = "pm_getPaymasterData"
+SCOPES = access.SCOPE_BIT["gas:manage"]
+# ERC-7769: "paymaster rejected".
+REFUSED = -32501
+# What libraries call a policy in the context; the first is ours.
+_POLICY = ("policyId", "policy_id", "sponsorshipPolicyId")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+
+
+class PaymasterHandler:
+    def __init__(
+        self,
+        gate: Gate,
+        where: Where,
+        admission: Admission,
+        sponsoring: Sponsoring,
+        prices: Mapping[str, int],
+        *,
+        count: Counted,
+    ) -> None:
+        self._count = count
+        self._gate = gate
+        self._where = where
+        self._admission = admission
+        self._sponsoring = sponsoring
+        self._prices = prices
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        key = self._gate.authenticate(request, "paymaster_call")
+        route = self._where.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
+        body = await self._gate.read_body(request)
+        request[UNITS] = 0
+        try:
+            if jsonrpc.is_batch(body):
+                reply = await self._batch(request, key, route.network, jsonrpc.parse_batch(body))
+            else:
+                reply = await self._item(request, key, route.network, jsonrpc.parse(body), alone=True)
+        except Malformed as exc:
+            raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
+        if not reply:
+            return web.Response(status=204)
+        return web.Response(body=reply, content_type="application/json")
+
+    async def _batch(self, request: web.Request, key: Key, network: Network, items: list[Call | Malformed]) -> bytes:
+        replies = await asyncio.gather(*(self._item(request, key, network, item) for item in items))
+        said = [reply for reply in replies if reply]
+        return b"[%b]" % b",".join(said) if said else b""
+
+    async def _item(
+        self, request: web.Request, key: Key, network: Network, item: Call | Malformed, *, alone: bool = False
+    ) -> bytes:
+        """The reply; empty to a notification. A single call that is not admitted is refused as any request is."""
+        if isinstance(item, Malformed):
+            return jsonrpc.error_reply(item.id, jsonrpc.error(item.code, item.message))
+        method, params, id_ = item
+        units = self._prices.get(method)
+        began = time.monotonic()
+        if units is None:
+            error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
+            return jsonrpc.error_reply(id_, error) if id_ else b""
+        if refusal := self._admission.charge(key, 1, units, began):
+            self._count(key, network.id, method).count("faults", "", 0, 0.0)
+            if alone:
+                raise refusal
+            return jsonrpc.error_reply(id_, rpc_error_of(refusal)) if id_ else b""
+        try:
+            fields = await self._fields(key, network, method, params)
+        except Fault as fault:
+            self._admission.refund(key, 1, units)
+            self._count(key, network.id, method).count("faults", "", 0, time.monotonic() - began)
+            return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
+        self._count(key, network.id, method).count("results", "", units, time.monotonic() - began)
+        request[UNITS] += units
+        return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
+
+    async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:
+        try:
+            asked = self._read(key, network, params, draft=method == STUB)
+        except BadOperation as exc:
+            raise InvalidRequest(str(exc)) from None
+        if method == STUB:
+            return {**_of_version(await self._sponsoring.stub(asked)), "isFinal": False}
+        return _of_version(await self._sponsoring.sponsor(asked))
+
+    def _read(self, key: Key, network: Network, params: bytes, *, draft: bool) -> Request:
+        given = _params(params)
+        if len(given) not in (3, 4):
+            raise BadOperation("params: must be the operation, the entry point, the chain id and the context")
+        operation, entry_point, chain_id = given[:3]
+        context = given[3] if len(given) == 4 else None
+        if not isinstance(operation, dict):
+            raise BadOperation("params.0: must be the operation")
+        if not isinstance(entry_point, str):
+            raise BadOperation("params.1: must be the entry point's address")
+        if _number(chain_id) != network.facts.chain_id:
+            raise BadOperation(f"params.2: the chain id of {network.id} is {hex(network.facts.chain_id or 0)}")
+        policy_id = (
+            next((context[name] for name in _POLICY if name in context), None) if isinstance(context, dict) else None
+        )
+        if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
+            raise BadOperation('params.3: the context must be {"policyId": "gp_..."}: which policy pays')
+        return self._sponsoring.read(key, network, operation, policy_id=policy_id, entry_point=entry_point, draft=draft)
+
+
+def _params(raw: bytes) -> list[Any]:
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, list):
+        raise BadOperation("params: must be an array")
+    return found
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(value, 16) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _of_version(found: Sponsorship) -> dict[str, Any]:
+    """ERC-7677: for 0.6 one member, for later ones the others."""
+    fields = fields_of(found)
+    both = fields.pop("paymasterAndData", None)
+    return {"paymasterAndData": both} if both is not None else dict(fields)
+
+
+def _error_of(fault: Fault) -> bytes:
+    match fault:
+        case Forbidden():
+            code = REFUSED
+        case InvalidRequest() | NotFound():
+            code = jsonrpc.INVALID_PARAMS
+        case _:
+            return rpc_error_of(fault)
+    return jsonrpc.error(code, fault.message, fault.details)
