@@ -4,7 +4,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from proxy.core.logfilter import Index, LogFilter
+from proxy.chains.evm.log_filter import Index, LogFilter
 
 FILTERS = 10_000
 LOGS = 1_000

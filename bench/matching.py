@@ -4,9 +4,9 @@ import gc
 import random
 import time
 
+from proxy.chains.evm.matching import Block, Match, Tx, matched
+from proxy.chains.evm.watch_index import Filter, Index, Watcher
 from proxy.core.holdings import FUNGIBLE, Transfer
-from proxy.core.matching import Block, Match, Tx, matched
-from proxy.core.watching import Filter, Index, Watcher
 
 MANY, FEW = "a million addresses", "a thousand addresses"
 # Addresses, and the webhooks that watch them.

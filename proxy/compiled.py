@@ -27,10 +27,10 @@ MODULES = (
     "proxy.core.limits",
     "proxy.core.routing",
     "proxy.core.usage",
-    "proxy.services.rpc.asked",
+    "proxy.services.rpc.attempts",
     "proxy.services.rpc.flights",
     "proxy.services.rpc.networks",
-    "proxy.services.rpc.plans",
+    "proxy.services.rpc.method_policy",
     "proxy.store.windows",
     "proxy.web.front.writing",
     "proxy.web.front.client",
@@ -39,8 +39,8 @@ MODULES = (
     "proxy.web.front.reading",
     "proxy.wire.connection",
     "proxy.wire.http1",
-    "proxy.wire.socket",
-    "proxy.wire.turn",
+    "proxy.wire.websocket_upstream",
+    "proxy.wire.write_buffer",
     "proxy.wire.upstream",
 )
 # Set to anything: the sources run, compiled or not.

@@ -15,9 +15,9 @@ from typing import Any, cast
 import orjson
 from aiohttp import WSMsgType, web
 
-from proxy.core import logfilter
+from proxy.chains.evm import log_filter
 from proxy.errors import Fault
-from proxy.services.feed.evm import EvmFeed
+from proxy.services.feed.evm_feed import EvmFeed
 from proxy.services.feed.topics import Event, Feed, Topic
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
 from tests.service import until
@@ -257,13 +257,13 @@ class FeedUpstream(ScriptedUpstream):
         names = self.line[first : last + 1]
         found = itertools.chain.from_iterable(self.ledger.logs[name] for name in names)
         given = {name: value for name, value in wanted.items() if name in ("address", "topics")}
-        return [log for log in found if matches(logfilter.parse(given), log)]
+        return [log for log in found if matches(log_filter.parse(given), log)]
 
     def _eth_syncing(self, params: list[Any]) -> bool:
         return False
 
 
-def matches(wanted: logfilter.LogFilter, log: dict[str, Any]) -> bool:
+def matches(wanted: log_filter.LogFilter, log: dict[str, Any]) -> bool:
     return (not wanted.addresses or log["address"] in wanted.addresses) and (
         len(wanted.topics) <= len(log["topics"])
         and all(not any_of or topic in any_of for any_of, topic in zip(wanted.topics, log["topics"], strict=False))
@@ -324,7 +324,7 @@ class Ear:
 
 
 def logs_topic(**members: Any) -> Topic:
-    return Topic("logs", logfilter.parse(members))
+    return Topic("logs", log_filter.parse(members))
 
 
 class FeedScene:

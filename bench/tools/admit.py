@@ -11,9 +11,9 @@ import time
 
 from proxy import settings as settings_room
 from proxy.core import access
-from proxy.services.admission import Admission, Failures
-from proxy.services.keyring import Keyring, utc_day
-from proxy.services.quotas import Quotas
+from proxy.services.accounts.admission import Admission, Failures
+from proxy.services.accounts.keyring import Keyring, utc_day
+from proxy.services.accounts.quotas import Quotas
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool

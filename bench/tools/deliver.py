@@ -19,7 +19,7 @@ import uvloop
 
 from proxy.core.egress import Reach
 from proxy.core.lanes import Lanes
-from proxy.services.deliverer import Deliverer
+from proxy.services.delivery.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store import migrate
 from proxy.store.deliveries import DeliveryStore

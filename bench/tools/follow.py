@@ -11,7 +11,7 @@ import asyncpg
 import uvloop
 
 from proxy.compose.background import Background
-from proxy.services.follower.following import Following
+from proxy.services.follower.network_follower import Following
 from proxy.settings import load, load_tables
 from proxy.store import migrate
 

@@ -18,10 +18,10 @@ import uvloop
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
 from proxy.core.access import Account, Key, Limits
-from proxy.services.sponsor.market import Market
+from proxy.services.sponsor.costs import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import Policies
-from proxy.services.sponsor.sponsoring import Sponsoring
+from proxy.services.sponsor.sponsorship import Sponsoring
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore

@@ -8,9 +8,9 @@ import sys
 from getpass import getpass
 from typing import Any
 
-from proxy.commands import place, show
+from proxy.commands import context, output
 from proxy.errors import InvalidRequest
-from proxy.services.sessions import hash_password, link_of, new_token
+from proxy.services.accounts.sign_in import hash_password, link_of, new_token
 from proxy.settings import Settings
 from proxy.store.keys import KeyStore, OwnLimits
 from proxy.store.sessions import SessionStore
@@ -65,16 +65,16 @@ def register(commands: Any) -> None:
     for name, about, disabled in (("disable", "refuse all its keys for now", True), ("enable", "undo disable", False)):
         _action(actions, name, about, _set_disabled(disabled=disabled)).add_argument("id")
     password = _action(
-        actions, "password", "set its holder's password, and end all sessions", _password, place.session_store
+        actions, "password", "set its holder's password, and end all sessions", _password, context.session_store
     )
     password.add_argument("id")
     password.add_argument("--stdin", action="store_true", help="read it from standard input instead of asking for it")
-    _action(actions, "link", "a link that signs its holder in once", _link, place.session_store).add_argument("id")
+    _action(actions, "link", "a link that signs its holder in once", _link, context.session_store).add_argument("id")
 
 
-def _action(actions: Any, name: str, about: str, act: Any, store: Any = place.key_store) -> argparse.ArgumentParser:
+def _action(actions: Any, name: str, about: str, act: Any, store: Any = context.key_store) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
-    place.add_arguments(parser)
+    context.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act, store)))
     return parser
@@ -88,28 +88,28 @@ async def _with_store(args: argparse.Namespace, act: Any, opened: Any) -> int:
 
 async def _create(store: KeyStore, args: argparse.Namespace) -> None:
     account = await store.create_account(name=args.name, email=args.email, plan=args.plan, own=own_limits(args))
-    show.row(account, as_json=args.json)
+    output.row(account, as_json=args.json)
 
 
 async def _list(store: KeyStore, args: argparse.Namespace) -> None:
-    show.rows(await store.list_accounts(), COLUMNS, as_json=args.json)
+    output.rows(await store.list_accounts(), COLUMNS, as_json=args.json)
 
 
 async def _show(store: KeyStore, args: argparse.Namespace) -> None:
     account = await store.read_account(args.id)
-    show.row(account, as_json=args.json, used_today=await store.usage_of_today(args.id))
+    output.row(account, as_json=args.json, used_today=await store.usage_of_today(args.id))
 
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     account = await store.update_account(
         args.id, name=args.name, email=args.email, plan=args.plan, own=own_limits(args)
     )
-    show.row(account, as_json=args.json)
+    output.row(account, as_json=args.json)
 
 
 def _set_disabled(*, disabled: bool) -> Any:
     async def act(store: KeyStore, args: argparse.Namespace) -> None:
-        show.row(await store.update_account(args.id, disabled=disabled), as_json=args.json)
+        output.row(await store.update_account(args.id, disabled=disabled), as_json=args.json)
 
     return act
 
@@ -118,7 +118,7 @@ async def _password(opened: tuple[SessionStore, Settings], args: argparse.Namesp
     store, _ = opened
     holder = await store.read_holder(args.id)
     await store.set_password(holder.id, hash_password(_asked_for(stdin=args.stdin)))
-    show.row({"id": holder.id, "password": "set"}, as_json=args.json)
+    output.row({"id": holder.id, "password": "set"}, as_json=args.json)
 
 
 def _asked_for(*, stdin: bool) -> str:
@@ -136,4 +136,4 @@ async def _link(opened: tuple[SessionStore, Settings], args: argparse.Namespace)
     holder, token = await store.read_holder(args.id), new_token()
     until = await store.add_link(token, holder.id, lasts_s=settings.dashboard.link_s)
     where = settings.dashboard.url or f"http://{settings.server.host}:{settings.server.port}"
-    show.row({"url": link_of(where, token), "expires_at": until}, as_json=args.json)
+    output.row({"url": link_of(where, token), "expires_at": until}, as_json=args.json)

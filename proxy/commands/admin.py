@@ -6,8 +6,8 @@ import argparse
 import asyncio
 from typing import Any
 
-from proxy.commands import place, show
-from proxy.services.sessions import new_admin_token
+from proxy.commands import context, output
+from proxy.services.accounts.sign_in import new_admin_token
 from proxy.store.sessions import SessionStore
 
 COLUMNS = ("id", "name", "hint", "created_at", "last_used_at", "revoked_at")
@@ -24,28 +24,28 @@ def register(commands: Any) -> None:
 
 def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
-    place.add_arguments(parser)
+    context.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
     return parser
 
 
 async def _with_store(args: argparse.Namespace, act: Any) -> int:
-    async with place.session_store(args) as (store, _):
+    async with context.session_store(args) as (store, _):
         await act(store, args)
     return 0
 
 
 async def _create(store: SessionStore, args: argparse.Namespace) -> None:
     token = new_admin_token()
-    show.row(await store.add_token(args.name, token), as_json=args.json, token=token)
+    output.row(await store.add_token(args.name, token), as_json=args.json, token=token)
     if not args.json:
         print("\nThe token is shown this once: only its digest is stored.")
 
 
 async def _list(store: SessionStore, args: argparse.Namespace) -> None:
-    show.rows(await store.list_tokens(), COLUMNS, as_json=args.json)
+    output.rows(await store.list_tokens(), COLUMNS, as_json=args.json)
 
 
 async def _revoke(store: SessionStore, args: argparse.Namespace) -> None:
-    show.row(await store.revoke_token(args.id), as_json=args.json)
+    output.row(await store.revoke_token(args.id), as_json=args.json)

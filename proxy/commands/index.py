@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
-from proxy.commands import place
+from proxy.commands import context
 from proxy.errors import InvalidRequest, StartError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TRIES, PAUSE_S = 5, 1.0
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("index", help="back-fill the index of holdings with old blocks")
-    place.add_arguments(parser)
+    context.add_arguments(parser)
     parser.add_argument(
         "--chain", required=True, metavar="CHAIN", help="such as ethereum, ethereum-sepolia, base/mainnet"
     )
@@ -71,9 +71,9 @@ async def run(args: argparse.Namespace) -> int:
         raise StartError(["--from N: say at which block to begin (or --forget)"])
     if args.first is not None and args.last is not None and args.first > args.last:
         raise StartError([f"--to {args.last}: lies before --from {args.first}"])
-    settings, tables = place.load(args), settings_room.load_tables()
+    settings, tables = context.load(args), settings_room.load_tables()
     network = _network(tables, args.chain)
-    await place.check_schema(settings.database.url)
+    await context.check_schema(settings.database.url)
     if network.family not in FOLLOWED:
         raise StartError([f"--chain {args.chain}: blocks of its family are not indexed"])
     running = Background(settings, tables)
@@ -97,7 +97,7 @@ def _network(tables: settings_room.Tables, text: str) -> Network:
 
 
 async def _forget(running: Background, route: Route) -> None:
-    from proxy.services.follower.following import forget
+    from proxy.services.follower.network_follower import forget
 
     network = route.network.id
     async with running.blocks.backfill(network, hurries=False) as term:
@@ -114,7 +114,7 @@ async def _backfill(running: Background, route: Route, args: argparse.Namespace)
 
 async def _run_patiently(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> Progress:
     """What was covered before a read failed is kept: the next try goes on from there."""
-    from proxy.services.follower.reader import Unread
+    from proxy.services.follower.block_reader import Unread
 
     left = TRIES
     while True:
@@ -131,7 +131,7 @@ async def _run_patiently(running: Background, route: Route, args: argparse.Names
 async def _run_once(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> Progress:
     from proxy.chains.evm.facts import TOPICS
     from proxy.services.follower.backfill import Backfill
-    from proxy.services.follower.reader import Reader
+    from proxy.services.follower.block_reader import Reader
 
     contract = args.contract or ""
     fill = Backfill(

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from proxy.commands import place, show
+from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
 from proxy.core.access import MODES, SCOPES
 from proxy.store.keys import KeyStore, OwnFence
@@ -62,14 +62,14 @@ def _add_fence(parser: argparse.ArgumentParser) -> None:
 
 def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
-    place.add_arguments(parser)
+    context.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
     return parser
 
 
 async def _with_store(args: argparse.Namespace, act: Any) -> int:
-    async with place.key_store(args) as store:
+    async with context.key_store(args) as store:
         await act(store, args)
     return 0
 
@@ -83,26 +83,26 @@ async def _create(store: KeyStore, args: argparse.Namespace) -> None:
         own=own_limits(args),
         fence=OwnFence(ips=args.allow_ip, origins=args.allow_origin),
     )
-    show.row(row, as_json=args.json, key=key)
+    output.row(row, as_json=args.json, key=key)
     _remind(args)
 
 
 async def _list(store: KeyStore, args: argparse.Namespace) -> None:
-    show.rows(await store.list_keys(args.account), COLUMNS, as_json=args.json)
+    output.rows(await store.list_keys(args.account), COLUMNS, as_json=args.json)
 
 
 async def _show(store: KeyStore, args: argparse.Namespace) -> None:
-    show.row(await store.read_key(args.id), as_json=args.json)
+    output.row(await store.read_key(args.id), as_json=args.json)
 
 
 async def _rotate(store: KeyStore, args: argparse.Namespace) -> None:
     row, key = await store.rotate_key(args.id, overlap_s=args.overlap_s)
-    show.row(row, as_json=args.json, key=key)
+    output.row(row, as_json=args.json, key=key)
     _remind(args)
 
 
 async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
-    show.row(await store.set_key_status(args.id, STATUS_OF[args.action]), as_json=args.json)
+    output.row(await store.set_key_status(args.id, STATUS_OF[args.action]), as_json=args.json)
 
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
@@ -111,7 +111,7 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     if args.from_anywhere:
         fence = OwnFence(ips=(), origins=())
     row = await store.update_key(args.id, name=args.name, scopes=scopes, own=own_limits(args), fence=fence)
-    show.row(row, as_json=args.json)
+    output.row(row, as_json=args.json)
 
 
 def _remind(args: argparse.Namespace) -> None:

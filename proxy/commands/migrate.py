@@ -8,20 +8,20 @@ from typing import Any
 
 import asyncpg
 
-from proxy.commands import place
+from proxy.commands import context
 from proxy.errors import StartError
 from proxy.store import migrate
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("migrate", help="bring the database's schema up to date")
-    place.add_arguments(parser)
+    context.add_arguments(parser)
     parser.set_defaults(run=lambda args: asyncio.run(run(args)))
 
 
 async def run(args: argparse.Namespace) -> int:
-    found = place.load(args)
-    async with place.database(found.database.url) as connection:
+    found = context.load(args)
+    async with context.database(found.database.url) as connection:
         try:
             applied = await migrate.migrate(connection)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from proxy.commands import place, show
+from proxy.commands import context, output
 from proxy.store.operations import OperationStore
 from proxy.store.pool import Pool
 
@@ -17,7 +17,7 @@ MOST = 10_000
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("operations", help="list user operations and what became of them")
-    place.add_arguments(parser)
+    context.add_arguments(parser)
     parser.add_argument("--key", metavar="ID", help="only those of this key and of the keys it was rotated from")
     parser.add_argument("--limit", type=int, default=50, metavar="N", help="the newest so many")
     parser.add_argument("--json", action="store_true", help="for programs: with the operation itself")
@@ -25,16 +25,16 @@ def register(commands: Any) -> None:
 
 
 async def _list(args: argparse.Namespace) -> int:
-    async with place.key_store(args) as keys:
+    async with context.key_store(args) as keys:
         lineage = None if args.key is None else (await keys.read_key(args.key))["lineage_id"]
-    found = place.load(args)
+    found = context.load(args)
     pool = Pool(found.database.url, size=1, acquire_timeout_s=5.0, application="penstock-cli")
     await pool.open()
     try:
         rows = await OperationStore(pool).list_of(lineage, limit=max(1, min(args.limit, MOST)))
     finally:
         await pool.close()
-    show.rows([_shown(row) for row in rows], COLUMNS, as_json=args.json)
+    output.rows([_shown(row) for row in rows], COLUMNS, as_json=args.json)
     return 0
 
 

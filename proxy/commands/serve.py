@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxy.commands import place
+from proxy.commands import context
 from proxy.commands.check import loaded
 from proxy.errors import StartError
 from proxy.tasks import ROLES, unless_stopped
@@ -58,7 +58,7 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
 
 
 async def _start(supervisor: Supervisor) -> None:
-    await place.check_schema(supervisor.settings.database.url)
+    await context.check_schema(supervisor.settings.database.url)
     await supervisor.start()
     log.info(
         "serving", extra={"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from proxy import settings as settings_room
-from proxy.commands.place import RUNNING
+from proxy.commands.context import RUNNING
 from proxy.core import signatures
 from proxy.errors import InvalidRequest, StartError
 

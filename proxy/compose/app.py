@@ -19,17 +19,17 @@ from proxy.compose.gas import Gas
 from proxy.compose.networks import Builder
 from proxy.compose.smart_wallets import Smart
 from proxy.compose.webhooks import Hooks
-from proxy.services.admission import Admission, Failures
+from proxy.services.accounts.admission import Admission, Failures
+from proxy.services.accounts.keyring import Keyring, utc_day
+from proxy.services.accounts.quotas import Quotas
 from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
-from proxy.services.keyring import Keyring, utc_day
-from proxy.services.quotas import Quotas
 from proxy.services.readiness import Readiness
 from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.filters import Filters
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.logs import Logs
-from proxy.services.rpc.questions import Questions
-from proxy.services.rpc.shelf import Shelf
+from proxy.services.rpc.shared_cache import Shelf
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.usage import Usage
 from proxy.settings import SCHEMAS, Settings, Tables
@@ -55,7 +55,7 @@ from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.sockets import Sockets
-from proxy.wire.turn import Turn
+from proxy.wire.write_buffer import Turn
 
 # How often deadlines and hedges of calls are looked at.
 SWEEP_S = 0.02

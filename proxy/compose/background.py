@@ -25,16 +25,16 @@ from proxy.compose.webhooks import Events
 from proxy.processes.supervisor import READY
 from proxy.processes.worker import first_line, heed_supervisor
 from proxy.services.bundler.inclusions import Inclusions
-from proxy.services.events.bell import Bell
+from proxy.services.events.notifications import Bell
 from proxy.services.fleet import Cordons
-from proxy.services.follower.following import Following
-from proxy.services.follower.reader import Reader, Wanted
+from proxy.services.follower.block_reader import Reader, Wanted
+from proxy.services.follower.network_follower import Following
 from proxy.services.follower.sinks import Holdings, Sink, topics_of
 from proxy.services.readiness import PROBE_S
 from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.filters import Filters
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.questions import Questions
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.wallets import Births
 from proxy.settings import Settings, Tables
@@ -45,10 +45,10 @@ from proxy.store.pool import Pool
 from proxy.store.windows import MARKS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
-from proxy.wire.turn import Turn
+from proxy.wire.write_buffer import Turn
 
 if TYPE_CHECKING:
-    from proxy.services.admission import Admission
+    from proxy.services.accounts.admission import Admission
 
 # How often deadlines and hedges of calls are looked at: nobody waits for these calls but we.
 SWEEP_S = 0.05

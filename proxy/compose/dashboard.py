@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.services.accounts import Accounts
-from proxy.services.admission import Admission
+from proxy.services.accounts.accounts import Accounts
+from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Cordons, Fleet
 from proxy.services.rpc.networks import Networks
-from proxy.services.sessions import SignIn
 from proxy.services.usage import Usage
 from proxy.settings import Settings, Tables
 from proxy.store.fleet import FleetStore

@@ -8,15 +8,15 @@ from __future__ import annotations
 from proxy.core.egress import Reach
 from proxy.services.multicall import Multicall
 from proxy.services.names import Names
-from proxy.services.nft_metadata import NftMetadata
 from proxy.services.prices import Prices, sources_of
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.tokens.collections import Collections
 from proxy.services.tokens.contracts import Contracts
-from proxy.services.tokens.evm import EvmTokens
-from proxy.services.tokens.floors import Marketplace
-from proxy.services.tokens.market import Market
-from proxy.services.tokens.svm import SvmTokens
+from proxy.services.tokens.evm_tokens import EvmTokens
+from proxy.services.tokens.floor_prices import Marketplace
+from proxy.services.tokens.nft_metadata import NftMetadata
+from proxy.services.tokens.svm_tokens import SvmTokens
+from proxy.services.tokens.token_prices import Market
 from proxy.settings import Egress, PriceSources, Settings, Tables
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
@@ -27,7 +27,7 @@ from proxy.web.rest.path_address import Holders
 from proxy.web.rest.tokens import TokenAnswers, Tokens
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.guard import Guard
-from proxy.wire.quotes import QuoteApi
+from proxy.wire.price_api import QuoteApi
 
 
 class Data:

@@ -11,8 +11,8 @@ import logging
 from proxy.compose.webhooks import vault_of
 from proxy.core.lanes import Lanes
 from proxy.errors import Unavailable
-from proxy.services.deliverer import Deliverer
-from proxy.services.letters import Letters
+from proxy.services.delivery.deliverer import Deliverer
+from proxy.services.delivery.mails import Letters
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.mails import MailStore
@@ -20,9 +20,9 @@ from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
-from proxy.wire.hooks import HookGuard
 from proxy.wire.mailer import Mailer
 from proxy.wire.receiver import Receiver
+from proxy.wire.webhook_guard import HookGuard
 
 log = logging.getLogger("penstock.deliverer")
 

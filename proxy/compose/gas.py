@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping
 from proxy.chains.evm.facts import Facts, Header
 from proxy.chains.registry import Network
 from proxy.core import fees, policy
-from proxy.services.follower.reader import Reader
+from proxy.services.follower.block_reader import Reader
 from proxy.services.gas import GasPrices
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.questions import Questions
-from proxy.services.sponsor.market import Market, Prices
+from proxy.services.sponsor.costs import Market, Prices
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import Policies
 from proxy.services.sponsor.refusals import Refusals
-from proxy.services.sponsor.settling import TOPICS, Settlements, Settling
-from proxy.services.sponsor.sponsoring import Sponsoring
+from proxy.services.sponsor.settlement import TOPICS, Settlements, Settling
+from proxy.services.sponsor.sponsorship import Sponsoring
 from proxy.settings import Settings, Tables, environment, signer_key
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore

@@ -10,15 +10,15 @@ from proxy.chains.registry import Network
 from proxy.core.caching import Replies
 from proxy.core.routing import Health
 from proxy.services.bundler import routes as bundler
+from proxy.services.rpc.method_policy import plans_of, unknown_of
 from proxy.services.rpc.networks import Marks, Networks, Route
-from proxy.services.rpc.plans import plans_of, unknown_of
 from proxy.settings import Bundler, Settings, Tables
 from proxy.settings import Upstream as UpstreamSettings
 from proxy.telemetry import Tally
 from proxy.wire.address import Address
-from proxy.wire.socket import SocketUpstream
-from proxy.wire.turn import Turn
 from proxy.wire.upstream import Upstream
+from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.write_buffer import Turn
 
 
 class Builder:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from proxy.compose.networks import Builder
-from proxy.services.bundler.desk import Desk
-from proxy.services.bundler.forgetting import Forgetting
-from proxy.services.bundler.recall import Recall
+from proxy.services.bundler.cleanup import Forgetting
+from proxy.services.bundler.guard import Desk
+from proxy.services.bundler.lookup import Recall
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.networks import Networks
-from proxy.services.rpc.questions import Questions
 from proxy.services.wallets import Wallets
 from proxy.settings import Settings, Tables
 from proxy.store.operations import OperationStore

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.services.backtest import Backtest
-from proxy.services.deliveries import Deliveries
-from proxy.services.events.bell import Bell
-from proxy.services.events.composing import Composing, Nfts, Tokens
-from proxy.services.events.composition import Composition
+from proxy.services.delivery.history import Deliveries
+from proxy.services.events.drafting import Composition
+from proxy.services.events.enrichment import Composing, Nfts, Tokens
 from proxy.services.events.finality import Finality
+from proxy.services.events.internal_transfers import Tracing
 from proxy.services.events.mempool import Mempool
-from proxy.services.events.pinned import Pinned
+from proxy.services.events.notifications import Bell
+from proxy.services.events.pending_filters import Pinned
 from proxy.services.events.sink import EventSink
-from proxy.services.events.tracing import Tracing
 from proxy.services.events.watch import Watch
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.questions import Questions
 from proxy.services.rpc.traces import Traces
-from proxy.services.webhooks import Webhooks
+from proxy.services.webhooks.backtest import Backtest
+from proxy.services.webhooks.webhooks import Webhooks
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.pool import Pool
@@ -28,7 +28,7 @@ from proxy.tasks import Tasks
 from proxy.web.rest.deliveries import DeliveryAnswers
 from proxy.web.rest.endpoint import Answers
 from proxy.web.rest.webhooks import WebhookAnswers
-from proxy.wire.hooks import HookGuard
+from proxy.wire.webhook_guard import HookGuard
 
 
 class Hooks:

@@ -157,7 +157,7 @@ class Limits:
 
 
 class Account:
-    """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/quotas)."""
+    """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/accounts/quotas)."""
 
     __slots__ = ("day_limit", "exhausted", "id", "left", "plan", "remaining")
 

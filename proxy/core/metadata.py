@@ -13,7 +13,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from proxy.core import nesting, uris, wording
+from proxy.core import display_text, nesting, uris
 
 MOST_TRAITS = 256
 LONGEST_VALUE = 1000
@@ -75,7 +75,7 @@ def words(body: bytes) -> dict[str, str] | None:
 
 def _metadata(data: dict[str, Any]) -> Metadata:
     return Metadata(
-        name=wording.cleaned(_first_text(data, _NAMES), wording.NAME),
+        name=display_text.cleaned(_first_text(data, _NAMES), display_text.NAME),
         description=_paragraphs(_first_text(data, ("description",))),
         image=_image(data),
         traits=tuple(islice(_all_traits(data), MOST_TRAITS)),
@@ -120,8 +120,9 @@ def _paragraphs(text: str | None) -> str | None:
     """Cleaned line by line: where a line ends is part of what it says."""
     if text is None:
         return None
-    lines = [wording.cleaned(line, wording.DESCRIPTION) or "" for line in text[: 2 * wording.DESCRIPTION].splitlines()]
-    return "\n".join(lines)[: wording.DESCRIPTION].strip() or None
+    lines = text[: 2 * display_text.DESCRIPTION].splitlines()
+    lines = [display_text.cleaned(line, display_text.DESCRIPTION) or "" for line in lines]
+    return "\n".join(lines)[: display_text.DESCRIPTION].strip() or None
 
 
 def _image(data: dict[str, Any]) -> str | None:
@@ -177,7 +178,7 @@ def _traits_of_item(item: Any) -> Iterator[Trait]:
 
 
 def _type(value: Any) -> str:
-    return wording.cleaned(_scalar(value), wording.NAME) or ""
+    return display_text.cleaned(_scalar(value), display_text.NAME) or ""
 
 
 def _text(value: Any) -> str:
@@ -189,7 +190,7 @@ def _text(value: Any) -> str:
         value = ", ".join(text for each in value[:MOST_TRAITS] if (text := _scalar(each)))
     elif isinstance(value, dict | list):
         value = json.dumps(value, default=str, ensure_ascii=False)
-    return wording.cleaned(_scalar(value), LONGEST_VALUE) or ""
+    return display_text.cleaned(_scalar(value), LONGEST_VALUE) or ""
 
 
 def _scalar(value: Any) -> str | None:

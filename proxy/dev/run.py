@@ -17,7 +17,7 @@ import asyncpg
 import orjson
 
 from proxy import settings as settings_room
-from proxy.commands.place import RUNNING
+from proxy.commands.context import RUNNING
 from proxy.dev import seed
 from proxy.dev.banner import Ready, banner
 from proxy.dev.devnet import Devnet

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from proxy.core import access
-from proxy.services.sessions import hash_password, new_admin_token, verify_password
+from proxy.services.accounts.sign_in import hash_password, new_admin_token, verify_password
 from proxy.store.keys import KeyStore
 from proxy.store.sessions import SessionStore
 

@@ -18,8 +18,8 @@ from proxy.core import fees
 from proxy.core.fees import Fees
 from proxy.errors import Fault, NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.questions import Questions
 
 # For so long an estimate is answered while its chain cannot be asked.
 STALE_S = 60.0

@@ -17,7 +17,7 @@ from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 
 Call = tuple[bytes, bytes]
 # Calls in one: 1,500 (name, symbol and decimals of 500 tokens) take about 10 million gas and 0.7 MB of JSON.

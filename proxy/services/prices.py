@@ -15,12 +15,12 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
-from proxy.chains.evm import abi, feeds
+from proxy.chains.evm import abi, price_feeds
 from proxy.chains.registry import Feed, Network, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
 from proxy.store.cache import Kept
-from proxy.wire.quotes import Away, Quote, QuoteApi
+from proxy.wire.price_api import Away, Quote, QuoteApi
 
 log = logging.getLogger("penstock.prices")
 
@@ -210,7 +210,7 @@ class Feeds:
         if not told:
             return {}
         targets = [bytes.fromhex(feed.address[2:]) for feed in told.values()]
-        asked = [(target, data) for target in targets for data in (feeds.LATEST_ROUND, feeds.DECIMALS)]
+        asked = [(target, data) for target in targets for data in (price_feeds.LATEST_ROUND, price_feeds.DECIMALS)]
         try:
             results = await self._contracts.read(network, asked)
         except InternalError as exc:
@@ -221,10 +221,10 @@ class Feeds:
 
 
 def _of_feed(feed: Feed, latest: bytes | None, decimals: bytes | None, now: float) -> Price | None:
-    found, places = feeds.round_of(latest), abi.uint(decimals)
+    found, places = price_feeds.round_of(latest), abi.uint(decimals)
     if found is None or places is None:
         return None
-    usd = feeds.price_of(found, places, now=now, max_age_s=feed.max_age_s)
+    usd = price_feeds.price_of(found, places, now=now, max_age_s=feed.max_age_s)
     return None if usd is None else Price(usd, _time(found.updated_at), "feeds")
 
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from proxy import telemetry
-from proxy.services.keyring import Keyring
+from proxy.services.accounts.keyring import Keyring
 from proxy.store.pool import Pool
 
 PROBE_S = 2.0

@@ -14,7 +14,7 @@ import asyncpg
 import orjson
 
 from proxy.chains.evm.operations import Included
-from proxy.core.userop import Operation
+from proxy.chains.evm.user_operation import Operation
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 

@@ -29,7 +29,7 @@ from proxy.errors import (
     UnsupportedMedia,
     of_status,
 )
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.settings import Server
 from proxy.web.front.connection_limiter import Door, Visitor
 from proxy.web.reply import SERVER, fault_reply

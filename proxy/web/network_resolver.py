@@ -7,7 +7,7 @@ import re
 from proxy.chains.registry import Network, Registry
 from proxy.core.access import Key
 from proxy.errors import NotFound
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.networks import Networks, Route
 
 _NAME = re.compile(r"[a-z0-9-]{1,40}(?:/[a-z0-9-]{1,40})?", re.ASCII)

@@ -18,7 +18,7 @@ from yarl import URL
 from proxy import __version__
 from proxy.wire.guard import Blocked, Guard, UrlRefused
 from proxy.wire.http1 import BadReply
-from proxy.wire.lines import Line, Lines, Lost, Origin, Said, head_of, origin_of
+from proxy.wire.receiver_connection import Line, Lines, Lost, Origin, Said, head_of, origin_of
 
 # How an attempt ends: with a status; or without one, because nothing came in time, nobody was reached, the connection was lost,
 # the address may not be reached, or what came is no HTTP.

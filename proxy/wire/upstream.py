@@ -21,7 +21,7 @@ from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import Health
 from proxy.wire.address import Address
 from proxy.wire.connection import Connection, Sink
-from proxy.wire.turn import DEFER_BELOW, Turn
+from proxy.wire.write_buffer import DEFER_BELOW, Turn
 
 # Calls that wait for a connection: beyond that the upstream is as good as down.
 MAX_WAITING = 4096

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.chains.evm import activity
 from proxy.chains.evm.facts import Header, read_header
-from proxy.core.matching import Call
+from proxy.chains.evm.matching import Call
 
 A, B, C = ("0x" + digit * 40 for digit in "abc")
 HASH = "0x" + "11" * 32

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 import sha3
 
-from proxy.chains.evm.feeds import DECIMALS, LATEST_ROUND, Round, price_of, round_of
+from proxy.chains.evm.price_feeds import DECIMALS, LATEST_ROUND, Round, price_of, round_of
 
 NOW = 1_700_000_000
 GOOD = Round(7, 3_000_12345678, NOW - 60, 7)

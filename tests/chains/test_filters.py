@@ -8,7 +8,7 @@ import pytest
 
 from proxy.chains.evm import filters
 from proxy.chains.evm.filters import BadConfig
-from proxy.core.watching import KINDS
+from proxy.chains.evm.watch_index import KINDS
 
 ADDRESS = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
 RAW = bytes.fromhex(ADDRESS[2:])

@@ -13,7 +13,7 @@ from sha3 import keccak_256
 
 from proxy.chains.evm import abi, paymaster
 from proxy.chains.evm.paymaster import Terms
-from proxy.core.userop import Operation
+from proxy.chains.evm.user_operation import Operation
 from proxy.services.sponsor.paymasters import Signer
 
 A, B, C = (bytes([n]) * 20 for n in (0xA, 0xB, 0xC))

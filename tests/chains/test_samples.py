@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.chains.evm import samples
-from proxy.core.watching import KINDS
+from proxy.chains.evm.watch_index import KINDS
 
 # The specification's fields (section 6), where it gives them.
 GIVEN = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.headchain import Block, BrokenPath, HeadChain
+from proxy.core.head_chain import Block, BrokenPath, HeadChain
 
 
 class World:

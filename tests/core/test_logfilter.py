@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core import logfilter
-from proxy.core.logfilter import Index, LogFilter, parse, read_cursor
+from proxy.chains.evm import log_filter
+from proxy.chains.evm.log_filter import Index, LogFilter, parse, read_cursor
 
 A, B, C = ("0x" + digit * 40 for digit in "abc")
 T1, T2, T3 = ("0x" + digit * 64 for digit in "123")
@@ -142,7 +142,7 @@ def test_index_finds_what_a_scan_finds(kept: list[LogFilter], gone: list[LogFilt
 @settings(deadline=None)
 @given(st.lists(filters, max_size=12), st.lists(logs, max_size=12))
 def test_index_finds_the_same_when_lists_are_too_long_for_it(kept: list[LogFilter], seen: list[Log]) -> None:
-    limit, logfilter.MOST_PATHS = logfilter.MOST_PATHS, 2
+    limit, log_filter.MOST_PATHS = log_filter.MOST_PATHS, 2
     try:
         index = Index()
         for each in kept:
@@ -153,7 +153,7 @@ def test_index_finds_the_same_when_lists_are_too_long_for_it(kept: list[LogFilte
             index.remove(each)
         assert index._root.is_empty
     finally:
-        logfilter.MOST_PATHS = limit
+        log_filter.MOST_PATHS = limit
 
 
 @settings(deadline=None)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import logrange
-from proxy.core.logrange import LogRange
+from proxy.chains.evm import log_range
+from proxy.chains.evm.log_range import LogRange
 
 HEAD = 5000
 
@@ -41,13 +41,13 @@ HEAD = 5000
     ],
 )
 def test_range_is_read_where_it_is_one_of_numbers(params: str, expected: tuple[int, int] | None) -> None:
-    found = logrange.parse(params.encode(), HEAD)
+    found = log_range.parse(params.encode(), HEAD)
     assert (found and (found.first, found.last)) == expected
 
 
 def test_other_members_of_the_filter_keep_their_bytes() -> None:
     params = b'[{"address": ["0xAb", "0xCd"],"fromBlock":"0x1","topics":[null, ["0x1"], 1.10],"toBlock":"0x5","x":{"a" : 1}}]'
-    found = logrange.parse(params, HEAD)
+    found = log_range.parse(params, HEAD)
     assert found is not None
     assert found.part(2, 3).params() == (
         b'[{"fromBlock":"0x2","toBlock":"0x3","address":["0xAb", "0xCd"],"topics":[null, ["0x1"], 1.10],"x":{"a" : 1}}]'
@@ -78,18 +78,18 @@ def test_chunks_of_an_endless_range_cost_nothing_until_taken() -> None:
 @given(st.lists(st.lists(st.dictionaries(st.text(), st.text() | st.integers()), max_size=3)), st.booleans())
 def test_joined_results_are_the_result_of_the_whole(parts: list[list[object]], spaced: bool) -> None:
     raws = [json.dumps(part, indent=1 if spaced else None).encode() for part in parts]
-    assert json.loads(logrange.merge(raws)) == [log for part in parts for log in part]
+    assert json.loads(log_range.merge(raws)) == [log for part in parts for log in part]
 
 
 def test_joined_logs_keep_their_bytes() -> None:
-    assert logrange.merge([b'[{"n":1.10}]', b" [ ] ", b"[]", b'[ {"b" : 2},3 ]']) == b'[{"n":1.10},{"b" : 2},3]'
-    assert logrange.merge([]) == b"[]"
+    assert log_range.merge([b'[{"n":1.10}]', b" [ ] ", b"[]", b'[ {"b" : 2},3 ]']) == b'[{"n":1.10},{"b" : 2},3]'
+    assert log_range.merge([]) == b"[]"
 
 
 @pytest.mark.parametrize("broken", [b"null", b"", b"[", b"{}", b'"0x"'])
 def test_part_that_is_no_array_spoils_the_whole(broken: bytes) -> None:
     with pytest.raises(ValueError, match="no array"):
-        logrange.merge([b"[1]", broken])
+        log_range.merge([b"[1]", broken])
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_part_that_is_no_array_spoils_the_whole(broken: bytes) -> None:
     ],
 )  # fmt: skip
 def test_refusals_say_what_would_work(message: str, pair: tuple[int, int] | None, blocks: int | None) -> None:
-    assert logrange.suggested(message) == pair
-    assert logrange.allowed_blocks(message) == blocks
+    assert log_range.suggested(message) == pair
+    assert log_range.allowed_blocks(message) == blocks
 
 
 @pytest.mark.parametrize(
@@ -137,22 +137,22 @@ def test_refusals_say_what_would_work(message: str, pair: tuple[int, int] | None
 def test_refused_range_is_narrowed_and_never_leaves_what_was_asked(
     asked: LogRange, message: str, expected: LogRange | None
 ) -> None:
-    assert logrange.narrowed(asked, message) == expected
+    assert log_range.narrowed(asked, message) == expected
 
 
 @given(st.text(), st.integers(0, 2**40), st.integers(0, 2**20))
 def test_narrowed_range_is_smaller_and_inside(message: str, first: int, more: int) -> None:
     asked = LogRange(first, first + more)
-    part = logrange.narrowed(asked, message)
+    part = log_range.narrowed(asked, message)
     assert part is None if more == 0 else part is not None and first == part.first <= part.last < asked.last
 
 
 def test_our_refusal_names_a_range_in_data_and_in_the_phrase_that_indexers_read() -> None:
-    told = json.loads(logrange.refusal(16, 1024))
+    told = json.loads(log_range.refusal(16, 1024))
     assert told["code"] == -32602
     assert told["data"] == {"suggested_from": "0x10", "suggested_to": "0x400"}
     assert "this block range should work: [0x10, 0x400]" in told["message"]
-    assert logrange.suggested(told["message"]) == (16, 1024)
+    assert log_range.suggested(told["message"]) == (16, 1024)
 
 
 @pytest.mark.parametrize(
@@ -162,4 +162,4 @@ def test_our_refusal_names_a_range_in_data_and_in_the_phrase_that_indexers_read(
      (b'"0x' + b"f" * 64 + b'"', 2**256 - 1), (b'"0x' + b"f" * 65 + b'"', None)],
 )  # fmt: skip
 def test_quantity_reads_hex_and_nothing_else(raw: bytes, expected: int | None) -> None:
-    assert logrange.quantity(raw) == expected
+    assert log_range.quantity(raw) == expected

@@ -10,10 +10,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core import matching, watching
+from proxy.chains.evm import matching, watch_index
+from proxy.chains.evm.matching import Block, Call, Tx
+from proxy.chains.evm.watch_index import KINDS, Filter, Index, Watcher
 from proxy.core.holdings import Transfer
-from proxy.core.matching import Block, Call, Tx
-from proxy.core.watching import KINDS, Filter, Index, Watcher
 
 ADDRESSES = [bytes([n]) * 20 for n in range(1, 7)]
 CONTRACTS = [bytes([n]) * 20 for n in range(101, 104)]
@@ -296,9 +296,9 @@ def test_webhook_in_anothers_place_leaves_nothing_of_it() -> None:
 def test_dead_addresses_are_swept_out_when_they_are_many() -> None:
     index = Index()
     for name in ("one", "two"):
-        put(index, activity(name, *(n.to_bytes(20, "big") for n in range(watching.FEW_DEAD + 1))))
+        put(index, activity(name, *(n.to_bytes(20, "big") for n in range(watch_index.FEW_DEAD + 1))))
     index.remove("one")
-    assert len(index.tables.activity) == watching.FEW_DEAD + 1
+    assert len(index.tables.activity) == watch_index.FEW_DEAD + 1
     index.remove("two")
     assert not index.tables.activity
     assert repr(index) == "<Index 0 webhooks, 0 addresses>"
@@ -308,7 +308,7 @@ def test_marks_grow_with_what_is_watched() -> None:
     index = Index()
     watched = [n.to_bytes(20, "big") for n in range(1, 5001)]
     put(index, activity("wh", *watched))
-    assert len(index.tables.marks.bits) * 8 * 2 >= len(watched) * watching.SPARSE
+    assert len(index.tables.marks.bits) * 8 * 2 >= len(watched) * watch_index.SPARSE
     txs = [Tx(HASHES[0], 0, each, None, 1, 0, b"") for each in watched]
     assert len(matching.matched(index.tables, Block(txs))) == len(watched)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.core.spans import FIRST_BLOCKS, GOOD_LOGS, MOST_BLOCKS, PATIENCE, Span
+from proxy.core.range_size import FIRST_BLOCKS, GOOD_LOGS, MOST_BLOCKS, PATIENCE, Span
 
 
 def test_span_doubles_while_replies_are_small_up_to_its_limit() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import userop
-from proxy.core.userop import BadOperation
+from proxy.chains.evm import user_operation
+from proxy.chains.evm.user_operation import BadOperation
 
 ENTRY_POINTS = {
     "0.6": "0x5FF137D4b0FDCD49DcA30c7CF57E578a026d2789",
@@ -93,47 +93,47 @@ VECTORS: list[tuple[str, str, dict[str, Any], str]] = [
 def test_hash_is_that_of_the_published_vectors(
     version: str, entry_point: str, more: dict[str, Any], expected: str
 ) -> None:
-    operation = userop.parse({**PLAIN, **more}, version, draft=True)
-    assert userop.hash_of(operation, bytes.fromhex(entry_point[2:]), 1).hex() == expected
+    operation = user_operation.parse({**PLAIN, **more}, version, draft=True)
+    assert user_operation.hash_of(operation, bytes.fromhex(entry_point[2:]), 1).hex() == expected
 
 
 def test_delegate_that_the_chain_knows_stands_for_one_in_the_operation() -> None:
     entry_point = bytes.fromhex(ENTRY_POINTS["0.8"][2:])
-    said = userop.parse({**PLAIN, **DELEGATED}, "0.8")
-    unsaid = userop.parse({**PLAIN, "factory": "0x7702", "factoryData": "0xdeadbeef"}, "0.8")
+    said = user_operation.parse({**PLAIN, **DELEGATED}, "0.8")
+    unsaid = user_operation.parse({**PLAIN, "factory": "0x7702", "factoryData": "0xdeadbeef"}, "0.8")
     assert unsaid.is_delegated
-    known = userop.hash_of(unsaid, entry_point, 1, delegate=bytes.fromhex(SOMEBODY[2:]))
-    assert known == userop.hash_of(said, entry_point, 1)
-    assert known != userop.hash_of(unsaid, entry_point, 1)
+    known = user_operation.hash_of(unsaid, entry_point, 1, delegate=bytes.fromhex(SOMEBODY[2:]))
+    assert known == user_operation.hash_of(said, entry_point, 1)
+    assert known != user_operation.hash_of(unsaid, entry_point, 1)
 
 
 def test_paymaster_and_its_limits_are_told_from_either_shape() -> None:
-    new = userop.parse({**PLAIN, **PAYMASTER}, "0.7")
-    old = userop.parse({**V06, "paymasterAndData": SOMEBODY + "beef"}, "0.6")
+    new = user_operation.parse({**PLAIN, **PAYMASTER}, "0.7")
+    old = user_operation.parse({**V06, "paymasterAndData": SOMEBODY + "beef"}, "0.6")
     assert new.paymaster == old.paymaster == bytes.fromhex(SOMEBODY[2:])
     assert new.paymaster_gas == (6942069, 6942069)
     assert old.paymaster_gas == (0, 0)
-    assert userop.parse(PLAIN, "0.7").paymaster is None
-    assert userop.parse({**PLAIN, **FACTORY}, "0.7").factory == bytes.fromhex(SOMEBODY[2:])
-    assert userop.parse({**PLAIN, **DELEGATED}, "0.8").factory is None
+    assert user_operation.parse(PLAIN, "0.7").paymaster is None
+    assert user_operation.parse({**PLAIN, **FACTORY}, "0.7").factory == bytes.fromhex(SOMEBODY[2:])
+    assert user_operation.parse({**PLAIN, **DELEGATED}, "0.8").factory is None
 
 
 @pytest.mark.parametrize("name", V06)
 def test_field_that_is_missing_is_named_for_0_6(name: str) -> None:
     with pytest.raises(BadOperation, match=f"^{name}: is missing$"):
-        userop.parse({field: value for field, value in V06.items() if field != name}, "0.6")
+        user_operation.parse({field: value for field, value in V06.items() if field != name}, "0.6")
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_field_that_is_missing_is_named_for_0_7(name: str) -> None:
     with pytest.raises(BadOperation, match=f"^{name}: is missing$"):
-        userop.parse({field: value for field, value in PLAIN.items() if field != name}, "0.7")
+        user_operation.parse({field: value for field, value in PLAIN.items() if field != name}, "0.7")
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_null_is_the_same_as_missing(name: str) -> None:
     with pytest.raises(BadOperation, match=f"^{name}: is missing$"):
-        userop.parse({**PLAIN, name: None}, "0.7")
+        user_operation.parse({**PLAIN, name: None}, "0.7")
 
 
 @pytest.mark.parametrize(
@@ -171,61 +171,61 @@ def test_null_is_the_same_as_missing(name: str) -> None:
 )
 def test_field_that_is_wrong_is_named(version: str, more: dict[str, Any], message: str) -> None:
     with pytest.raises(BadOperation) as caught:
-        userop.parse({**(V06 if version == "0.6" else PLAIN), **more}, version)
+        user_operation.parse({**(V06 if version == "0.6" else PLAIN), **more}, version)
     assert str(caught.value).startswith(message)
 
 
 def test_limits_of_a_paymaster_that_is_not_there_may_be_zero() -> None:
     """As viem passes on what a bundler has estimated."""
     more = {"paymasterVerificationGasLimit": "0x0", "paymasterPostOpGasLimit": "0x0", "factoryData": "0x"}
-    assert userop.parse({**PLAIN, **more}, "0.7") == userop.parse(PLAIN, "0.7")
+    assert user_operation.parse({**PLAIN, **more}, "0.7") == user_operation.parse(PLAIN, "0.7")
 
 
 @pytest.mark.parametrize("name", ["factoryData", "paymasterData"])
 def test_data_of_a_contract_that_is_not_there_is_nothing_only_without_a_byte(name: str) -> None:
     with pytest.raises(BadOperation, match=rf"^{name.removesuffix('Data')}: is missing; "):
-        userop.parse({**PLAIN, name: "0x00"}, "0.7")
+        user_operation.parse({**PLAIN, name: "0x00"}, "0.7")
 
 
 @pytest.mark.parametrize("given", [None, [], "0x", 1])
 def test_operation_that_is_no_object_is_refused(given: Any) -> None:
     with pytest.raises(BadOperation, match=r"^userOperation: must be an object$"):
-        userop.parse(given, "0.7")
+        user_operation.parse(given, "0.7")
 
 
 def test_long_text_is_not_repeated_whole() -> None:
     with pytest.raises(BadOperation) as caught:
-        userop.parse({**PLAIN, "sender": "x" * 100_000}, "0.7")
+        user_operation.parse({**PLAIN, "sender": "x" * 100_000}, "0.7")
     assert len(str(caught.value)) < 150
 
 
 def test_draft_needs_only_what_an_estimate_cannot_do_without() -> None:
     draft = {name: PLAIN[name] for name in ("sender", "nonce", "callData")}
-    operation = userop.parse(draft, "0.7", draft=True)
+    operation = user_operation.parse(draft, "0.7", draft=True)
     assert (operation.call_gas, operation.max_fee_wei, operation.signature) == (0, 0, b"")
-    assert userop.parse({**draft, "paymaster": SOMEBODY}, "0.7", draft=True).paymaster is not None
+    assert user_operation.parse({**draft, "paymaster": SOMEBODY}, "0.7", draft=True).paymaster is not None
     with pytest.raises(BadOperation, match=r"^paymaster: is missing"):
-        userop.parse({**draft, "paymasterData": "0x01"}, "0.7", draft=True)
+        user_operation.parse({**draft, "paymasterData": "0x01"}, "0.7", draft=True)
     with pytest.raises(BadOperation, match=r"^callData: is missing$"):
-        userop.parse({"sender": SOMEBODY, "nonce": "0x0"}, "0.6", draft=True)
+        user_operation.parse({"sender": SOMEBODY, "nonce": "0x0"}, "0.6", draft=True)
 
 
 def test_entry_point_is_found_in_any_case() -> None:
     for version, entry_point in ENTRY_POINTS.items():
         for text in (entry_point, entry_point.lower(), "0x" + entry_point[2:].upper()):
-            assert userop.version_of(text, ENTRY_POINTS) == version
+            assert user_operation.version_of(text, ENTRY_POINTS) == version
 
 
 def test_entry_point_that_is_unknown_is_told_the_known_ones() -> None:
     with pytest.raises(BadOperation) as caught:
-        userop.version_of(SOMEBODY, ENTRY_POINTS)
+        user_operation.version_of(SOMEBODY, ENTRY_POINTS)
     assert str(caught.value) == (
         f"entryPoint: {SOMEBODY} is not supported here; supported: {', '.join(ENTRY_POINTS.values())}"
     )
     with pytest.raises(BadOperation, match=r"^entryPoint: must be an address, not '0.7'$"):
-        userop.version_of("0.7", ENTRY_POINTS)
+        user_operation.version_of("0.7", ENTRY_POINTS)
     with pytest.raises(BadOperation, match=r"supported: none$"):
-        userop.version_of(SOMEBODY, {})
+        user_operation.version_of(SOMEBODY, {})
 
 
 NUMBERS = st.integers(0, 2**128 - 1).map(hex)
@@ -238,25 +238,27 @@ FIELDS = {**dict.fromkeys(PLAIN, NUMBERS), "sender": st.just(SOMEBODY), "callDat
 )
 def test_hash_covers_every_field_but_the_signature(fields: dict[str, str], version: str, changed: str) -> None:
     entry_point = bytes.fromhex(ENTRY_POINTS[version][2:])
-    before = userop.hash_of(userop.parse(fields, version), entry_point, 1)
-    assert before == userop.hash_of(userop.parse({**fields, "signature": "0x00"}, version), entry_point, 1)
+    before = user_operation.hash_of(user_operation.parse(fields, version), entry_point, 1)
+    assert before == user_operation.hash_of(
+        user_operation.parse({**fields, "signature": "0x00"}, version), entry_point, 1
+    )
     other = ENTRY_POINTS["0.6"] if changed == "sender" else fields[changed] + "00" if changed == "callData" else None
     other = other or hex((int(fields[changed], 16) + 1) % 2**128)
-    assert before != userop.hash_of(userop.parse({**fields, changed: other}, version), entry_point, 1)
-    assert before != userop.hash_of(userop.parse(fields, version), entry_point, 2)
+    assert before != user_operation.hash_of(user_operation.parse({**fields, changed: other}, version), entry_point, 1)
+    assert before != user_operation.hash_of(user_operation.parse(fields, version), entry_point, 2)
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
 
 
-@given(VALUES, st.sampled_from(userop.VERSIONS))
+@given(VALUES, st.sampled_from(user_operation.VERSIONS))
 def test_any_value_is_no_operation(value: Any, version: str) -> None:
     with pytest.raises(BadOperation):
-        userop.parse(value, version)
+        user_operation.parse(value, version)
 
 
 @given(VALUES.filter(lambda value: not isinstance(value, str)), st.sampled_from(sorted(PLAIN)))
 def test_any_value_in_a_field_is_a_fault_that_names_it(value: Any, name: str) -> None:
     with pytest.raises(BadOperation, match=f"^{name}: "):
-        userop.parse({**PLAIN, name: value}, "0.7")
+        user_operation.parse({**PLAIN, name: value}, "0.7")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.wording import cleaned
+from proxy.core.display_text import cleaned
 
 
 @pytest.mark.parametrize(

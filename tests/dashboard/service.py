@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.services.sessions import hash_password, new_admin_token
+from proxy.services.accounts.sign_in import hash_password, new_admin_token
 from proxy.settings import SCHEMAS, load_tables
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool

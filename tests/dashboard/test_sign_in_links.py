@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from proxy.compose.dashboard import url_of
-from proxy.services.sessions import SignIn
+from proxy.services.accounts.sign_in import SignIn
 from proxy.settings import Dashboard
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool

@@ -16,7 +16,7 @@ from proxy.core import retries, signatures
 from proxy.core.egress import Reach
 from proxy.core.lanes import Lanes
 from proxy.core.retries import Format
-from proxy.services.deliverer import Deliverer
+from proxy.services.delivery.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.notices import Notices

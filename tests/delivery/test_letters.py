@@ -12,7 +12,7 @@ from email.policy import default
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from proxy.services.letters import Letters
+from proxy.services.delivery.mails import Letters
 from proxy.settings import Mail as MailSettings
 from proxy.store.mails import MailStore
 from proxy.tasks import Tasks

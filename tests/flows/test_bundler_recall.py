@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from proxy.chains.evm import operations
-from proxy.services.bundler.recall import WIDE_SEARCHES
+from proxy.services.bundler.lookup import WIDE_SEARCHES
 from proxy.services.rpc.tracker import Tracker
 from tests.bundler_scene import (
     BY_HASH,

@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.chains.evm.watch_index import KINDS
 from proxy.commands.webhooks import fault_of
 from proxy.core import signatures
-from proxy.core.watching import KINDS
 from tests.delivery.scene import Inbox, inbox
 from tests.flows.test_gas_policies import ask
 from tests.service import ROOT, Service, finished, until

@@ -7,9 +7,9 @@ import asyncio
 import orjson
 import pytest
 
-from proxy.core.headchain import DEPTH
+from proxy.core.head_chain import DEPTH
 from proxy.errors import Unavailable
-from proxy.services.feed import evm
+from proxy.services.feed import evm_feed
 from proxy.services.feed.blocks import read_block
 from proxy.services.rpc.tracker import Tracker
 from tests.feed_upstreams import HEADS, Ear, FeedScene, feed_scene
@@ -323,11 +323,11 @@ async def test_source_that_tells_nonsense_is_left() -> None:
 
 @on_uvloop
 async def test_subscription_without_any_upstream_is_refused_with_words() -> None:
-    limit, evm.READY_S = evm.READY_S, 0.5
+    limit, evm_feed.READY_S = evm_feed.READY_S, 0.5
     try:
         async with feed_scene(["ws"]) as found:
             await found.upstreams[0].kill()
             with pytest.raises(Unavailable, match="tells its head"):
                 await found.feed.subscribe(HEADS, Ear())
     finally:
-        evm.READY_S = limit
+        evm_feed.READY_S = limit

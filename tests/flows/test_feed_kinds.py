@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 
 from proxy.errors import Unavailable
-from proxy.services.feed import pending, svm
+from proxy.services.feed import pending, svm_feed
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from proxy.web.websocket.frames import frame
-from proxy.wire.feed import Stream
+from proxy.wire.upstream_stream import Stream
 from tests.feed_upstreams import FeedScene, FeedUpstream, feed_scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -315,10 +315,10 @@ def streams() -> list[str]:
 @on_uvloop
 async def test_solanas_subscriptions_are_made_again_many_at_a_time() -> None:
     async with solana("ws", "ws") as (found, (first, second)):
-        ears = [await found.listen(svm_topic("accountSubscribe", f"acc{n}")) for n in range(svm.AT_ONCE + 8)]
+        ears = [await found.listen(svm_topic("accountSubscribe", f"acc{n}")) for n in range(svm_feed.AT_ONCE + 8)]
         second.waiting = []
         await first.kill()
-        await until(lambda: len(second.waiting) == svm.AT_ONCE)
+        await until(lambda: len(second.waiting) == svm_feed.AT_ONCE)
         await second.answer_all()
         await until(lambda: len(second.subscriptions) == len(ears))
         for n, ear in enumerate(ears):

@@ -10,8 +10,8 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 
-from proxy.core.logfilter import parse
-from proxy.services.feed import lines
+from proxy.chains.evm.log_filter import parse
+from proxy.services.feed import dispatch
 from proxy.services.feed.blocks import read_receipts
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
@@ -236,7 +236,7 @@ async def test_no_logs_is_not_believed_of_an_upstream_that_has_not_come_to_the_b
         first.answers["eth_getLogs"] = refuse
         second.answers["eth_getLogs"] = lambda _: []
         await found.chain.mine()
-        await until(lambda: second.count("eth_getLogs") > lines.DOUBTS + 1)
+        await until(lambda: second.count("eth_getLogs") > dispatch.DOUBTS + 1)
         assert ear.events == []
         first.answers.clear()
         await until_logs(found, ear, start)
@@ -281,8 +281,8 @@ def test_what_are_no_receipts_has_no_logs(given: Any) -> None:
 async def test_block_whose_logs_nobody_has_is_reported_and_ends_the_subscriptions_before_it_stops_the_heads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lines, "MOST_WAITING", 5)
-    monkeypatch.setattr(lines, "QUIET_TRIES", 3)
+    monkeypatch.setattr(dispatch, "MOST_WAITING", 5)
+    monkeypatch.setattr(dispatch, "QUIET_TRIES", 3)
     async with feed_scene(["ws"]) as found:
         heads, ear = await found.listen(HEADS), await found.listen(ALL)
         start = len(found.chain.line)

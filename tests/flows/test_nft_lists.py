@@ -16,8 +16,8 @@ from proxy.chains.evm import abi
 from proxy.chains.registry import Network
 from proxy.core import metadata
 from proxy.core.metadata import Metadata
-from proxy.services import nft_metadata
-from proxy.services.nft_metadata import NftMetadata
+from proxy.services.tokens import nft_metadata
+from proxy.services.tokens.nft_metadata import NftMetadata
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted
 from tests.rpc_scene import scene
 from tests.wire.strangers import Pages, pages

@@ -19,8 +19,7 @@ import orjson
 import pytest
 from eth_abi import encode
 
-from proxy.chains.evm import abi, address, factories
-from proxy.core import userop
+from proxy.chains.evm import abi, address, factories, user_operation
 from proxy.dev.chain import node_binary
 from proxy.settings import load_tables
 from tests import service as service_room
@@ -221,7 +220,7 @@ async def test_hash_computed_here_is_the_entry_points_own(smart: Service, seen: 
     kept = await records(smart)
     entry_point = smart.ready["entry_points"][version]
     told = seen[version]["by_hash"]["result"]
-    operation = userop.parse(told["userOperation"], version)
+    operation = user_operation.parse(told["userOperation"], version)
     if version == "0.6":
         form = "(address,uint256,bytes,bytes,uint256,uint256,uint256,uint256,uint256,bytes,bytes)"
         gas: tuple[Any, ...] = (operation.call_gas, operation.verification_gas, operation.pre_verification_gas)

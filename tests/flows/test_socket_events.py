@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.access import Key, Limits
-from proxy.core.logfilter import LogFilter
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Event, Topic, refusal
 from proxy.web.websocket import frames

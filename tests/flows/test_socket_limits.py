@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
-from proxy.core.logfilter import LogFilter
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Topic
 from proxy.web.websocket.socket import Socket

@@ -22,10 +22,9 @@ from eth_abi import decode, encode
 from eth_account import Account
 from eth_account.messages import encode_defunct
 
-from proxy.chains.evm import operations, paymaster
+from proxy.chains.evm import operations, paymaster, user_operation
 from proxy.chains.evm.paymaster import Terms
-from proxy.core import userop
-from proxy.core.userop import Operation
+from proxy.chains.evm.user_operation import Operation
 from proxy.dev.chain import node_binary
 from proxy.services.sponsor.paymasters import Signer
 from tests import service as service_room
@@ -330,10 +329,10 @@ async def test_operation_that_lands_under_another_hash_than_was_signed_is_paid_b
     await rpc(url, gas, "hardhat_setCode", second, await rpc(url, gas, "eth_getCode", first, "latest"))
     await rpc(url, gas, "hardhat_setStorageAt", wallet, "0x0", "0x" + owner.address[2:].rjust(64, "0"))
     await rpc(url, gas, "hardhat_setCode", wallet, "0xef0100" + first[2:])
-    operation, policy = await sponsored_fields(gas, wallet, "0.8", factory=userop.MARKER_7702, factoryData="0x")
+    operation, policy = await sponsored_fields(gas, wallet, "0.8", factory=user_operation.MARKER_7702, factoryData="0x")
     await rpc(url, gas, "hardhat_setCode", wallet, "0xef0100" + second[2:])
-    name = userop.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(second[2:]))
-    assert name != userop.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(first[2:]))
+    name = user_operation.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(second[2:]))
+    assert name != user_operation.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(first[2:]))
     signed = [*packed(operation)[:-1], bytes(owner.unsafe_sign_hash(name).signature)]
     handled = call(f"handleOps({PACKED['0.8']}[],address)", [f"{PACKED['0.8']}[]", "address"], [[signed], payee])
     await sent(gas, payee, gas.ready["entry_points"]["0.8"], handled)
@@ -402,7 +401,7 @@ async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list
     """An operation of the wallet that does nothing, paid for and signed; and the policy that pays."""
     operation, policy = await sponsored_fields(service, wallet, "0.7")
     entry_point = bytes.fromhex(service.ready["entry_points"]["0.7"][2:])
-    name = userop.hash_of(operation, entry_point, CHAIN_ID)
+    name = user_operation.hash_of(operation, entry_point, CHAIN_ID)
     signature = Account.sign_message(encode_defunct(name), owner_key).signature
     return [*packed(operation)[:-1], bytes(signature)], policy
 
@@ -426,4 +425,4 @@ async def sponsored_fields(
     status, answer = await ask(service, "POST", "/gas/sponsor", body)
     assert status == 200, answer
     own = ("paymaster", "paymasterData", "paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
-    return userop.parse({**given, **{name: answer[name] for name in own}, "signature": "0x"}, version), policy
+    return user_operation.parse({**given, **{name: answer[name] for name in own}, "signature": "0x"}, version), policy

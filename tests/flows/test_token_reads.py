@@ -14,7 +14,7 @@ from aiohttp import web
 
 from proxy.chains.evm import abi, ens
 from proxy.chains.evm.address import checksum
-from proxy.services.tokens import contracts, evm
+from proxy.services.tokens import contracts, evm_tokens
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted, answering, burning
 from tests.database import connected, database, server
 from tests.flows.talk import Reply, request
@@ -230,7 +230,7 @@ def test_answers_of_two_networks_with_the_same_address_are_not_mixed_up(database
 def test_of_too_many_tokens_those_at_zero_are_left_out_first_and_the_answer_says_so(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evm, "MOST_CONTRACTS", 4)
+    monkeypatch.setattr(evm_tokens, "MOST_CONTRACTS", 4)
 
     @on_uvloop
     async def run() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import WSMsgType, web
 
-from proxy.wire.socket import SocketUpstream
+from proxy.wire.websocket_upstream import SocketUpstream
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, tx_hash, value_of
 from tests.service import until

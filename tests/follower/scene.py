@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from proxy.compose.background import Background
-from proxy.services.follower.following import Following
+from proxy.services.follower.network_follower import Following
 from proxy.services.follower.sinks import Sink
 from proxy.services.rpc.networks import Route
 from proxy.settings import load, load_tables

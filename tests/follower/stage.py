@@ -10,9 +10,9 @@ import jsonschema_rs
 import orjson
 
 from proxy.compose.webhooks import Events
-from proxy.services.follower.following import Following
+from proxy.services.follower.network_follower import Following
 from proxy.services.follower.sinks import Stale
-from proxy.services.webhooks import read_config
+from proxy.services.webhooks.webhooks import read_config
 from proxy.settings import SCHEMAS
 from proxy.store.blocks import Term
 from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore

@@ -16,8 +16,8 @@ from proxy.commands.index import _forget as forget_all
 from proxy.commands.index import line
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.follower.backfill import Backfill, Progress
-from proxy.services.follower.following import forget
-from proxy.services.follower.reader import Unread
+from proxy.services.follower.block_reader import Unread
+from proxy.services.follower.network_follower import forget
 from proxy.services.follower.sinks import Holdings
 from proxy.store.blocks import BlockStore, Followed
 from proxy.store.pool import Connection
@@ -48,7 +48,7 @@ async def followed(database: str, start: int = START) -> AsyncIterator[Scene]:
 
 def backfill(stage: Scene, contract: bytes = b"") -> Backfill:
     from proxy.chains.evm.facts import TOPICS
-    from proxy.services.follower.reader import Reader
+    from proxy.services.follower.block_reader import Reader
 
     reader = Reader(stage.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
     return Backfill(reader, stage.running.blocks, START, contract)

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from proxy.chains.evm.payloads import Token
-from proxy.core import bodies
+from proxy.core import webhook_bodies
 from proxy.core.paging import Page
-from proxy.services.events import composing
+from proxy.services.events import enrichment
 from proxy.services.follower.sinks import Stale
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.webhooks import Delta
@@ -109,7 +109,7 @@ async def test_same_event_has_the_same_id_however_often_it_is_made(stage: Stage)
     (before,) = await stage.told()
     pieces = [await reader.block(1)]
     assert stage.events.sink._events(pieces[0])[0].id == before["id"]
-    assert before["id"] == bodies.event_id(
+    assert before["id"] == webhook_bodies.event_id(
         before["webhook_id"],
         "nft_transfer",
         NETWORK,
@@ -341,7 +341,7 @@ async def test_events_that_cannot_be_completed_are_passed_over_and_hold_up_nobod
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of them than are looked at together, and older: what comes after them is told, and they are when they can be."""
-    monkeypatch.setattr(composing, "BATCH", 2)
+    monkeypatch.setattr(enrichment, "BATCH", 2)
     name = "0x" + "77" * 32
     with_transaction(stage, name)
     await stage.step()

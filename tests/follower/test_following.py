@@ -10,9 +10,9 @@ import pytest
 
 from proxy import telemetry
 from proxy.chains.evm.facts import Facts
-from proxy.services.follower import following as following_room
-from proxy.services.follower.following import Lost, forget
-from proxy.services.follower.reader import Unread
+from proxy.services.follower import network_follower as following_room
+from proxy.services.follower.block_reader import Unread
+from proxy.services.follower.network_follower import Lost, forget
 from proxy.store.blocks import Followed, Mark, NotLeading
 from proxy.store.pool import Connection
 from proxy.tasks import Tasks

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from proxy.services.follower.reader import Unread
+from proxy.services.follower.block_reader import Unread
 from tests.chain_upstream import (
     ZERO,
     Event,

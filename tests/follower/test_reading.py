@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.services.follower.reader import DOUBTS, Unread
+from proxy.services.follower.block_reader import DOUBTS, Unread
 from tests.chain_upstream import ZERO, Event, LittleChain, erc20
 from tests.follower.scene import COIN, A, Scene, everything, scene
 from tests.rpc_upstreams import Refused

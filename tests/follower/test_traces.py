@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.services.events import tracing
+from proxy.services.events import internal_transfers
 from proxy.services.rpc import traces
 from proxy.store import events as store
 from tests.follower.scene import NETWORK
@@ -129,7 +129,7 @@ async def test_block_is_given_up_for_traces_that_nobody_has_and_not_for_upstream
 
 
 async def test_block_is_given_up_in_the_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "TRIES", 2)
+    monkeypatch.setattr(internal_transfers, "TRIES", 2)
     await stage.step()
     await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await stage.mine([])

@@ -13,7 +13,7 @@ import pytest
 from proxy.core import fees
 from proxy.errors import NotFound, Unavailable
 from proxy.services.gas import RENEW_S, STALE_S, GasPrices
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused
 from tests.service import until

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.core.headchain import Block
+from proxy.core.head_chain import Block
 from proxy.errors import Fault
-from proxy.services.feed.lines import LISTENERS, HeadLine
+from proxy.services.feed.dispatch import LISTENERS, HeadLine
 from proxy.services.feed.topics import Event
 
 MANY = 3 * LISTENERS + 5

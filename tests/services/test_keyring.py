@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from proxy.core.access import Key
-from proxy.services.keyring import Keyring
+from proxy.services.accounts.keyring import Keyring
 from proxy.settings import load_tables
 from proxy.store import windows
 from proxy.store.keys import KeyStore

@@ -18,7 +18,7 @@ from proxy.errors import Unavailable
 from proxy.services.prices import Price, Prices, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
 from proxy.store.cache import Kept
-from proxy.wire.quotes import AWAY_S, QuoteApi
+from proxy.wire.price_api import AWAY_S, QuoteApi
 from tests.chains.test_feeds import words
 from tests.wire.strangers import Pages, pages
 

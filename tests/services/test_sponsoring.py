@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from proxy.core import userop
+from proxy.chains.evm import user_operation
 from proxy.core.access import Account, Key, Limits
 from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.services.gas import GasPrices
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.sponsor import policies as policies_room
-from proxy.services.sponsor.market import Market
+from proxy.services.sponsor.costs import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import Policies
-from proxy.services.sponsor.sponsoring import Sponsoring
+from proxy.services.sponsor.sponsorship import Sponsoring
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import Policy, PolicyStore
@@ -180,7 +180,7 @@ async def test_delegated_account_is_signed_for_and_known_by_what_it_delegates_to
     policy = await window.make()
     delegate = DELEGATES[0]
     window.scene.upstreams[0].answers["eth_getCode"] = lambda params: "0xef0100" + delegate[2:]
-    delegated = {"factory": userop.MARKER_7702, "sender": "0x" + "51" * 20, "paymasterPostOpGasLimit": "0x0"}
+    delegated = {"factory": user_operation.MARKER_7702, "sender": "0x" + "51" * 20, "paymasterPostOpGasLimit": "0x0"}
     first = await window.ask(policy, "0.8", **delegated)
     # The paymaster's hash does not cover it: who delegates to another is given the same, and pays under another hash.
     delegate = DELEGATES[1]
@@ -191,9 +191,9 @@ async def test_delegated_account_is_signed_for_and_known_by_what_it_delegates_to
     paid |= dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(100_000))
     paid |= dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(GWEI))
     paid |= {"paymaster": "0x" + "99" * 20, "paymasterVerificationGasLimit": hex(60_000), "paymasterData": _hex(first)}
-    operation = userop.parse(paid, "0.8")
+    operation = user_operation.parse(paid, "0.8")
     point = bytes.fromhex(window.network.chain.entry_points["0.8"][2:])
-    hashes = [userop.hash_of(operation, point, 1, delegate=bytes.fromhex(each[2:])) for each in DELEGATES]
+    hashes = [user_operation.hash_of(operation, point, 1, delegate=bytes.fromhex(each[2:])) for each in DELEGATES]
     assert row["op_hash"] == hashes[0] != hashes[1]
 
 

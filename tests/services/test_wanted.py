@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.services.feed.wanted import Wanted
+from proxy.services.feed.demand import Wanted
 from tests.service import until
 from tests.web.worker import on_uvloop
 

@@ -23,7 +23,7 @@ from proxy.chains.evm import operations
 from proxy.chains.evm.facts import Facts, Header, Log
 from proxy.chains.registry import Network
 from proxy.services.sponsor.policies import read_rules
-from proxy.services.sponsor.settling import Settlements, Settling
+from proxy.services.sponsor.settlement import Settlements, Settling
 from proxy.settings import load_tables
 from proxy.store import sql
 from proxy.store.blocks import Followed, Mark

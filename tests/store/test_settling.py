@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from proxy.chains.evm.facts import Facts
-from proxy.services.sponsor.settling import Settling
+from proxy.services.sponsor.settlement import Settling
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, Wanted
 from proxy.store.policies import Policy, PolicyStore

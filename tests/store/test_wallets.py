@@ -10,11 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.chains.evm import operations
+from proxy.chains.evm import operations, user_operation
 from proxy.chains.evm.facts import Facts, Header, Log
-from proxy.core import userop
 from proxy.core.paging import Page
-from proxy.services.bundler.forgetting import Forgetting
+from proxy.services.bundler.cleanup import Forgetting
 from proxy.services.bundler.inclusions import Inclusions
 from proxy.services.wallets import Births
 from proxy.settings import load_tables
@@ -223,7 +222,7 @@ def event(number: int, name: bytes, *, success: bool = True, by: str = EP07, sen
 
 
 def sent(name: bytes, lineage: str = LINEAGE) -> Sent:
-    operation = userop.parse(OPERATION, "0.7")
+    operation = user_operation.parse(OPERATION, "0.7")
     return Sent(NETWORK, name, lineage, "key_7", bytes.fromhex(EP07[2:]), operation, b'{"nonce":"0x3"}')
 
 

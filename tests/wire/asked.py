@@ -14,8 +14,8 @@ from proxy.core.routing import Health
 from proxy.wire.address import Address
 from proxy.wire.connection import Connection, Piece
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.turn import Turn
 from proxy.wire.upstream import Upstream
+from proxy.wire.write_buffer import Turn
 from tests.wire.upstreams import Script, Scripted, stub
 
 GOOD = stub({"ask": "0x1"})

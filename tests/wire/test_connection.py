@@ -11,8 +11,8 @@ import pytest
 
 from proxy.wire import connection as connection_room
 from proxy.wire.address import Address
-from proxy.wire.turn import Turn
 from proxy.wire.upstream import Upstream
+from proxy.wire.write_buffer import Turn
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams

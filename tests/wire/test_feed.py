@@ -13,11 +13,11 @@ from aiohttp import WSMsgType, web
 from yarl import URL
 
 from proxy.core.routing import Health
-from proxy.wire import feed
+from proxy.wire import upstream_stream
 from proxy.wire.connection import NOBODY
-from proxy.wire.feed import Lost, Refused, Stream
-from proxy.wire.socket import SocketUpstream
-from proxy.wire.turn import Turn
+from proxy.wire.upstream_stream import Lost, Refused, Stream
+from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.write_buffer import Turn
 from tests.service import until
 from tests.web.worker import on_uvloop
 
@@ -167,18 +167,18 @@ async def test_lost_connection_fails_what_was_asked_and_is_told_once() -> None:
 async def test_silent_upstream_is_not_waited_for() -> None:
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
-    limit, feed.ANSWER_S = feed.ANSWER_S, 0.1
+    limit, upstream_stream.ANSWER_S = upstream_stream.ANSWER_S, 0.1
     try:
         async with serving(ignore) as server, opened(server) as stream:
             with pytest.raises(Lost, match=r"net#1 does not answer"):
                 await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
     finally:
-        feed.ANSWER_S = limit
+        upstream_stream.ANSWER_S = limit
 
 
 @on_uvloop
 async def test_message_over_the_limit_ends_the_stream() -> None:
-    limit, feed.MOST = feed.MOST, 1000
+    limit, upstream_stream.MOST = upstream_stream.MOST, 1000
 
     async def flood(socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
         await socket.send_str(notice("0x1", "x" * 5000))
@@ -191,7 +191,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
             async with asyncio.timeout(10):
                 await lost.wait()
     finally:
-        feed.MOST = limit
+        upstream_stream.MOST = limit
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/key", "ws://nowhere.invalid/key"])

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.settings import Egress
 from proxy.wire.guard import UrlRefused
-from proxy.wire.hooks import HookGuard
+from proxy.wire.webhook_guard import HookGuard
 
 STRICT = Egress(allow=(), deny=(), http=False, ports=(443,))
 HOSTILE = [

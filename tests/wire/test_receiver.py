@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.egress import Reach
 from proxy.wire.guard import Guard
-from proxy.wire.lines import MAX_REPLY
 from proxy.wire.receiver import EXCERPT, Receiver, Reply
+from proxy.wire.receiver_connection import MAX_REPLY
 from tests.service import until
 from tests.wire.strangers import Names, Pages, listener, pages
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from proxy.chains.evm.facts import Header
-from proxy.core.matching import Call, Tx
+from proxy.chains.evm.matching import Call, Tx
 
 _MOVES = frozenset({"call", "create", "create2", "selfdestruct", "suicide"})
 _fromhex = bytes.fromhex

@@ -20,9 +20,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from proxy.chains.evm import abi, address
-from proxy.core import logfilter
-from proxy.core.watching import KINDS, Filter, Kind
+from proxy.chains.evm import abi, address, log_filter
+from proxy.chains.evm.watch_index import KINDS, Filter, Kind
 
 MOST_ADDRESSES = 100_000
 # Nodes have the same limit for logs.
@@ -182,7 +181,7 @@ def _topics(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     if "topics" not in config:
         return ()
     try:
-        topics = logfilter.parse({"topics": config["topics"]}).topics
+        topics = log_filter.parse({"topics": config["topics"]}).topics
     except ValueError as exc:
         raise BadConfig(f"topics: {exc}") from None
     if not any(topics) and not config.get("addresses"):

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.chains.evm.log_range import quantity
 from proxy.chains.family import HASH, NONE, BlockRef, Family, Lifetime, Method, table
-from proxy.core.logrange import quantity
 
 # geth's default: the states of the last 128 blocks are kept, head included.
 STATE_KEPT_BLOCKS = 128

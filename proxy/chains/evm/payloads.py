@@ -15,11 +15,11 @@ import msgspec
 
 from proxy.chains.evm import address
 from proxy.chains.evm.facts import Header, Log
+from proxy.chains.evm.matching import Call, Match, Tx
+from proxy.chains.evm.watch_index import CATEGORIES, KINDS, Watcher
 from proxy.core import units
 from proxy.core.holdings import FUNGIBLE, ZERO, Transfer
-from proxy.core.matching import Call, Match, Tx
 from proxy.core.retries import format_of
-from proxy.core.watching import CATEGORIES, KINDS, Watcher
 
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}
 _read_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import sha3
 
 from proxy.chains.evm import abi
-from proxy.core.userop import Operation
+from proxy.chains.evm.user_operation import Operation
 
 SIGNATURE_BYTES = 65
 # Two times, a word each, before the signature.

@@ -9,10 +9,10 @@ from typing import Any
 
 from proxy.chains.evm import payloads
 from proxy.chains.evm.facts import TRANSFER, Header, Log
+from proxy.chains.evm.matching import Call, Match, Tx
 from proxy.chains.evm.payloads import Place, Token
+from proxy.chains.evm.watch_index import KINDS, Direction, Filter, Kind, Watcher
 from proxy.core.holdings import FUNGIBLE, Transfer
-from proxy.core.matching import Call, Match, Tx
-from proxy.core.watching import KINDS, Direction, Filter, Kind, Watcher
 
 _SENDER, _RECIPIENT, _CONTRACT = bytes.fromhex("11" * 20), bytes.fromhex("22" * 20), bytes.fromhex("33" * 20)
 _HASH, _BLOCK_HASH, _PARENT = "0x" + "aa" * 32, "0x" + "bb" * 32, "0x" + "cc" * 32

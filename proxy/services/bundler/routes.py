@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.chains.evm.bundler import BUNDLER, BY_HASH, ESTIMATE, RECEIPT, SEND
+from proxy.chains.evm.bundler_methods import BUNDLER, BY_HASH, ESTIMATE, RECEIPT, SEND
 from proxy.chains.family import Method
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.pricing import Prices
-from proxy.services.rpc.plans import Plan
+from proxy.services.rpc.method_policy import Plan
 from proxy.telemetry import Tally
 
 SENDING = access.SCOPE_BIT["bundler:send"]

@@ -15,10 +15,10 @@ from typing import assert_never
 from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Fault, Unavailable
-from proxy.services.events.bell import Bell
-from proxy.services.events.composing import CHANNEL
+from proxy.services.events.enrichment import CHANNEL
+from proxy.services.events.notifications import Bell
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.store import events as store
 from proxy.store import sql
 from proxy.store.events import Final

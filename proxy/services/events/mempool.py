@@ -11,15 +11,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from proxy.chains.evm import activity
-from proxy.core import matching
-from proxy.core.matching import Tx
+from proxy.chains.evm import activity, matching
+from proxy.chains.evm.matching import Tx
 from proxy.errors import Fault
-from proxy.services.events.composition import Composition
-from proxy.services.events.pinned import Pinned
+from proxy.services.events.drafting import Composition
+from proxy.services.events.pending_filters import Pinned
 from proxy.services.events.watch import Watch
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.store.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.events")

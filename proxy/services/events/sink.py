@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.chains.evm import activity
+from proxy.chains.evm import activity, matching
 from proxy.chains.evm.facts import TOPICS, Facts
-from proxy.core import matching
-from proxy.core.matching import Block
-from proxy.services.events.composition import Composition
+from proxy.chains.evm.matching import Block
+from proxy.services.events.drafting import Composition
 from proxy.services.events.watch import Watch
 from proxy.services.follower.sinks import Stale
 from proxy.store import events as store

@@ -18,10 +18,10 @@ import orjson
 
 from proxy.chains.evm import filters
 from proxy.chains.evm.filters import BadConfig
+from proxy.chains.evm.watch_index import Index, Watcher
 from proxy.chains.registry import Network
-from proxy.core.watching import Index, Watcher
 from proxy.errors import Unavailable
-from proxy.services.events.bell import Bell
+from proxy.services.events.notifications import Bell
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 from proxy.tasks import until_set

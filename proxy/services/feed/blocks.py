@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import msgspec
 
 from proxy.chains import families
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
-from proxy.core.headchain import Block
-from proxy.core.logfilter import LogFilter
+from proxy.core.head_chain import Block
 from proxy.errors import Fault
 from proxy.services.rpc.calls import Pending, RpcError, ask_upstream
 from proxy.services.rpc.networks import Route

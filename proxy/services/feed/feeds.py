@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.services.feed.evm import EvmFeed
-from proxy.services.feed.svm import SvmFeed
+from proxy.services.feed.evm_feed import EvmFeed
+from proxy.services.feed.svm_feed import SvmFeed
 from proxy.services.feed.topics import Feed, Feeds
 from proxy.services.rpc.networks import Networks, Route
 

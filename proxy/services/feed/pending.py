@@ -17,15 +17,15 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import Blocks, Unanswered
-from proxy.services.feed.lookout import Failed
+from proxy.services.feed.demand import Wanted
+from proxy.services.feed.head_watcher import Failed
 from proxy.services.feed.sources import Source, Sources
 from proxy.services.feed.topics import Event, Listener
-from proxy.services.feed.wanted import Wanted
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.tasks import until_set
-from proxy.wire.feed import Lost, Refused, Stream
-from proxy.wire.socket import SocketUpstream
+from proxy.wire.upstream_stream import Lost, Refused, Stream
+from proxy.wire.websocket_upstream import SocketUpstream
 
 POLL_S = 1.0
 # How long a subscription waits for the first source.

@@ -15,16 +15,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from proxy.core.headchain import Block
-from proxy.core.logfilter import LogFilter
+from proxy.chains.evm.log_filter import LogFilter
+from proxy.core.head_chain import Block
 from proxy.errors import Fault, Unavailable
 from proxy.services.feed.blocks import LogRecord, Unanswered
-from proxy.services.feed.lines import LogLine, events_of
+from proxy.services.feed.dispatch import LogLine, events_of
 from proxy.services.feed.topics import Event, Listener, Topic
 from proxy.services.feed.walk import Walk
 
 if TYPE_CHECKING:
-    from proxy.services.feed.evm import EvmFeed
+    from proxy.services.feed.evm_feed import EvmFeed
 
 T = TypeVar("T")
 

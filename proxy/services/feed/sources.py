@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.services.rpc.networks import Route
-from proxy.wire.socket import SocketUpstream
 from proxy.wire.upstream import Upstream
+from proxy.wire.websocket_upstream import SocketUpstream
 
 FIRST_REST_S = 0.5
 LONGEST_REST_S = 30.0

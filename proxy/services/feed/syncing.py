@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from proxy.services.feed.blocks import Blocks, Unanswered
+from proxy.services.feed.demand import Wanted
 from proxy.services.feed.topics import Event, Listener
-from proxy.services.feed.wanted import Wanted
 
 # Rarely true and slow to change.
 EVERY_S = 15.0

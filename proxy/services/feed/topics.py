@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
-from proxy.core.logfilter import LogFilter
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError
 

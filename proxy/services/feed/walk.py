@@ -1,4 +1,4 @@
-"""From the last block that was told to a new head, over every block between: the steps of `core/headchain` with the
+"""From the last block that was told to a new head, over every block between: the steps of `core/head_chain` with the
 fetching."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from proxy.core.headchain import Block, BrokenPath, HeadChain
+from proxy.core.head_chain import Block, BrokenPath, HeadChain
 from proxy.services.feed.blocks import Blocks, Unanswered
 from proxy.wire.upstream import Upstream
 

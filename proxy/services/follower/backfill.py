@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from proxy.chains.evm import facts
 from proxy.chains.evm.facts import Facts, Log
 from proxy.core.holdings import Changes
-from proxy.services.follower.following import begin
-from proxy.services.follower.reader import Reader
+from proxy.services.follower.block_reader import Reader
+from proxy.services.follower.network_follower import begin
 from proxy.store import blocks, holdings
 from proxy.store.blocks import BlockStore, Followed, Term
 

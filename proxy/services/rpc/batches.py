@@ -19,7 +19,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.waiters import Whole
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.plans import Plan
+    from proxy.services.rpc.method_policy import Plan
 
 # What a call costs that is answered with an error of its own making.
 UNITS_OF_AN_ERROR = 1

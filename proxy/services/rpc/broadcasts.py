@@ -15,8 +15,8 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.waiters import Whole
 
 if TYPE_CHECKING:
+    from proxy.services.rpc.method_policy import Plan
     from proxy.services.rpc.networks import Route
-    from proxy.services.rpc.plans import Plan
 
 
 class Broadcast(Whole):

@@ -14,21 +14,22 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.core import access, jsonrpc, logrange
+from proxy.chains.evm import log_range
+from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.core.pricing import Prices
 from proxy.core.usage import Sheet
 from proxy.errors import Fault, Forbidden, InternalError
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, Item
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filters import Filters
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.method_policy import Plan
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.plans import Plan
-from proxy.services.rpc.shorts import ShortBatch, may_be_short
+from proxy.services.rpc.short_batch import ShortBatch, may_be_short
 from proxy.services.rpc.waiters import Waiter, Whole
 from proxy.wire.upstream import Upstream
 
@@ -349,7 +350,7 @@ def _no_method(name: str) -> bytes:
 
 
 def _last_block(params: bytes, tip: int) -> int:
-    asked = logrange.parse(params, tip)
+    asked = log_range.parse(params, tip)
     return tip if asked is None else asked.last
 
 

@@ -20,8 +20,8 @@ from proxy.services.rpc.waiters import Waiter, Whole
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
+    from proxy.services.rpc.method_policy import Plan
     from proxy.services.rpc.networks import Route
-    from proxy.services.rpc.plans import Plan
 
 _MAKES = frozenset({"eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"})
 # In hex digits: 64 bits, which nobody guesses within a rate limit.

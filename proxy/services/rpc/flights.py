@@ -21,15 +21,15 @@ import msgspec
 from proxy.core import dialect, jsonrpc
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.services.rpc.asked import Asked
+from proxy.services.rpc.attempts import Asked
 from proxy.services.rpc.waiters import NOBODY, Waiter
 from proxy.wire.connection import OUT_OF_STEP, STALE, TOO_LARGE, Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
+    from proxy.services.rpc.method_policy import Plan
     from proxy.services.rpc.networks import Route
-    from proxy.services.rpc.plans import Plan
 
 # Upstreams asked for one read, counting the first.
 MOST_TRIES = 3

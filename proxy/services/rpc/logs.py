@@ -12,8 +12,9 @@ import asyncio
 import itertools
 import time
 
-from proxy.core import dialect, logrange
-from proxy.core.logrange import LogRange
+from proxy.chains.evm import log_range
+from proxy.chains.evm.log_range import LogRange
+from proxy.core import dialect
 from proxy.errors import Fault, InternalError, UpstreamTimeout
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
@@ -45,7 +46,7 @@ class Logs:
         if not flight.plan.by_range:
             return False
         tip = flight.route.heads.tip
-        asked = logrange.parse(flight.params, tip)
+        asked = log_range.parse(flight.params, tip)
         if asked is None or asked.blocks <= SMALLEST:
             return False
         if asked.first <= tip < asked.last:  # Beyond the head there is nothing to be cut.
@@ -53,14 +54,14 @@ class Logs:
         chunk = self._chunk(asked, error)
         most = min(self._limits.max_logs_blocks, chunk * MOST_PIECES)
         if asked.blocks > most:
-            flight.land_error(logrange.refusal(asked.first, asked.first + most - 1))
+            flight.land_error(log_range.refusal(asked.first, asked.first + most - 1))
             return True
         self._tasks.start(f"logs {next(_serial)}", lambda: _answer(flight, Split(flight, asked, chunk)))
         return True
 
     def _chunk(self, asked: LogRange, error: bytes) -> int:
         """The size that the refusal names; without one ours, or half of what was asked."""
-        named = logrange.allowed_blocks(dialect.classify(error).message)
+        named = log_range.allowed_blocks(dialect.classify(error).message)
         if named is not None and named < asked.blocks:
             return named
         return min(self._limits.logs_chunk_blocks, (asked.blocks + 1) // 2)
@@ -117,7 +118,7 @@ class Split:
         except BaseExceptionGroup as failed:
             # The first that failed: the others were cancelled for it.
             raise failed.exceptions[0] from None
-        return logrange.merge(logs for _, logs in sorted(self._logs.items()))
+        return log_range.merge(logs for _, logs in sorted(self._logs.items()))
 
     def _start_askers(self, group: asyncio.TaskGroup) -> None:
         for _ in range(min(AT_ONCE - self._askers, len(self._left))):
@@ -168,4 +169,4 @@ class Split:
     def _too_much(self) -> RpcError:
         """Half of the blocks that were too many is likely to work."""
         fewer = max(self._blocks // 2, 1)
-        return RpcError(logrange.refusal(self._asked.first, self._asked.first + fewer - 1))
+        return RpcError(log_range.refusal(self._asked.first, self._asked.first + fewer - 1))

@@ -21,10 +21,10 @@ from proxy.core.caching import Replies
 from proxy.core.heads import HIGHEST, STALE_S, Heads
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import Budget, Group, Health
-from proxy.services.rpc.convoys import Convoy
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.plans import ANY_SCOPE, Plan
-from proxy.services.rpc.shelf import Shelf
+from proxy.services.rpc.method_policy import ANY_SCOPE, Plan
+from proxy.services.rpc.shared_cache import Shelf
+from proxy.services.rpc.upstream_batch import Convoy
 from proxy.wire.upstream import Upstream
 
 _NONE: Mapping[str, Plan] = {}

@@ -11,12 +11,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 from proxy.chains.evm import activity
+from proxy.chains.evm.matching import Call
 from proxy.chains.registry import Network
 from proxy.core import dialect
-from proxy.core.matching import Call
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 
 # How long a way that is not the best is kept.
 KEEP_S = 600.0

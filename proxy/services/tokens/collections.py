@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
-from proxy.core import units, uris, wording
+from proxy.core import display_text, units, uris
 from proxy.core.paging import Page
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.contracts import NAME, SYMBOL, Contracts, about_a_block, token_of
-from proxy.services.tokens.market import Market
+from proxy.services.tokens.token_prices import Market
 from proxy.store.cache import Kept
 from proxy.store.holdings import Collection, HoldingStore, Nft
 
@@ -124,7 +124,7 @@ class Collections:
         return {
             "banner_url": _image(found.get("banner_image") or found.get("banner_image_url")),
             "image_url": _image(found.get("image") or found.get("image_url")),
-            "description": wording.cleaned(found.get("description"), wording.DESCRIPTION),
+            "description": display_text.cleaned(found.get("description"), display_text.DESCRIPTION),
         }
 
     # Of one owner

@@ -13,7 +13,7 @@ import msgspec
 
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
-from proxy.core import units, wording
+from proxy.core import display_text, units
 from proxy.core.portfolio import Token
 from proxy.errors import NotFound, Unavailable
 from proxy.services.multicall import Multicall
@@ -119,8 +119,8 @@ def token_of(contract: bytes, name: bytes | None, symbol: bytes | None, decimals
     places = abi.uint(decimals)
     return Token(
         address.checksum(contract),
-        wording.cleaned(abi.text(name), wording.NAME),
-        wording.cleaned(abi.text(symbol), wording.SYMBOL),
+        display_text.cleaned(abi.text(name), display_text.NAME),
+        display_text.cleaned(abi.text(symbol), display_text.SYMBOL),
         places if places is not None and places <= units.MOST_DECIMALS else None,
     )
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.usage import Line, times_of
-from proxy.services.accounts import Accounts, fence_in, limits_in
+from proxy.services.accounts.accounts import Accounts, fence_in, limits_in
 from proxy.services.usage import Usage, Wanted
 from proxy.settings import Plan
 from proxy.web.dashboard import charts

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from proxy.services.accounts import Accounts, limits_in
+from proxy.services.accounts.accounts import Accounts, limits_in
+from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Fleet
-from proxy.services.sessions import SignIn
 from proxy.services.usage import Usage
 from proxy.settings import Plan
 from proxy.web.dashboard import charts

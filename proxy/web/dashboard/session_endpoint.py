@@ -19,8 +19,8 @@ from proxy.core import sessions
 from proxy.core.access import ALL_SCOPES, Account, Key, Limits
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
-from proxy.services.admission import Admission
-from proxy.services.sessions import Session, SignedIn, SignIn
+from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.settings import Dashboard
 from proxy.web.api_spec import Contract, Operation
 from proxy.web.gate import Gate

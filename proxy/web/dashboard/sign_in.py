@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.core import sessions
-from proxy.services.sessions import Session, SignedIn, SignIn
+from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.web.dashboard.session_endpoint import Answers, Visit, set_cookie
 from proxy.web.rest.endpoint import Answer
 from proxy.web.timestamps import time_of

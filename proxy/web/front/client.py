@@ -25,8 +25,8 @@ from proxy.core.nesting import is_deeper
 from proxy.core.usage import LATENCY_S
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.flights import Flight, result_at
+from proxy.services.rpc.method_policy import Plan
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.plans import Plan
 from proxy.web.front.request_heads import Head
 from proxy.web.front.writing import Answers
 from proxy.wire.connection import NEVER, Piece

@@ -16,13 +16,13 @@ from proxy.core.access import Key
 from proxy.core.jsonrpc import HEAD, error_reply
 from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, Unauthorized
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.calls import Rpc
 from proxy.telemetry import AccessLines
 from proxy.web.front.request_heads import Head, HeadReader
 from proxy.web.gate import STEM
 from proxy.web.reply import SERVER
-from proxy.wire.turn import Turn
+from proxy.wire.write_buffer import Turn
 
 if TYPE_CHECKING:
     from proxy.web.front.writing import Answers

@@ -16,8 +16,8 @@ from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.plans import Plan
-from proxy.services.rpc.shorts import ShortBatch
+from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.reading import Messages
 from proxy.web.front.request_heads import Head
 from proxy.web.front.shared import CACHE as _CACHE
@@ -26,7 +26,7 @@ from proxy.web.front.shared import REPLY_LENGTHS as _REPLY_LENGTHS
 from proxy.web.front.shared import reply_length
 from proxy.wire.connection import Connection as UpstreamConnection
 from proxy.wire.connection import Piece
-from proxy.wire.turn import DEFER_BELOW
+from proxy.wire.write_buffer import DEFER_BELOW
 
 if TYPE_CHECKING:
     from proxy.web.front.connection_limiter import Door

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.chains.registry import Registry
 from proxy.errors import InvalidRequest, NotFound
-from proxy.services.deliveries import STATES, Attempt, Deliveries, Delivery, Webhook
+from proxy.services.delivery.history import STATES, Attempt, Deliveries, Delivery, Webhook
 from proxy.web.rest.endpoint import Answer, Answers, Asked
 
 _WORDS = {state: word for word, state in STATES.items()}

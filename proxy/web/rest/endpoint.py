@@ -19,7 +19,7 @@ from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.core.usage import Tally
 from proxy.errors import Fault, Forbidden, InternalError
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.web.api_spec import Contract, Operation
 from proxy.web.gate import CACHE, UNITS, Gate
 from proxy.web.network_resolver import Where

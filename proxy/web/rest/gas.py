@@ -6,15 +6,15 @@ import datetime
 from typing import Any
 
 from proxy.chains.evm import address
+from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.registry import Registry
 from proxy.core import fees, policy
 from proxy.core.access import Key
-from proxy.core.userop import BadOperation
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
 from proxy.services.sponsor.policies import Meter, Policies, Policy, Spend, UserMeter
 from proxy.services.sponsor.refusals import Refusals, Refused
-from proxy.services.sponsor.sponsoring import Sponsoring, Sponsorship
+from proxy.services.sponsor.sponsorship import Sponsoring, Sponsorship
 from proxy.web.rest.endpoint import Answer, Answers, Asked
 
 

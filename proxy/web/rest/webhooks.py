@@ -7,8 +7,8 @@ from typing import Any
 
 from proxy.chains.registry import Registry
 from proxy.core.access import Key
-from proxy.services.backtest import Backtest
-from proxy.services.webhooks import Change, Made, Webhook, Webhooks
+from proxy.services.webhooks.backtest import Backtest
+from proxy.services.webhooks.webhooks import Change, Made, Webhook, Webhooks
 from proxy.web.rest.endpoint import Answer, Answers, Asked
 
 

@@ -13,9 +13,9 @@ from proxy.core.jsonrpc import Call, Malformed
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.calls import Pending, Rpc, RpcError
+from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.plans import ANY_SCOPE
-from proxy.services.rpc.shorts import ShortBatch
+from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.connection_limiter import Visitor
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
 from proxy.web.network_resolver import Where

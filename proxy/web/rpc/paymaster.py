@@ -14,15 +14,15 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.registry import Network
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import Call, Malformed
-from proxy.core.userop import BadOperation
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import rpc_error_of
-from proxy.services.sponsor.sponsoring import Request, Sponsoring, Sponsorship
+from proxy.services.sponsor.sponsorship import Request, Sponsoring, Sponsorship
 from proxy.web.gate import UNITS, Gate
 from proxy.web.network_resolver import Where
 from proxy.web.rest.endpoint import Counted

@@ -15,8 +15,8 @@ from proxy.core.jsonrpc import Malformed
 from proxy.errors import Fault
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, rpc_error_of
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.plans import Plan
-from proxy.services.rpc.shorts import ShortBatch
+from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.short_batch import ShortBatch
 from proxy.services.rpc.waiters import Whole
 from proxy.web.websocket.frames import frame, frame_head
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Protocol
 from proxy import telemetry
 from proxy.core.access import Key
 from proxy.errors import Fault, RateLimited, Unavailable
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 from proxy.services.feed.topics import Feeds
 from proxy.services.rpc.calls import Rpc
+from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.plans import ANY_SCOPE
 from proxy.settings import Plan
 from proxy.settings import Sockets as Limits
 from proxy.tasks import Tasks

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.core import jsonrpc, logfilter
+from proxy.chains.evm import log_filter
+from proxy.core import jsonrpc
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 
@@ -57,11 +58,11 @@ def _evm_wish(given: list[Any]) -> Wish:
     from_block = None
     match kind:
         case "logs":
-            topic = Topic(_LOGS, logfilter.parse(option))
-            from_block = logfilter.read_cursor(option.get("fromBlock")) if option else None
+            topic = Topic(_LOGS, log_filter.parse(option))
+            from_block = log_filter.read_cursor(option.get("fromBlock")) if option else None
         case "newHeads":
             topic = Topic(_HEADS)
-            from_block = logfilter.read_cursor(_only_cursor(option))
+            from_block = log_filter.read_cursor(_only_cursor(option))
         case "newPendingTransactions":
             topic = Topic(_PENDING, _is_full(option))
         case _:

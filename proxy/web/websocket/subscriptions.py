@@ -21,7 +21,7 @@ from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.feed.topics import Event, Feed, Topic
 from proxy.services.rpc.batches import Item, rpc_error_of
 from proxy.services.rpc.calls import Asker, RpcError
-from proxy.services.rpc.plans import Plan
+from proxy.services.rpc.method_policy import Plan
 from proxy.web.websocket.frames import frame
 from proxy.web.websocket.subscription_request import SVM, Wish, read_id, read_wish
 

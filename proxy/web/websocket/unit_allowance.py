@@ -13,7 +13,7 @@ from typing import Final
 
 from proxy.core.access import Key
 from proxy.errors import Fault
-from proxy.services.admission import Admission
+from proxy.services.accounts.admission import Admission
 
 # A purse holds what its key has for this part of a second: enough that most events find it full, too little to matter.
 SHARE: Final = 50

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from proxy import telemetry
 from proxy.chains.evm import payloads
 from proxy.chains.evm.facts import Header
+from proxy.chains.evm.matching import Match
 from proxy.chains.evm.payloads import Place, Token
+from proxy.chains.evm.watch_index import Filter
 from proxy.chains.registry import Network
-from proxy.core import bodies
-from proxy.core.bodies import Chain
-from proxy.core.matching import Match
-from proxy.core.watching import Filter
+from proxy.core import webhook_bodies
+from proxy.core.webhook_bodies import Chain
 from proxy.store import events as store
 from proxy.store.events import Gone, NewEvent
 from proxy.store.pool import Connection
@@ -64,8 +64,8 @@ class Composition:
     def _event(self, match: Match, place: Place, block_hash: bytes | None, header: Header | None, at: str) -> NewEvent:
         watcher = match.watcher
         payload = payloads.payload_of(match, place, header=header, tokens=self.tokens)
-        event = bodies.event_id(watcher.id, watcher.event_type, self.network.id, place.hash, *payload.at)
-        body = bodies.body_of(event, watcher.event_type, watcher.id, chain=self.chain, at=at, data=payload.data)
+        event = webhook_bodies.event_id(watcher.id, watcher.event_type, self.network.id, place.hash, *payload.at)
+        body = webhook_bodies.body_of(event, watcher.event_type, watcher.id, chain=self.chain, at=at, data=payload.data)
         return NewEvent(
             id=event,
             webhook=watcher.id,
@@ -94,7 +94,7 @@ class Composition:
 
     def _again(self, event: NewEvent, time: int) -> NewEvent:
         """The event under the name of its next time, because it was told before and taken back."""
-        name = bodies.event_id(event.webhook, event.type, event.id, time=time)
+        name = webhook_bodies.event_id(event.webhook, event.type, event.id, time=time)
         return NewEvent(
             id=name,
             webhook=event.webhook,
@@ -112,9 +112,9 @@ class Composition:
         at = now()
         found = []
         for event in gone:
-            kind, data = bodies.correction_of(event.body)
-            name = bodies.event_id(event.webhook, kind, event.id)
-            body = bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
+            kind, data = webhook_bodies.correction_of(event.body)
+            name = webhook_bodies.event_id(event.webhook, kind, event.id)
+            body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
             found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
         return found
 

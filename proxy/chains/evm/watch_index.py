@@ -1,10 +1,11 @@
 """Webhooks in the memory of who follows a chain, so that what happens finds them instead of being looked for.
 
 A webhook stands in one table, under the rarest thing that its filter names: addresses before senders, recipients, tokens and
-contracts. What a block holds looks itself up there (core/matching), so its cost follows what it holds and not how many webhooks
-there are. Where many stand under one contract, or under nothing at all, they are ranked by the least value they care for, and
+contracts. What a block holds looks itself up there (chains/evm/matching), so its cost follows what
+it holds and not how many webhooks there are.
+ Where many stand under one contract, or under nothing at all, they are ranked by the least value they care for, and
 those that care for more are not looked at. What is left of a filter is checked on those that are found. Logs have an index of
-their own (core/logfilter).
+their own (chains/evm/log_filter).
 
 Tables hold the watcher itself where one alone stands under a key, which is nearly always, and a list otherwise: a million
 addresses are a million entries that share their webhooks. One that is removed is marked and passed over; the tables are made
@@ -19,9 +20,9 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from proxy.core import logfilter
+from proxy.chains.evm import log_filter
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.holdings import FUNGIBLE
-from proxy.core.logfilter import LogFilter
 
 Kind = Literal["activity", "token", "nft", "mined", "log", "internal", "block", "pending"]
 Category = Literal["native", "erc20", "erc721", "erc1155"]
@@ -198,7 +199,7 @@ class Tables:
     tokens: Ranked = field(default_factory=Ranked)
     nfts: dict[str, Watcher] = field(default_factory=dict)
     blocks: dict[str, Watcher] = field(default_factory=dict)
-    logs: logfilter.Index = field(default_factory=logfilter.Index)
+    logs: log_filter.Index = field(default_factory=log_filter.Index)
     logs_of: dict[LogFilter, list[Watcher]] = field(default_factory=dict)
 
     def mark(self, addresses: Sequence[bytes]) -> None:

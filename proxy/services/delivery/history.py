@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from proxy.chains.evm import samples
 from proxy.chains.registry import Network
-from proxy.core import bodies
-from proxy.core.bodies import Chain
+from proxy.core import webhook_bodies
 from proxy.core.paging import Page
+from proxy.core.webhook_bodies import Chain
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store.deliveries import Attempt, Delivery, DeliveryStore
 from proxy.store.webhooks import Webhook
@@ -71,4 +71,4 @@ class Deliveries:
         data = samples.sample_of(
             kind, chain=chain.name, symbol=coin.symbol, decimals=coin.decimals, block=1, time=at[:19] + "Z"
         )
-        return bodies.body_of(event_id, kind, webhook.id, chain=chain, at=at, data=data, test=True)
+        return webhook_bodies.body_of(event_id, kind, webhook.id, chain=chain, at=at, data=data, test=True)

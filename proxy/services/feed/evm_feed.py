@@ -11,19 +11,19 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
-from proxy.core.headchain import Block, HeadChain
-from proxy.core.logfilter import LogFilter
+from proxy.core.head_chain import Block, HeadChain
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import Blocks
-from proxy.services.feed.lines import HeadLine, LogLine
-from proxy.services.feed.lookout import Lookout
+from proxy.services.feed.demand import Wanted
+from proxy.services.feed.dispatch import HeadLine, LogLine
+from proxy.services.feed.head_watcher import Lookout
 from proxy.services.feed.pending import Pending
 from proxy.services.feed.replay import Replay
 from proxy.services.feed.syncing import Syncing
 from proxy.services.feed.topics import MOST_TOPICS, Listener, Topic, refusal
 from proxy.services.feed.walk import Walk
-from proxy.services.feed.wanted import Wanted
 from proxy.services.rpc.networks import Route
 from proxy.tasks import until_set
 

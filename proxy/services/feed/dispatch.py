@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from proxy import telemetry
-from proxy.core.headchain import DEPTH, Block
-from proxy.core.logfilter import Index, LogFilter
+from proxy.chains.evm.log_filter import Index, LogFilter
+from proxy.core.head_chain import DEPTH, Block
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import Blocks, LogRecord, Unanswered
 from proxy.services.feed.topics import Event, Listener

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from proxy.chains.evm import abi, address, nfts
 from proxy.chains.evm.nfts import Nft
 from proxy.chains.registry import Network
-from proxy.core import metadata, uris, wording
+from proxy.core import display_text, metadata, uris
 from proxy.core.metadata import NOTHING, Metadata
 from proxy.core.uris import Gateways, Inline
 from proxy.errors import NotFound
@@ -269,7 +269,7 @@ def _without_uri(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(uri: str | None) -> str | None:
-    return None if uri is None or len(uri) > _LONGEST_SHOWN else wording.cleaned(uri, _LONGEST_SHOWN)
+    return None if uri is None or len(uri) > _LONGEST_SHOWN else display_text.cleaned(uri, _LONGEST_SHOWN)
 
 
 def _listed(told: Mapping[str, Any] | None) -> dict[str, Any] | None:

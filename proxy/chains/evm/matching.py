@@ -1,7 +1,7 @@
-"""Which webhooks want to know of what a block holds.
+"""Finds the webhooks that match the contents of a block.
 
-What happened looks itself up in the tables of core/watching: a transaction by its two addresses, a transfer by these and by its
-contract. What is found is checked by what is left of its filter. Nothing here depends on how many webhooks there are.
+A transaction is looked up by its two addresses, a transfer by these and by its contract (chains/evm/watch_index). Each webhook
+found that way is checked against the rest of its filter. The cost does not depend on the number of webhooks.
 """
 
 from __future__ import annotations
@@ -12,9 +12,20 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from proxy.core import logfilter
+from proxy.chains.evm import log_filter
+from proxy.chains.evm.watch_index import (
+    CATEGORIES,
+    PAIRS,
+    Direction,
+    Filter,
+    Found,
+    Marks,
+    Table,
+    Tables,
+    Watcher,
+    each_of,
+)
 from proxy.core.holdings import FUNGIBLE, Transfer
-from proxy.core.watching import CATEGORIES, PAIRS, Direction, Filter, Found, Marks, Table, Tables, Watcher, each_of
 
 
 class Tx(msgspec.Struct, gc=False):
@@ -40,7 +51,7 @@ class Call(msgspec.Struct, gc=False):
     value: int
 
 
-class Log(logfilter.Log, Protocol):
+class Log(log_filter.Log, Protocol):
     """A log as far as it is matched."""
 
     @property

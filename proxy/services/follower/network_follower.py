@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from proxy import telemetry
 from proxy.chains.evm.facts import Facts, Header
 from proxy.errors import Unavailable
-from proxy.services.follower.reader import Reader, Unread
+from proxy.services.follower.block_reader import Reader, Unread
 from proxy.services.follower.sinks import Sink, Stale
 from proxy.store import blocks
 from proxy.store.blocks import NOTHING, BlockStore, Followed, Mark, NotLeading, Term

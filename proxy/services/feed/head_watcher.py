@@ -17,13 +17,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from proxy.core.headchain import Block
+from proxy.core.head_chain import Block
 from proxy.services.feed.blocks import Blocks, Unanswered, read_block
 from proxy.services.feed.sources import Source, Sources
 from proxy.services.feed.walk import Walk
 from proxy.services.rpc.networks import Route
-from proxy.wire.feed import Lost, Refused
-from proxy.wire.socket import SocketUpstream
+from proxy.wire.upstream_stream import Lost, Refused
+from proxy.wire.websocket_upstream import SocketUpstream
 
 log = logging.getLogger("penstock.feed")
 

@@ -18,17 +18,17 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from proxy import telemetry
-from proxy.chains.evm import abi, paymaster
+from proxy.chains.evm import abi, paymaster, user_operation
 from proxy.chains.evm.paymaster import Terms
+from proxy.chains.evm.user_operation import BadOperation, Operation
 from proxy.chains.registry import Network
-from proxy.core import policy, userop
+from proxy.core import policy
 from proxy.core.access import Key
 from proxy.core.policy import Asked, Refusal
-from proxy.core.userop import BadOperation, Operation
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
-from proxy.services.sponsor.market import Market
+from proxy.services.rpc.internal_calls import Questions
+from proxy.services.sponsor.costs import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import Policies, Ready
 from proxy.store.ledger import LedgerStore, Outcome, Wanted
@@ -129,18 +129,18 @@ class Sponsoring:
                 raise BadOperation(f"{name}: is missing")
         fields = {name: value for name, value in given.items() if name not in _NOT_GIVEN and value is not None}
         if version == "0.6":
-            operation = paymaster.funded(userop.parse(fields, version, draft=True), payer.address)
+            operation = paymaster.funded(user_operation.parse(fields, version, draft=True), payer.address)
             return Request(key, network, payer, operation, policy_id)
         for name, limit in zip(_LIMITS, payer.gas, strict=True):
             fields.setdefault(name, hex(limit))
         fields |= {"paymaster": "0x" + payer.address.hex(), "paymasterData": "0x"}
-        return Request(key, network, payer, userop.parse(fields, version, draft=True), policy_id)
+        return Request(key, network, payer, user_operation.parse(fields, version, draft=True), policy_id)
 
     def _version(self, network: Network, given: Mapping[str, Any], entry_point: str | None) -> str:
         """As the entry point says, else as the fields do, else the default."""
         points = network.chain.entry_points
         if entry_point is not None:
-            return userop.version_of(entry_point, points)
+            return user_operation.version_of(entry_point, points)
         if not _V06_ONLY.isdisjoint(given):
             return "0.6"
         known = [version for version in points if version in self._paymasters.versions(network)]
@@ -258,7 +258,7 @@ class Sponsoring:
             sender=operation.sender,
             nonce=operation.nonce,
             digest=paymaster.hash_of(operation, whenever),
-            op_hash=userop.hash_of(final, payer.entry_point, payer.chain_id, delegate=delegate),
+            op_hash=user_operation.hash_of(final, payer.entry_point, payer.chain_id, delegate=delegate),
             data=data,
             worst=worst,
             price=price,

@@ -17,13 +17,13 @@ import msgspec
 
 from proxy.chains.registry import Network
 from proxy.chains.svm import address, tokens
-from proxy.core import portfolio, wording
+from proxy.core import display_text, portfolio
 from proxy.core.portfolio import Balances, Holding, Token
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.tokens.contracts import KEPT_S, about_a_block
-from proxy.services.tokens.market import Market
+from proxy.services.tokens.token_prices import Market
 from proxy.store.cache import Kept
 
 # What upstreams take in one getMultipleAccounts.
@@ -152,8 +152,8 @@ def _token(mint: bytes, told: tokens.Mint, accounts: Sequence[Account | None]) -
     named = named or tokens.Naming()
     return Token(
         address.show(mint),
-        wording.cleaned(named.name, wording.NAME),
-        wording.cleaned(named.symbol, wording.SYMBOL),
+        display_text.cleaned(named.name, display_text.NAME),
+        display_text.cleaned(named.symbol, display_text.SYMBOL),
         told.decimals,
     )
 

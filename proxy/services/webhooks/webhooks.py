@@ -14,16 +14,16 @@ from typing import Any
 
 from proxy.chains.evm import address, filters
 from proxy.chains.evm.filters import BadConfig
+from proxy.chains.evm.watch_index import Filter
 from proxy.chains.registry import Network
 from proxy.core import signatures
 from proxy.core.access import Key
 from proxy.core.paging import Page
-from proxy.core.watching import Filter
 from proxy.errors import InvalidRequest
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import Delta, NewWebhook, Webhook, WebhookStore
 from proxy.wire.guard import UrlRefused
-from proxy.wire.hooks import HookGuard
+from proxy.wire.webhook_guard import HookGuard
 
 __all__ = ("Change", "Made", "Webhook", "Webhooks", "read_config")
 

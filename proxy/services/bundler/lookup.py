@@ -21,13 +21,13 @@ import msgspec
 import orjson
 
 from proxy.chains.evm import address, operations
-from proxy.chains.evm.bundler import RECEIPT
+from proxy.chains.evm.bundler_methods import RECEIPT
 from proxy.chains.evm.operations import Included
 from proxy.core import jsonrpc
 from proxy.errors import Fault
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.store.operations import OperationStore, Row
 from proxy.tasks import Tasks
 from proxy.wire.upstream import Upstream

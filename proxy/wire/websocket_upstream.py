@@ -15,11 +15,11 @@ from proxy.core import jsonrpc
 from proxy.core.routing import Health
 from proxy.wire.address import Address
 from proxy.wire.connection import Connection, Sink
-from proxy.wire.courier import Courier
-from proxy.wire.feed import Stream
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.turn import Turn
 from proxy.wire.upstream import MAX_WAITING, Upstream
+from proxy.wire.upstream_stream import Stream
+from proxy.wire.websocket_client import Courier
+from proxy.wire.write_buffer import Turn
 
 _FINE = ReplyHead(200, 0, close=False, plain=True)
 # The id of our own call, or of the first in a batch of ours: always a number, always in this place.

@@ -16,14 +16,14 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.errors import Unavailable
-from proxy.services.feed.lookout import Failed
+from proxy.services.feed.demand import Wanted
+from proxy.services.feed.head_watcher import Failed
 from proxy.services.feed.sources import Source, Sources
 from proxy.services.feed.topics import MOST_TOPICS, Event, Listener, Topic, refusal
-from proxy.services.feed.wanted import Wanted
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
-from proxy.wire.feed import Lost, Refused, Stream
-from proxy.wire.socket import SocketUpstream
+from proxy.wire.upstream_stream import Lost, Refused, Stream
+from proxy.wire.websocket_upstream import SocketUpstream
 
 log = logging.getLogger("penstock.feed")
 

@@ -16,8 +16,8 @@ import orjson
 from proxy.chains.registry import Network
 from proxy.errors import NotFound
 from proxy.services.rpc.calls import Pending, Rpc, RpcError
+from proxy.services.rpc.method_policy import Plan
 from proxy.services.rpc.networks import Networks, Route
-from proxy.services.rpc.plans import Plan
 
 
 class Questions:

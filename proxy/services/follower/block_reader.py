@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.chains.evm import facts
+from proxy.chains.evm import facts, log_range
 from proxy.chains.evm.facts import Facts, Header, Log, Receipt
-from proxy.core import dialect, logrange
-from proxy.core.logrange import LogRange
-from proxy.core.spans import Span
+from proxy.chains.evm.log_range import LogRange
+from proxy.core import dialect
+from proxy.core.range_size import Span
 from proxy.errors import Fault
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
@@ -208,7 +208,7 @@ class Reader:
             self.span.refused(asked.blocks // 2)
         if verdict is None or verdict.kind != "range_too_large":
             return None
-        part = logrange.narrowed(asked, verdict.message)
+        part = log_range.narrowed(asked, verdict.message)
         self.span.refused(part.blocks if part else 1)
         return part
 

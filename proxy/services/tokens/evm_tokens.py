@@ -15,7 +15,7 @@ from proxy.core.portfolio import Balances, Holding
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, Contracts, about_a_block, token_of
-from proxy.services.tokens.market import Market
+from proxy.services.tokens.token_prices import Market
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
 

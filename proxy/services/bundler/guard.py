@@ -18,18 +18,18 @@ from typing import Any
 import msgspec
 import orjson
 
-from proxy.chains.evm import abi
-from proxy.chains.evm.bundler import SEND
+from proxy.chains.evm import abi, user_operation
+from proxy.chains.evm.bundler_methods import SEND
+from proxy.chains.evm.user_operation import BadOperation, Operation
 from proxy.chains.registry import Network
-from proxy.core import jsonrpc, userop
+from proxy.core import jsonrpc
 from proxy.core.access import Key
-from proxy.core.userop import BadOperation, Operation
 from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.rpc.calls import Pending, RpcError
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.method_policy import Plan
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.plans import Plan
-from proxy.services.rpc.questions import Questions
 from proxy.store.operations import OperationStore, Sent
 from proxy.tasks import Tasks
 
@@ -83,8 +83,10 @@ class Desk:
             raise BadOperation("params.2: the state overrides must be an object")
         if not isinstance(entry_point, str):
             raise BadOperation("entryPoint: must be an address")
-        version = userop.version_of(entry_point, self._network.chain.entry_points)
-        return Given(userop.parse(fields, version, draft=not sends), _without_nulls(fields), entry_point, overrides)
+        version = user_operation.version_of(entry_point, self._network.chain.entry_points)
+        return Given(
+            user_operation.parse(fields, version, draft=not sends), _without_nulls(fields), entry_point, overrides
+        )
 
     def fault_of(self, plan: Plan, params: bytes) -> bytes | None:
         try:
@@ -123,7 +125,7 @@ class Desk:
 
     async def _outcome(self, key: Key, plan: Plan, given: Given) -> bytes | RpcError | Fault:
         entry_point = bytes.fromhex(given.entry_point[2:])
-        operation_hash = userop.hash_of(
+        operation_hash = user_operation.hash_of(
             given.operation,
             entry_point,
             self._network.facts.chain_id or 0,

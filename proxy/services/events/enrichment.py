@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from proxy.chains.evm import payloads
 from proxy.chains.evm.payloads import Token
 from proxy.chains.registry import Network
-from proxy.core import bodies
+from proxy.core import webhook_bodies
 from proxy.errors import Fault
-from proxy.services.events.bell import Bell
-from proxy.services.events.composition import Composition
+from proxy.services.events.drafting import Composition
+from proxy.services.events.notifications import Bell
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.store import events as store
 from proxy.store import sql
 from proxy.store.events import Lacking
@@ -135,7 +135,7 @@ class Composing:
                 continue
             data = payloads.completed(
                 event.type,
-                bodies.data_of(event.body),
+                webhook_bodies.data_of(event.body),
                 receipt=receipt,
                 token=tokens.get(lacks.get("token", "")),
                 nft=metadata.get(event.id),
@@ -143,7 +143,7 @@ class Composing:
             if data is None:
                 dropped.append(event.id)
             else:
-                done[event.id] = bodies.with_data(event.body, data)
+                done[event.id] = webhook_bodies.with_data(event.body, data)
         return done, dropped
 
     async def _receipts(self, found: Sequence[Lacking]) -> dict[str, Mapping[str, Any]]:

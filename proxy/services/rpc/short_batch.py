@@ -16,15 +16,15 @@ from proxy.core import jsonrpc
 from proxy.core.jsonrpc import Call
 from proxy.core.usage import Sheet
 from proxy.services.rpc.batches import Batch, Item
-from proxy.services.rpc.convoys import Convoy
 from proxy.services.rpc.flights import Flight, next_id
+from proxy.services.rpc.upstream_batch import Convoy
 from proxy.wire.connection import Connection, Piece
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
+    from proxy.services.rpc.method_policy import Plan
     from proxy.services.rpc.networks import Route
-    from proxy.services.rpc.plans import Plan
 
 # A batch that has been under way for this long is looked at by the sweep.
 LOOK_AFTER_S = 0.05

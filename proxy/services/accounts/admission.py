@@ -15,8 +15,8 @@ from proxy.chains.registry import Network
 from proxy.core import access, limits
 from proxy.core.access import Key
 from proxy.errors import Fault, Forbidden, InvalidRequest, RateLimited, Unauthorized
-from proxy.services.keyring import Keyring
-from proxy.services.quotas import Quotas
+from proxy.services.accounts.keyring import Keyring
+from proxy.services.accounts.quotas import Quotas
 from proxy.store.windows import Windows
 
 # Addresses whose failures are remembered: bounds what a flood from many can make us hold.

@@ -11,12 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from proxy.core import dialect, matching
-from proxy.core.matching import Call
+from proxy.chains.evm import matching
+from proxy.chains.evm.matching import Call
+from proxy.core import dialect
 from proxy.errors import Fault
-from proxy.services.events.bell import Bell
-from proxy.services.events.composing import CHANNEL
-from proxy.services.events.composition import Composition
+from proxy.services.events.drafting import Composition
+from proxy.services.events.enrichment import CHANNEL
+from proxy.services.events.notifications import Bell
 from proxy.services.events.watch import Watch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import Malformed, Traces

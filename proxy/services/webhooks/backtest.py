@@ -13,17 +13,16 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.evm import activity, facts
+from proxy.chains.evm import activity, facts, matching
 from proxy.chains.evm.facts import Log
+from proxy.chains.evm.matching import Block, Match, Tx
+from proxy.chains.evm.watch_index import KINDS, Index, Watcher
 from proxy.chains.registry import Network
-from proxy.core import matching
-from proxy.core.matching import Block, Match, Tx
-from proxy.core.watching import KINDS, Index, Watcher
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.questions import Questions
+from proxy.services.rpc.internal_calls import Questions
 from proxy.services.rpc.traces import Malformed, Traces
-from proxy.services.webhooks import read_config, read_filter
+from proxy.services.webhooks.webhooks import read_config, read_filter
 
 # Blocks of one back-test: of logs alone, where whole blocks must be read, and where they must be traced.
 MOST_BLOCKS, MOST_WHOLE_BLOCKS, MOST_TRACED_BLOCKS = 2_000, 200, 50
