@@ -44,17 +44,17 @@ from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
 from proxy.web import api_spec, routes
 from proxy.web.docs.pages import Pages
-from proxy.web.front.client import Front
-from proxy.web.front.connection_limiter import Door, require_c_parser
-from proxy.web.front.request_heads import HeadReader
-from proxy.web.front.shared import Hot
+from proxy.web.front.client import FrontConnection
+from proxy.web.front.connection_limiter import ConnectionLimiter, require_c_parser
+from proxy.web.front.request_heads import RequestHeadReader
+from proxy.web.front.shared import FrontContext
 from proxy.web.gate import Gate
-from proxy.web.network_resolver import Where
-from proxy.web.rest.endpoint import Rest
+from proxy.web.network_resolver import NetworkResolver
+from proxy.web.rest.endpoint import RestEndpoints
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
-from proxy.web.websocket.sockets import Sockets
+from proxy.web.websocket.sockets import ClientSockets
 from proxy.wire.write_buffer import Turn
 
 # How often deadlines and hedges of calls are looked at.
@@ -116,7 +116,7 @@ class App:
         self.smart = Smart(settings, tables, self.pool, questions, self.networks, builder, self.tasks)
         self.gas = Gas(settings, tables, self.pool, questions, self.data.prices)
         self.hooks = Hooks(settings, tables, self.pool, questions)
-        self.door = Door(settings.server)
+        self.door = ConnectionLimiter(settings.server)
         self.dashboard = Dashboard(
             settings,
             tables,
@@ -134,14 +134,14 @@ class App:
         self.contract = api_spec.load(SCHEMAS)
         largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
-        where = Where(tables.chains, self.networks, self.admission)
+        where = NetworkResolver(tables.chains, self.networks, self.admission)
         handlers = self._handlers(tables, gate, where)
         self.web.add_routes(Pages(self.contract, self.readiness).routes())
         self.web.add_routes(routes.of_contract(self.contract, handlers))
         self.feeds = feeds_of(self.networks)
         self.sockets = self._sockets(tables)
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, where, self.sockets).answer, allow_head=False)])
-        self.hot = Hot(
+        self.hot = FrontContext(
             self._head_reader(tables),
             self.rpc,
             self.admission,
@@ -154,7 +154,7 @@ class App:
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
         self._server: asyncio.Server | None = None
 
-    def _handlers(self, tables: Tables, gate: Gate, where: Where) -> dict[str, routes.Handler]:
+    def _handlers(self, tables: Tables, gate: Gate, where: NetworkResolver) -> dict[str, routes.Handler]:
         """Of every operation in the contract, by its id."""
         settings = self.settings
         shown = settings.rpc.show_upstream
@@ -163,7 +163,7 @@ class App:
             "rpc_call": RpcHandler(gate, where, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
                 gate,
-                Where(tables.chains, self.smart.bundlers, self.admission, needs="bundler"),
+                NetworkResolver(tables.chains, self.smart.bundlers, self.admission, needs="bundler"),
                 self.rpc,
                 operation="bundler_call",
                 scopes=BUNDLER_SCOPES,
@@ -177,7 +177,7 @@ class App:
                 tables.prices.paymaster,
                 count=self.usage.of_operation,
             ).answer,
-            **Rest(
+            **RestEndpoints(
                 gate,
                 self.admission,
                 self.contract,
@@ -189,8 +189,8 @@ class App:
             **self.dashboard.handlers(gate, self.admission, self.contract, where, answers),
         }
 
-    def _sockets(self, tables: Tables) -> Sockets:
-        return Sockets(
+    def _sockets(self, tables: Tables) -> ClientSockets:
+        return ClientSockets(
             self.settings.sockets,
             door=self.door,
             admission=self.admission,
@@ -212,7 +212,7 @@ class App:
             route.shelf = Shelf(route, shared, self.tasks)
         return shared
 
-    def _head_reader(self, tables: Tables) -> HeadReader:
+    def _head_reader(self, tables: Tables) -> RequestHeadReader:
         paths = {
             f"{routes.BASE}/{stem}/{chain}/{network.name}": route
             for stem, found in (("rpc", self.networks), ("bundler", self.smart.bundlers))
@@ -220,7 +220,7 @@ class App:
             if (route := found.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
         }
-        return HeadReader(
+        return RequestHeadReader(
             paths,
             lambda text: self.keyring.find(text, time.monotonic()),
             max_head=self.settings.server.max_head_bytes,
@@ -253,7 +253,7 @@ class App:
         self.dashboard.listens_on(*listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
-        self.door.open(self._runner.server, lambda: Front(self.door, self.hot))
+        self.door.open(self._runner.server, lambda: FrontConnection(self.door, self.hot))
         for route in self.networks.routes.values():
             self.logs.serve(route)
         self.smart.serve()

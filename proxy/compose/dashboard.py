@@ -20,14 +20,14 @@ from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
 from proxy.tasks import Tasks
-from proxy.web.api_spec import Contract
-from proxy.web.dashboard.account import AccountAnswers
-from proxy.web.dashboard.admin import AdminAnswers
-from proxy.web.dashboard.session_endpoint import Handler, Signed
-from proxy.web.dashboard.sign_in import SignInAnswers
+from proxy.web.api_spec import ApiSpec
+from proxy.web.dashboard.account import AccountHandlers
+from proxy.web.dashboard.admin import AdminHandlers
+from proxy.web.dashboard.session_endpoint import Handler, SessionEndpoints
+from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.gate import Gate
-from proxy.web.network_resolver import Where
-from proxy.web.rest.endpoint import Answers
+from proxy.web.network_resolver import NetworkResolver
+from proxy.web.rest.endpoint import RestHandler
 from proxy.wire.mailer import Mailer
 
 log = logging.getLogger("penstock.dashboard")
@@ -71,15 +71,20 @@ class Dashboard:
         return f"<Dashboard {self.fleet!r}>"
 
     def handlers(
-        self, gate: Gate, admission: Admission, contract: Contract, where: Where, answers: Mapping[str, Answers]
+        self,
+        gate: Gate,
+        admission: Admission,
+        contract: ApiSpec,
+        where: NetworkResolver,
+        answers: Mapping[str, RestHandler],
     ) -> dict[str, Handler]:
         """By operation; `answers` are those of keys, of which some are there for people too."""
-        signed = Signed(gate, admission, contract, self.sign_in, self._settings.dashboard)
+        signed = SessionEndpoints(gate, admission, contract, self.sign_in, self._settings.dashboard)
         plans = self._tables.plans
         return {
-            **signed.handlers(SignInAnswers(self.sign_in, session_s=self._settings.dashboard.session_s).answers()),
-            **signed.handlers(AccountAnswers(self.accounts, self._usage, plans, self._networks).answers()),
-            **signed.handlers(AdminAnswers(self.accounts, self._usage, self.fleet, self.sign_in, plans).answers()),
+            **signed.handlers(SignInHandlers(self.sign_in, session_s=self._settings.dashboard.session_s).answers()),
+            **signed.handlers(AccountHandlers(self.accounts, self._usage, plans, self._networks).answers()),
+            **signed.handlers(AdminHandlers(self.accounts, self._usage, self.fleet, self.sign_in, plans).answers()),
             **signed.mirrored(answers, where),
         }
 

@@ -21,10 +21,10 @@ from proxy.settings import Egress, PriceSources, Settings, Tables
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
 from proxy.store.pool import Pool
-from proxy.web.rest.endpoint import Answers
-from proxy.web.rest.nfts import NftAnswers
-from proxy.web.rest.path_address import Holders
-from proxy.web.rest.tokens import TokenAnswers, Tokens
+from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.nfts import NftHandlers
+from proxy.web.rest.path_address import PathAddresses
+from proxy.web.rest.tokens import TokenHandlers, TokenReader
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.guard import Guard
 from proxy.wire.price_api import QuoteApi
@@ -45,7 +45,7 @@ class Data:
         holdings = HoldingStore(pool)
         self.contracts = Contracts(self.multicall, holdings, self.kept, follows=settings.follower.follows)
         market = Market(self.prices, tables.logos)
-        self.tokens: dict[str, Tokens] = {
+        self.tokens: dict[str, TokenReader] = {
             "evm": EvmTokens(self.contracts, self.multicall, holdings, self.kept, market),
             "svm": SvmTokens(questions, self.kept, market),
         }
@@ -63,16 +63,16 @@ class Data:
             pictures=self.nft_metadata,
             floors=Marketplace(self._fetcher, settings.nfts.floor_url),
         )
-        self._holders = Holders(Names(self.multicall, self.kept))
+        self._holders = PathAddresses(Names(self.multicall, self.kept))
 
     def __repr__(self) -> str:
         return f"<Data {self.kept!r}>"
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
         return {
-            **TokenAnswers(self.tokens, self._holders).answers(),
-            **NftAnswers(self.nft_metadata, self.collections, self._holders).answers(),
+            **TokenHandlers(self.tokens, self._holders).answers(),
+            **NftHandlers(self.nft_metadata, self.collections, self._holders).answers(),
         }
 
     async def close(self) -> None:

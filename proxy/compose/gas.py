@@ -23,8 +23,8 @@ from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.refusals import RefusalStore
-from proxy.web.rest.endpoint import Answers
-from proxy.web.rest.gas import GasAnswers
+from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.gas import GasHandlers
 
 
 class Gas:
@@ -51,9 +51,9 @@ class Gas:
     def __repr__(self) -> str:
         return f"<Gas {self.paymasters!r}>"
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
-        return GasAnswers(
+        return GasHandlers(
             self.prices, self.policies, self.sponsoring, self.refusals, chains=self._tables.chains
         ).answers()
 

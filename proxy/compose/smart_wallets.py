@@ -14,8 +14,8 @@ from proxy.store.operations import OperationStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import WalletStore
 from proxy.tasks import Tasks
-from proxy.web.rest.endpoint import Answers
-from proxy.web.rest.wallets import WalletAnswers
+from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.wallets import WalletHandlers
 
 
 def forgetting(settings: Settings, pool: Pool) -> Forgetting:
@@ -61,6 +61,6 @@ class Smart:
             route.on_null = self.recall.take
             route.beside = self._networks.find(route.network)
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
-        return WalletAnswers(self.wallets, self._tables.chains).answers()
+        return WalletHandlers(self.wallets, self._tables.chains).answers()

@@ -25,9 +25,9 @@ from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
-from proxy.web.rest.deliveries import DeliveryAnswers
-from proxy.web.rest.endpoint import Answers
-from proxy.web.rest.webhooks import WebhookAnswers
+from proxy.web.rest.deliveries import DeliveryHandlers
+from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.webhooks import WebhookHandlers
 from proxy.wire.webhook_guard import HookGuard
 
 
@@ -42,13 +42,13 @@ class Hooks:
             most={name: plan.webhooks for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
-        self.web = WebhookAnswers(self.webhooks, Backtest(questions), tables.chains)
-        self.deliveries = DeliveryAnswers(Deliveries(DeliveryStore(pool)), self.web.own, tables.chains)
+        self.web = WebhookHandlers(self.webhooks, Backtest(questions), tables.chains)
+        self.deliveries = DeliveryHandlers(Deliveries(DeliveryStore(pool)), self.web.own, tables.chains)
 
     def __repr__(self) -> str:
         return f"<Hooks {self.webhooks!r}>"
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
         return {**self.web.answers(), **self.deliveries.answers()}
 

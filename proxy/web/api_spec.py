@@ -51,7 +51,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ApiOperation:
     id: str
     method: str
     path: str
@@ -97,7 +97,7 @@ class Operation:
         return _whole(data)
 
 
-class Contract:
+class ApiSpec:
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
         self.raw = orjson.dumps(document)
@@ -108,7 +108,7 @@ class Contract:
         return f"<Contract {len(self.operations)} operations, {planned} planned>"
 
 
-def load(schemas: Path) -> Contract:
+def load(schemas: Path) -> ApiSpec:
     document = orjson.loads((schemas / "openapi.json").read_bytes())
     components = document["components"]
     components.update({path.stem: orjson.loads(path.read_bytes()) for path in (schemas / "components").glob("*.json")})
@@ -116,7 +116,7 @@ def load(schemas: Path) -> Contract:
     document["webhooks"] = _merged(schemas / "webhooks")
     document["paths"] = _merged(schemas / "paths")
     document["paths"].update(_mirrored(document["paths"]))
-    return Contract(document)
+    return ApiSpec(document)
 
 
 def _merged(*directories: Path) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _operations(document: dict[str, Any]) -> Iterator[Operation]:
+def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
     for path, item in document["paths"].items():
         for method in METHODS:
             if method not in item:
                 continue
             spec = item[method]
             parameters = [_resolved(document, p) for p in (*item.get("parameters", ()), *spec.get("parameters", ()))]
-            yield Operation(
+            yield ApiOperation(
                 id=spec["operationId"],
                 method=method.upper(),
                 path=path,

@@ -31,7 +31,7 @@ from proxy.errors import (
 )
 from proxy.services.accounts.admission import Admission
 from proxy.settings import Server
-from proxy.web.front.connection_limiter import Door, Visitor
+from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -60,7 +60,7 @@ def new_request_id() -> str:
 
 
 class Gate:
-    def __init__(self, admission: Admission, door: Door, settings: Server, *, access_log: bool) -> None:
+    def __init__(self, admission: Admission, door: ConnectionLimiter, settings: Server, *, access_log: bool) -> None:
         self._admission = admission
         self._door = door
         self._settings = settings
@@ -70,7 +70,7 @@ class Gate:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         connection = request.protocol
-        if isinstance(connection, Visitor):
+        if isinstance(connection, HandlerConnection):
             connection.begin_request()
         given = request.headers.get("X-Request-Id", "")
         request[REQUEST_ID] = given if _WELL_FORMED.fullmatch(given) else new_request_id()
@@ -83,7 +83,7 @@ class Gate:
             self._record(request, reply, time.monotonic() - began)
             return reply
         finally:
-            if isinstance(connection, Visitor):
+            if isinstance(connection, HandlerConnection):
                 connection.end_request()
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -136,7 +136,7 @@ class Gate:
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
         connection = request.protocol
-        is_last = isinstance(connection, Visitor) and connection.has_had_its_share
+        is_last = isinstance(connection, HandlerConnection) and connection.has_had_its_share
         if is_last or self._door.draining or reply.status in (408, 413):
             reply.force_close()
 

@@ -13,7 +13,7 @@ from proxy.services.rpc.networks import Networks, Route
 _NAME = re.compile(r"[a-z0-9-]{1,40}(?:/[a-z0-9-]{1,40})?", re.ASCII)
 
 
-class Where:
+class NetworkResolver:
     def __init__(self, chains: Registry, networks: Networks, admission: Admission, *, needs: str = "upstream") -> None:
         """`needs`: what a network must have configured to be found."""
         self._needs = needs

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import HttpVersion11, web
 
-from proxy.web.api_spec import Contract
+from proxy.web.api_spec import ApiSpec
 from proxy.web.gate import CONTINUE
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BASE = "/v1"
 
 
-def of_contract(contract: Contract, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:
+def of_contract(contract: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:
     """One route for each operation that is there; a handler too many or too few is a mistake of ours."""
     present = {operation.id for operation in contract.operations.values() if not operation.planned}
     if present != set(handlers):

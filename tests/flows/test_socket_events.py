@@ -17,7 +17,7 @@ from proxy.core.access import Key, Limits
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Event, Topic, refusal
 from proxy.web.websocket import frames
-from proxy.web.websocket.socket import Socket
+from proxy.web.websocket.socket import ClientSocket
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until
@@ -303,7 +303,7 @@ async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and
         others = [await stack.enter_async_context(bare(running)) for _ in range(999)]
         for client in others:
             await subscribed(client)
-        sockets = [guest for guest in running.app.door.guests if isinstance(guest, Socket)]
+        sockets = [guest for guest in running.app.door.guests if isinstance(guest, ClientSocket)]
         (slow,) = (socket for socket in sockets if socket.transport and is_held_little(socket.transport))
         assert slow.transport is not None
         most = queue + slow.transport.get_write_buffer_limits()[1] + 2 * size
@@ -602,6 +602,8 @@ async def test_many_sockets_get_every_event_in_order_and_leave_nothing_behind() 
         await until(lambda: not in_memory(running))
 
 
-def in_memory(running: Worker) -> list[Socket]:
+def in_memory(running: Worker) -> list[ClientSocket]:
     gc.collect()
-    return [found for found in gc.get_objects() if isinstance(found, Socket) and found.room is running.app.sockets]
+    return [
+        found for found in gc.get_objects() if isinstance(found, ClientSocket) and found.room is running.app.sockets
+    ]

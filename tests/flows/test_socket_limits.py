@@ -10,7 +10,7 @@ from typing import Any, Literal
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Topic
-from proxy.web.websocket.socket import Socket
+from proxy.web.websocket.socket import ClientSocket
 from proxy.web.websocket.subscriptions import MOST_EARLY, Subscription
 from tests.flows.talk import rpc
 from tests.flows.test_socket_events import hold_little, poor, served
@@ -19,10 +19,10 @@ from tests.sockets import HEADS, Bare, bare, connected, head, heads
 from tests.web.worker import Worker, on_uvloop
 
 
-def socket_of(running: Worker) -> Socket:
+def socket_of(running: Worker) -> ClientSocket:
     """The only one."""
     (found,) = running.app.door.guests
-    assert isinstance(found, Socket)
+    assert isinstance(found, ClientSocket)
     return found
 
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def timed() -> AsyncIterator[tuple[Clock, Socket, Bare]]:
+async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, Bare]]:
     """A socket whose clock the test holds; the sweep's own, which is another, closes nothing."""
     async with served(server={"body_timeout_s": 600.0}) as (running, _, __):
         clock = Clock()

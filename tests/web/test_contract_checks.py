@@ -14,7 +14,7 @@ from multidict import MultiDict
 from proxy.errors import InvalidRequest
 from proxy.settings import SCHEMAS
 from proxy.web import api_spec
-from proxy.web.api_spec import Operation
+from proxy.web.api_spec import ApiOperation
 
 CONTRACT = api_spec.load(SCHEMAS)
 OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
@@ -24,7 +24,7 @@ WEBHOOK = {"url": "https://hooks.example.com/x", "chain": "ethereum", "event_typ
 POLICY = {"name": "Free transfers", "chain": "base", "rules": {"max_gas_usd": "0.50", "max_per_user_per_day": 3}}
 
 
-def operation(name: str) -> Operation:
+def operation(name: str) -> ApiOperation:
     return CONTRACT.operations[name]
 
 

@@ -9,26 +9,26 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from proxy.web.dashboard.files import ROOT, TYPES, Files, takes_gzip
+from proxy.web.dashboard.files import ROOT, TYPES, StaticFiles, takes_gzip
 
 Client = TestClient[web.Request, web.Application]
 PLAIN = {"Accept-Encoding": "identity"}
 
 
 @pytest.fixture
-async def files() -> Files:
-    return Files()
+async def files() -> StaticFiles:
+    return StaticFiles()
 
 
 @pytest.fixture
-async def client(files: Files) -> object:
+async def client(files: StaticFiles) -> object:
     application = web.Application()
     application.add_routes(files.routes())
     async with TestClient(TestServer(application), auto_decompress=False) as opened:
         yield opened
 
 
-async def test_page_names_only_files_that_are_there(client: Client, files: Files) -> None:
+async def test_page_names_only_files_that_are_there(client: Client, files: StaticFiles) -> None:
     page = await (await client.get("/dashboard", headers=PLAIN)).text()
     named = re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', page)
     assert len(named) > 5
@@ -74,7 +74,7 @@ async def test_files_of_another_version_are_served_and_not_kept(client: Client) 
     assert reply.headers["Cache-Control"] == "no-store"
 
 
-async def test_compressed_is_the_same_as_plain(client: Client, files: Files) -> None:
+async def test_compressed_is_the_same_as_plain(client: Client, files: StaticFiles) -> None:
     url = f"/dashboard/{files.digest}/page.js"
     packed = await client.get(url, headers={"Accept-Encoding": "gzip, br"})
     plain = await client.get(url, headers=PLAIN)
@@ -86,7 +86,7 @@ async def test_compressed_is_the_same_as_plain(client: Client, files: Files) -> 
 @pytest.mark.parametrize(
     "name", ["nothing.js", "../files.py", "..%2ffiles.py", "%2e%2e/files.py", "index.html", "views"]
 )
-async def test_what_is_no_file_of_the_page_is_not_there(client: Client, files: Files, name: str) -> None:
+async def test_what_is_no_file_of_the_page_is_not_there(client: Client, files: StaticFiles, name: str) -> None:
     assert (await client.get(f"/dashboard/{files.digest}/{name}")).status == 404
 
 

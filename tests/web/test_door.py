@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.settings import Server, load
-from proxy.web.front.connection_limiter import MAX_LINE_BYTES, Door
+from proxy.web.front.connection_limiter import MAX_LINE_BYTES, ConnectionLimiter
 from tests.flows.talk import request
 from tests.web.worker import PEPPER, on_uvloop, worker
 
@@ -63,9 +63,9 @@ async def test_line_that_is_too_long_is_named_and_not_repeated() -> None:
 async def test_balancer_is_believed_in_the_clothes_of_either_family(
     peer: str, forwarded: list[str], client: str
 ) -> None:
-    assert Door(limits("10.0.0.0/8")).client_address(peer, forwarded) == client
+    assert ConnectionLimiter(limits("10.0.0.0/8")).client_address(peer, forwarded) == client
 
 
 async def test_no_balancer_is_believed_that_is_not_listed() -> None:
-    assert Door(limits()).client_address("10.0.0.1", ["203.0.113.7"]) == "10.0.0.1"
-    assert not Door(limits("10.0.0.0/8")).trusts("nonsense")
+    assert ConnectionLimiter(limits()).client_address("10.0.0.1", ["203.0.113.7"]) == "10.0.0.1"
+    assert not ConnectionLimiter(limits("10.0.0.0/8")).trusts("nonsense")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.web.websocket import frames
-from proxy.web.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, Broken, Reader
+from proxy.web.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, FrameReader, ProtocolViolation
 
 LIMIT = 1 << 16
 MASK = b"\x37\xfa\x21\x3d"
@@ -33,7 +33,7 @@ def sent(payload: bytes, opcode: int = TEXT, *, final: bool = True, bits: int = 
 
 def read(data: bytes, *, limit: int = LIMIT, cut: int = 0) -> list[frames.Message]:
     """Everything in the bytes, fed whole or in pieces of this size."""
-    reader = Reader(limit)
+    reader = FrameReader(limit)
     found = []
     for at in range(0, len(data), cut or len(data) or 1):
         reader.feed(data[at : at + (cut or len(data))])
@@ -43,7 +43,7 @@ def read(data: bytes, *, limit: int = LIMIT, cut: int = 0) -> list[frames.Messag
 
 
 def broken(data: bytes, **options: int) -> int:
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(ProtocolViolation) as caught:
         read(data, **options)
     assert len(caught.value.reason.encode()) <= 123
     return caught.value.code
@@ -94,7 +94,7 @@ def test_whatever_is_sent_is_what_is_read(texts: list[str], cut: int, mask: byte
 
 
 def test_reader_knows_whether_a_message_is_half_there() -> None:
-    reader = Reader(LIMIT)
+    reader = FrameReader(LIMIT)
     assert reader.is_between
     reader.feed(sent(b"whole"))
     assert reader.take() == (TEXT, b"whole")
@@ -109,7 +109,7 @@ def test_reader_knows_whether_a_message_is_half_there() -> None:
 
 
 def test_flood_of_empty_fragments_holds_no_memory() -> None:
-    reader = Reader(LIMIT)
+    reader = FrameReader(LIMIT)
     reader.feed(sent(b"", final=False))
     for _ in range(10_000):
         reader.feed(sent(b"", CONTINUATION, final=False))
@@ -120,7 +120,7 @@ def test_flood_of_empty_fragments_holds_no_memory() -> None:
 def test_dripping_message_is_collected_once() -> None:
     """Byte by byte, a frame as large as it may be takes no longer than its bytes: what is there is not copied each time."""
     whole = sent(b"x" * LIMIT)
-    reader = Reader(LIMIT)
+    reader = FrameReader(LIMIT)
     found = None
     for at in range(len(whole)):
         assert found is None
@@ -198,7 +198,7 @@ def test_control_frame_passes_in_the_middle_of_a_full_message() -> None:
 
 @given(st.binary(max_size=400))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    with suppress(Broken):
+    with suppress(ProtocolViolation):
         read(data)
 
 
@@ -214,17 +214,17 @@ def test_codes_that_may_be_sent_are_understood(code: int) -> None:
 
 @pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65535])
 def test_codes_that_are_nobodys_break_the_protocol(code: int) -> None:
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(ProtocolViolation) as caught:
         frames.close_code(code.to_bytes(2, "big"))
     assert caught.value.code == 1002
 
 
 def test_close_without_a_code_is_a_normal_one_and_half_a_code_is_none() -> None:
     assert frames.close_code(b"") == 1000
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(ProtocolViolation) as caught:
         frames.close_code(b"\x03")
     assert caught.value.code == 1002
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(ProtocolViolation) as caught:
         frames.close_code(b"\x03\xe8\xff")
     assert caught.value.code == 1007
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.services.rpc.flights import Flight
-from proxy.web.front.client import Front
+from proxy.web.front.client import FrontConnection
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -350,7 +350,7 @@ async def test_what_comes_behind_the_last_request_of_a_connection_is_not_served(
         await talk.send(found.post(CALL))
         await until(lambda: upstream.bodies, every_s=0.001)
         await talk.send(found.post(rpc("eth_nope")))
-        assert isinstance(front, Front)
+        assert isinstance(front, FrontConnection)
         await until(lambda: front._ahead, every_s=0.001)
         asked = found.app.networks.routes[LIVE].upstreams[0]
         (connection,) = asked._open

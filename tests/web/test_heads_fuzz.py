@@ -19,7 +19,13 @@ from aiohttp.http_writer import HttpVersion11
 
 from proxy.core.access import Key
 from proxy.web.front.connection_limiter import MAX_HEADERS, MAX_LINE_BYTES
-from proxy.web.front.request_heads import LONGEST_REMEMBERED, MAX_HOT_HEAD, MOST_REMEMBERED, Head, HeadReader
+from proxy.web.front.request_heads import (
+    LONGEST_REMEMBERED,
+    MAX_HOT_HEAD,
+    MOST_REMEMBERED,
+    RequestHead,
+    RequestHeadReader,
+)
 from proxy.web.gate import _WELL_FORMED, _is_json, _presented
 from tests.flows.talk import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -29,10 +35,10 @@ HEADS = 200_000
 PATH = f"/v1/rpc/{LIVE}"
 
 
-def reader_of(worker: Worker, **limits: int) -> HeadReader:
+def reader_of(worker: Worker, **limits: int) -> RequestHeadReader:
     """A reader of its own, with the worker's routes and keys."""
     routes = {PATH: worker.app.networks.routes[LIVE]}
-    return HeadReader(
+    return RequestHeadReader(
         routes,
         lambda text: worker.app.keyring.find(text, 0.0),
         **{"max_head": MAX_HOT_HEAD, "max_body": 100_000, **limits},
@@ -166,7 +172,7 @@ class Theirs:
             auto_decompress=False,
         )
 
-    def compare(self, raw: bytes, ours: Head) -> None:
+    def compare(self, raw: bytes, ours: RequestHead) -> None:
         """The parser goes on with the next message: had it framed this one otherwise, the next would not parse."""
         messages, upgraded, tail = self._parser.feed_data(raw + b"a" * ours.length)
         ((message, payload),) = messages
@@ -264,7 +270,7 @@ async def test_ordinary_heads_are_kept_and_others_left_to_aiohttp() -> None:
 # The memory
 
 
-def remembered(reader: HeadReader) -> int:
+def remembered(reader: RequestHeadReader) -> int:
     return int(repr(reader).split()[1])
 
 

@@ -17,15 +17,15 @@ from proxy.services.accounts.accounts import Accounts, fence_in, limits_in
 from proxy.services.usage import Usage, Wanted
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
-from proxy.web.dashboard.session_endpoint import Answers, Visit
-from proxy.web.rest.endpoint import Answer
+from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
+from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
 # What is shown of what happens now.
 LIVE = datetime.timedelta(minutes=30)
 
 
-class AccountAnswers:
+class AccountHandlers:
     def __init__(
         self, accounts: Accounts, usage: Usage, plans: Mapping[str, Plan], networks: Iterable[Network] = ()
     ) -> None:
@@ -35,7 +35,7 @@ class AccountAnswers:
         self._plans = plans
         self._networks = [_network(each) for each in networks]
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, SessionHandler]:
         return {
             "read_account": self.read,
             "list_keys": self.list_keys,
@@ -49,7 +49,7 @@ class AccountAnswers:
             "read_live": self.live,
         }
 
-    async def read(self, visit: Visit) -> dict[str, Any]:
+    async def read(self, visit: SessionRequest) -> dict[str, Any]:
         row = await self._accounts.read(visit.who.id)
         limits = self._accounts.limits_of(row)
         plan = self._plans.get(row["plan"], self._plans["free"])
@@ -74,10 +74,10 @@ class AccountAnswers:
 
     # Keys
 
-    async def list_keys(self, visit: Visit) -> dict[str, Any]:
+    async def list_keys(self, visit: SessionRequest) -> dict[str, Any]:
         return {"keys": [shown_key(row) for row in await self._accounts.keys(visit.who.id)]}
 
-    async def create_key(self, visit: Visit) -> Answer:
+    async def create_key(self, visit: SessionRequest) -> RestReply:
         body = visit.body
         row, key = await self._accounts.create_key(
             visit.who.id,
@@ -87,12 +87,12 @@ class AccountAnswers:
             own=limits_in(body),
             fence=fence_in(body),
         )
-        return Answer({**shown_key(row), "key": key}, status=201)
+        return RestReply({**shown_key(row), "key": key}, status=201)
 
-    async def read_key(self, visit: Visit) -> dict[str, Any]:
+    async def read_key(self, visit: SessionRequest) -> dict[str, Any]:
         return shown_key(await self._accounts.key(visit.who.id, visit.path["id"]))
 
-    async def update_key(self, visit: Visit) -> dict[str, Any]:
+    async def update_key(self, visit: SessionRequest) -> dict[str, Any]:
         body = visit.body
         row = await self._accounts.update_key(
             visit.who.id,
@@ -105,19 +105,19 @@ class AccountAnswers:
         )
         return shown_key(row)
 
-    async def rotate_key(self, visit: Visit) -> Answer:
+    async def rotate_key(self, visit: SessionRequest) -> RestReply:
         row, key = await self._accounts.rotate_key(
             visit.who.id, visit.path["id"], overlap_s=visit.body.get("overlap_s", 86_400)
         )
-        return Answer({**shown_key(row), "key": key}, status=201)
+        return RestReply({**shown_key(row), "key": key}, status=201)
 
-    async def revoke_key(self, visit: Visit) -> dict[str, Any]:
+    async def revoke_key(self, visit: SessionRequest) -> dict[str, Any]:
         await self._accounts.revoke_key(visit.who.id, visit.path["id"])
         return {"id": visit.path["id"], "revoked": True}
 
     # Usage
 
-    async def usage(self, visit: Visit) -> dict[str, Any]:
+    async def usage(self, visit: SessionRequest) -> dict[str, Any]:
         wanted = charts.wanted_of(visit.query, visit.who.id)
         lines = await self._usage.chart(wanted)
         labels = {}
@@ -125,7 +125,7 @@ class AccountAnswers:
             labels = {row["id"]: row["name"] for row in await self._accounts.keys(visit.who.id)}
         return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
 
-    async def export(self, visit: Visit) -> web.Response:
+    async def export(self, visit: SessionRequest) -> web.Response:
         wanted = charts.wanted_of(visit.query, visit.who.id)
         body = await self._usage.table(wanted, charts.csv_of)
         name = f"usage-{wanted.first:%Y%m%d}-{wanted.last:%Y%m%d}-{wanted.step}.csv"
@@ -136,7 +136,7 @@ class AccountAnswers:
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
 
-    async def live(self, visit: Visit) -> dict[str, Any]:
+    async def live(self, visit: SessionRequest) -> dict[str, Any]:
         row = await self._accounts.read(visit.who.id)
         return {**await live_of(self._usage, visit.who.id), "today": await self._today(row)}
 

@@ -14,15 +14,15 @@ from proxy.services.usage import Usage
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
 from proxy.web.dashboard.account import live_of, shown_key
-from proxy.web.dashboard.session_endpoint import Answers, Visit
-from proxy.web.rest.endpoint import Answer
+from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
+from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
 _LIMITS = ("requests_per_second", "units_per_second", "requests_per_day")
 _WORKER = ("worker", "host", "pid", "connections", "keys")
 
 
-class AdminAnswers:
+class AdminHandlers:
     def __init__(
         self, accounts: Accounts, usage: Usage, fleet: Fleet, sign_in: SignIn, plans: Mapping[str, Plan]
     ) -> None:
@@ -32,7 +32,7 @@ class AdminAnswers:
         self._sign_in = sign_in
         self._plans = plans
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, SessionHandler]:
         return {
             "admin_list_accounts": self.list_accounts,
             "admin_create_account": self.create_account,
@@ -52,23 +52,23 @@ class AdminAnswers:
 
     # Accounts and plans
 
-    async def list_accounts(self, visit: Visit) -> dict[str, Any]:
+    async def list_accounts(self, visit: SessionRequest) -> dict[str, Any]:
         rows, total = await self._accounts.page(visit.query["search"], visit.page)
         return {"accounts": [_account(row) for row in rows], "page": visit.page.number, "total": total}
 
-    async def create_account(self, visit: Visit) -> Answer:
+    async def create_account(self, visit: SessionRequest) -> RestReply:
         body = visit.body
         row = await self._accounts.create(
             name=body["name"], email=body["email"], plan=body.get("plan", "free"), own=limits_in(body)
         )
-        return Answer(_account(row), status=201)
+        return RestReply(_account(row), status=201)
 
-    async def read_account(self, visit: Visit) -> dict[str, Any]:
+    async def read_account(self, visit: SessionRequest) -> dict[str, Any]:
         row = await self._accounts.read(visit.path["id"])
         today = await self._accounts.today(row)
         return {**_account(row), "used_today": today.used}
 
-    async def update_account(self, visit: Visit) -> dict[str, Any]:
+    async def update_account(self, visit: SessionRequest) -> dict[str, Any]:
         body = visit.body
         row = await self._accounts.update(
             visit.path["id"],
@@ -80,50 +80,50 @@ class AdminAnswers:
         )
         return _account(row)
 
-    async def list_keys(self, visit: Visit) -> dict[str, Any]:
+    async def list_keys(self, visit: SessionRequest) -> dict[str, Any]:
         await self._accounts.read(visit.path["id"])
         return {"keys": [shown_key(row) for row in await self._accounts.keys(visit.path["id"])]}
 
-    async def make_link(self, visit: Visit) -> Answer:
+    async def make_link(self, visit: SessionRequest) -> RestReply:
         url, until = await self._sign_in.link(visit.path["id"])
-        return Answer({"url": url, "expires_at": until}, status=201)
+        return RestReply({"url": url, "expires_at": until}, status=201)
 
-    async def list_plans(self, _visit: Visit) -> dict[str, Any]:
+    async def list_plans(self, _visit: SessionRequest) -> dict[str, Any]:
         return {"plans": [{"name": name, **asdict(plan)} for name, plan in self._plans.items()]}
 
     # Upstreams
 
-    async def list_networks(self, _visit: Visit) -> dict[str, Any]:
+    async def list_networks(self, _visit: SessionRequest) -> dict[str, Any]:
         views, networks = await self._fleet.look()
         return {"workers": len(views), "networks": _timed(networks)}
 
-    async def cordon(self, visit: Visit) -> dict[str, Any]:
+    async def cordon(self, visit: SessionRequest) -> dict[str, Any]:
         health = await self._fleet.cordon(
             visit.path["id"], reason=visit.body.get("reason", "").strip(), by=visit.who.name
         )
         return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
 
-    async def uncordon(self, visit: Visit) -> dict[str, Any]:
+    async def uncordon(self, visit: SessionRequest) -> dict[str, Any]:
         health = await self._fleet.uncordon(visit.path["id"])
         return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
 
     # What runs beside the workers
 
-    async def list_followers(self, _visit: Visit) -> dict[str, Any]:
+    async def list_followers(self, _visit: SessionRequest) -> dict[str, Any]:
         return {"followers": [_follower(row) for row in await self._fleet.followers()]}
 
-    async def read_deliveries(self, _visit: Visit) -> dict[str, Any]:
+    async def read_deliveries(self, _visit: SessionRequest) -> dict[str, Any]:
         waiting, webhooks = await self._fleet.deliveries()
         return {**waiting, "oldest_due_at": time_of(waiting["oldest_due_at"]), "webhooks": webhooks}
 
     # Usage
 
-    async def usage(self, visit: Visit) -> dict[str, Any]:
+    async def usage(self, visit: SessionRequest) -> dict[str, Any]:
         wanted = charts.wanted_of(visit.query, visit.query["account"])
         lines = await self._usage.chart(wanted)
         return await asyncio.to_thread(charts.chart_of, wanted, lines, {})
 
-    async def live(self, _visit: Visit) -> dict[str, Any]:
+    async def live(self, _visit: SessionRequest) -> dict[str, Any]:
         views, networks = await self._fleet.look()
         return {
             **await live_of(self._usage, None),

@@ -48,20 +48,20 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class StaticFile:
     kind: str
     plain: bytes
     packed: bytes
     tag: str
 
 
-def _file(name: str, plain: bytes) -> File:
+def _file(name: str, plain: bytes) -> StaticFile:
     # Without the time in it: the same bytes in every worker, and so the same tag.
     packed = gzip.compress(plain, 9, mtime=0)
-    return File(TYPES[Path(name).suffix], plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:20]}"')
+    return StaticFile(TYPES[Path(name).suffix], plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:20]}"')
 
 
-class Files:
+class StaticFiles:
     def __init__(self, root: Path = ROOT) -> None:
         found = {
             path.relative_to(root).as_posix(): path.read_bytes()
@@ -99,7 +99,7 @@ class Files:
         return _reply(request, found, keep=FOR_GOOD if request.match_info["digest"] == self.digest else "no-store")
 
 
-def _reply(request: web.Request, file: File, *, keep: str) -> web.Response:
+def _reply(request: web.Request, file: StaticFile, *, keep: str) -> web.Response:
     headers = {**HEADERS, "Cache-Control": keep, "ETag": file.tag, "Vary": "Accept-Encoding"}
     if file.tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)

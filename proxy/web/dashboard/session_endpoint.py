@@ -22,12 +22,12 @@ from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.settings import Dashboard
-from proxy.web.api_spec import Contract, Operation
+from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate
-from proxy.web.network_resolver import Where
+from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import fault_reply, json_reply
-from proxy.web.rest.endpoint import Answer, Asked
-from proxy.web.rest.endpoint import Answers as KeyAnswers
+from proxy.web.rest.endpoint import RestHandler as KeyAnswers
+from proxy.web.rest.endpoint import RestReply, RestRequest
 
 COOKIES = {"account": "penstock_session", "admin": "penstock_admin"}
 CSRF = "X-CSRF-Token"
@@ -35,7 +35,7 @@ _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class SessionRequest:
     """A request of somebody who is signed in, or wants to be; checked."""
 
     session: Session | None
@@ -61,7 +61,7 @@ class Visit:
         return Page(self.query["page"], self.query["limit"])
 
 
-Answers = Callable[[Visit], Awaitable[Any]]
+SessionHandler = Callable[[SessionRequest], Awaitable[Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -84,9 +84,9 @@ def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[s
     return {"Set-Cookie": jar[name].OutputString()}
 
 
-class Signed:
+class SessionEndpoints:
     def __init__(
-        self, gate: Gate, admission: Admission, contract: Contract, sign_in: SignIn, settings: Dashboard
+        self, gate: Gate, admission: Admission, contract: ApiSpec, sign_in: SignIn, settings: Dashboard
     ) -> None:
         self._gate = gate
         self._admission = admission
@@ -95,24 +95,24 @@ class Signed:
         self._settings = settings
         self._host = settings.url.partition("://")[2].partition("/")[0].lower()
 
-    def handlers(self, answers: Mapping[str, Answers]) -> dict[str, Handler]:
+    def handlers(self, answers: Mapping[str, SessionHandler]) -> dict[str, Handler]:
         """By the operation's id, what aiohttp calls."""
         return {name: self._handler(self._contract.operations[name], answer) for name, answer in answers.items()}
 
-    def mirrored(self, answers: Mapping[str, KeyAnswers], where: Where) -> dict[str, Handler]:
+    def mirrored(self, answers: Mapping[str, KeyAnswers], where: NetworkResolver) -> dict[str, Handler]:
         """Operations of keys that are there below /account too: as if a key of the account with every right asked."""
-        found: dict[str, Answers] = {}
+        found: dict[str, SessionHandler] = {}
         for name, answer in answers.items():
             if (mirror := f"account_{name}") in self._contract.operations:
 
-                async def asked(visit: Visit, answer: KeyAnswers = answer) -> Any:
+                async def asked(visit: SessionRequest, answer: KeyAnswers = answer) -> Any:
                     key = _stand_in(visit.who)
-                    return await answer(Asked(key, ALL_SCOPES, visit.path, visit.query, visit.body, where))
+                    return await answer(RestRequest(key, ALL_SCOPES, visit.path, visit.query, visit.body, where))
 
                 found[mirror] = asked
         return self.handlers(found)
 
-    def _handler(self, operation: Operation, answer: Answers) -> Handler:
+    def _handler(self, operation: ApiOperation, answer: SessionHandler) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 found = await answer(await self._read(request, operation))
@@ -125,7 +125,7 @@ class Signed:
 
         return handle
 
-    async def _read(self, request: web.Request, operation: Operation) -> Visit:
+    async def _read(self, request: web.Request, operation: ApiOperation) -> SessionRequest:
         address = self._gate.enter(request, operation.id)
         secure = self._settings.secure or self._gate.is_secure(request)
         changes = request.method not in sessions.SAFE
@@ -143,14 +143,14 @@ class Signed:
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
         body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
-        return Visit(session, token, address, secure, path, query, body)
+        return SessionRequest(session, token, address, secure, path, query, body)
 
     def _refuse_foreign(self, request: web.Request) -> None:
         fetch_site, origin = request.headers.get("Sec-Fetch-Site", ""), request.headers.get("Origin", "")
         if sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=(request.host.lower(), self._host)):
             raise Forbidden("a page of another origin may not ask this")
 
-    async def _session(self, operation: Operation, token: str, bearer: str, address: str) -> Session:
+    async def _session(self, operation: ApiOperation, token: str, bearer: str, address: str) -> Session:
         def refuse(words: str) -> Fault:
             return self._admission.unknown(address, time.monotonic(), words)
 
@@ -167,7 +167,7 @@ def _bearer(request: web.Request) -> str:
 
 
 def _reply(found: Any) -> web.Response:
-    answer = found if isinstance(found, Answer) else Answer(found)
+    answer = found if isinstance(found, RestReply) else RestReply(found)
     return json_reply(answer.data, status=answer.status, headers=answer.headers)
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 from proxy.core import sessions
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
-from proxy.web.dashboard.session_endpoint import Answers, Visit, set_cookie
-from proxy.web.rest.endpoint import Answer
+from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, set_cookie
+from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
 
-class SignInAnswers:
+class SignInHandlers:
     def __init__(self, sign_in: SignIn, *, session_s: float) -> None:
         self._sign_in = sign_in
         self._session_s = session_s
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, SessionHandler]:
         return {
             "account_sign_in": self.by_password,
             "account_ask_link": self.ask_link,
@@ -29,46 +29,46 @@ class SignInAnswers:
             "admin_sign_out": self.sign_out,
         }
 
-    async def by_password(self, visit: Visit) -> Answer:
+    async def by_password(self, visit: SessionRequest) -> RestReply:
         body = visit.body
         found = await self._sign_in.by_password(
             body["email"], body["password"], address=visit.address, before=visit.token
         )
         return self._begun(visit, found)
 
-    async def ask_link(self, visit: Visit) -> Answer:
+    async def ask_link(self, visit: SessionRequest) -> RestReply:
         await self._sign_in.ask_link(visit.body["email"], address=visit.address)
-        return Answer({"sent": True}, status=202)
+        return RestReply({"sent": True}, status=202)
 
-    async def by_link(self, visit: Visit) -> Answer:
+    async def by_link(self, visit: SessionRequest) -> RestReply:
         body = visit.body
         found = await self._sign_in.by_link(
             body["token"], password=body.get("password"), address=visit.address, before=visit.token
         )
         return self._begun(visit, found)
 
-    async def by_admin_token(self, visit: Visit) -> Answer:
+    async def by_admin_token(self, visit: SessionRequest) -> RestReply:
         found = await self._sign_in.by_admin_token(visit.body["token"], address=visit.address, before=visit.token)
         return self._begun(visit, found)
 
-    async def read(self, visit: Visit) -> dict[str, Any]:
+    async def read(self, visit: SessionRequest) -> dict[str, Any]:
         return _shown(visit.signed_in)
 
-    async def sign_out(self, visit: Visit) -> Answer:
+    async def sign_out(self, visit: SessionRequest) -> RestReply:
         await self._sign_in.sign_out(visit.token)
-        return Answer({"signed_out": True}, headers=self._cookie(visit, visit.who, ""))
+        return RestReply({"signed_out": True}, headers=self._cookie(visit, visit.who, ""))
 
-    async def set_password(self, visit: Visit) -> dict[str, Any]:
+    async def set_password(self, visit: SessionRequest) -> dict[str, Any]:
         body = visit.body
         session = await self._sign_in.change_password(
             visit.signed_in, current=body.get("current_password"), new=body["new_password"]
         )
         return _shown(SignedIn(visit.token, session))
 
-    def _begun(self, visit: Visit, found: SignedIn) -> Answer:
-        return Answer(_shown(found), headers=self._cookie(visit, found.session, found.token))
+    def _begun(self, visit: SessionRequest, found: SignedIn) -> RestReply:
+        return RestReply(_shown(found), headers=self._cookie(visit, found.session, found.token))
 
-    def _cookie(self, visit: Visit, session: Session, token: str) -> dict[str, str]:
+    def _cookie(self, visit: SessionRequest, session: Session, token: str) -> dict[str, str]:
         kind = "admin" if session.is_operator else "account"
         return set_cookie(kind, token, secure=visit.secure, lasts_s=self._session_s)
 

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
-from proxy.web.api_spec import Contract
-from proxy.web.dashboard.files import Files
+from proxy.web.api_spec import ApiSpec
+from proxy.web.dashboard.files import StaticFiles
 from proxy.web.reply import json_reply
 
 PAGES = Path(__file__).parent / "static"
@@ -24,10 +24,10 @@ _HEADERS = {
 
 
 class Pages:
-    def __init__(self, contract: Contract, readiness: Readiness) -> None:
+    def __init__(self, contract: ApiSpec, readiness: Readiness) -> None:
         self._contract = contract
         self._readiness = readiness
-        self._dashboard = Files()
+        self._dashboard = StaticFiles()
         self._files = {path.name: path.read_bytes() for path in PAGES.iterdir() if path.suffix in _TYPES}
 
     def routes(self) -> list[web.RouteDef]:

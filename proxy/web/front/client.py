@@ -27,16 +27,16 @@ from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import Plan
 from proxy.services.rpc.networks import Route
-from proxy.web.front.request_heads import Head
-from proxy.web.front.writing import Answers
+from proxy.web.front.request_heads import RequestHead
+from proxy.web.front.writing import ReplyWriting
 from proxy.wire.connection import NEVER, Piece
 from proxy.wire.connection import Connection as UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
-    from proxy.web.front.connection_limiter import Door
-    from proxy.web.front.shared import Hot
+    from proxy.web.front.connection_limiter import ConnectionLimiter
+    from proxy.web.front.shared import FrontContext
 
 # A call that has been under way for this long is looked at by the sweep.
 LOOK_AFTER_S: Final = 0.05
@@ -49,12 +49,12 @@ _NO_REPLY: Final = jsonrpc.Reply()
 _ID_STARTS: Final = jsonrpc.ID_STARTS
 
 
-class Front(Answers):
+class FrontConnection(ReplyWriting):
     """One client connection on the hot path; the waiter of its request, and on the short way its sink."""
 
     __slots__ = ("_params", "_upstream", "_wire_id")
 
-    def __init__(self, door: Door, hot: Hot) -> None:
+    def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
         super().__init__(door, hot)
         # The request under way, on the short way.
         self._params = b""
@@ -65,7 +65,7 @@ class Front(Answers):
 
     def data_received(self, data: bytes) -> None:
         if not self.busy and not self._ahead and data.startswith(self._known_bytes):
-            head: Head = self._known  # type: ignore[assignment]
+            head: RequestHead = self._known  # type: ignore[assignment]
             if len(data) == head.total and head.key.alive:
                 self.busy = True
                 self._head = head
@@ -89,7 +89,7 @@ class Front(Answers):
 
     # A request
 
-    def _ask(self, head: Head, body: bytes) -> None:
+    def _ask(self, head: RequestHead, body: bytes) -> None:
         """Ask on the short way, if the call may take it; nothing is taken from a key whose call then goes the long one."""
         try:
             envelope = _envelope(body)
@@ -139,7 +139,7 @@ class Front(Answers):
         self._upstream = upstream
         upstream.health.inflight += 1
 
-    def _ask_large(self, head: Head, data: bytes, start: int) -> None:
+    def _ask_large(self, head: RequestHead, data: bytes, start: int) -> None:
         """The long way from the start: what the short one saves is nothing to what a copy of a large body costs."""
         call = outline.read_call(data, start)
         self._ask_long(head, b"" if call else data[start:], None, call=call)
@@ -171,7 +171,7 @@ class Front(Answers):
         self._reply_shortly(known, plan, now)
 
     def _ask_long(
-        self, head: Head, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.Call | None = None
+        self, head: RequestHead, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.Call | None = None
     ) -> None:
         """The way of everything else. The envelope or the call is given where it was read already."""
         self._began = now = _monotonic()
@@ -193,7 +193,7 @@ class Front(Answers):
         except Malformed as exc:
             self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
-    def _ask_batch(self, head: Head, items: list[jsonrpc.Call | Malformed], now: float) -> None:
+    def _ask_batch(self, head: RequestHead, items: list[jsonrpc.Call | Malformed], now: float) -> None:
         asked = self._hot.rpc.ask_batch(items, head.route, head.key, now, self._on_batch, fresh=head.fresh)
         if isinstance(asked, Fault):
             self.on_fault(asked)
@@ -204,7 +204,7 @@ class Front(Answers):
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
-        client: Head = self._head  # type: ignore[assignment]
+        client: RequestHead = self._head  # type: ignore[assignment]
         plan: Plan = self.plan  # type: ignore[assignment]
         try:
             reply = _reply(body)

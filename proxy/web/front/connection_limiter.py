@@ -53,7 +53,7 @@ def require_c_parser() -> None:
         )
 
 
-class Guest(Protocol):
+class LimitedConnection(Protocol):
     """A connection as the door sees it."""
 
     transport: asyncio.Transport | None
@@ -63,12 +63,12 @@ class Guest(Protocol):
     def force_close(self) -> None: ...
 
 
-class Visitor(web.RequestHandler):
+class HandlerConnection(web.RequestHandler):
     """One connection in aiohttp's hands: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
     __slots__ = ("_address", "_door", "_left", "_phase", "_since", "_stalled_since", "_unsent", "on_lost")
 
-    def __init__(self, door: Door, address: str, server: web.Server, **options: Any) -> None:
+    def __init__(self, door: ConnectionLimiter, address: str, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._door = door
         self._address = address
@@ -167,19 +167,19 @@ class Visitor(web.RequestHandler):
         return reply
 
 
-class Door:
+class ConnectionLimiter:
     """All connections of one worker."""
 
     def __init__(self, limits: Server) -> None:
         self.limits = limits
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_address: Counter[str] = Counter()
-        self.guests: set[Guest] = set()
+        self.guests: set[LimitedConnection] = set()
         self._server: web.Server | None = None
         self._front: Callable[[], asyncio.Protocol] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self.timed: set[Guest] = set()
+        self.timed: set[LimitedConnection] = set()
         self.draining = False
 
     def __repr__(self) -> str:
@@ -194,7 +194,7 @@ class Door:
         assert self._front is not None
         return self._front()
 
-    def enter(self, guest: Guest, address: str) -> None:
+    def enter(self, guest: LimitedConnection, address: str) -> None:
         """Count a new connection in, or turn it away."""
         self.guests.add(guest)
         self._by_address[address] += 1
@@ -207,7 +207,7 @@ class Door:
             telemetry.connections_refused_total.labels(reason).inc()
             self._end_with(guest, _NO_ROOM[reason])
 
-    def leave(self, guest: Guest, address: str) -> None:
+    def leave(self, guest: LimitedConnection, address: str) -> None:
         self.timed.discard(guest)
         if guest not in self.guests:
             return
@@ -216,12 +216,12 @@ class Door:
         if not self._by_address[address]:
             del self._by_address[address]
 
-    def hand_over(self, front: Guest, transport: asyncio.Transport, address: str, data: bytes) -> None:
+    def hand_over(self, front: LimitedConnection, transport: asyncio.Transport, address: str, data: bytes) -> None:
         """The connection is aiohttp's from here on; the bytes of its message are replayed."""
         assert self._server is not None
         self.timed.discard(front)
         self.guests.discard(front)
-        visitor = Visitor(
+        visitor = HandlerConnection(
             self,
             address,
             self._server,
@@ -238,13 +238,15 @@ class Door:
         visitor.connection_made(transport)
         visitor.data_received(data)
 
-    def take_over(self, visitor: Guest, guest: Guest) -> None:
+    def take_over(self, visitor: LimitedConnection, guest: LimitedConnection) -> None:
         """The same connection, in other hands."""
         self.timed.discard(visitor)
         self.guests.discard(visitor)
         self.guests.add(guest)
 
-    def watch_reader(self, guest: Guest, now: float, stalled_since: float, unsent: int) -> tuple[float, int]:
+    def watch_reader(
+        self, guest: LimitedConnection, now: float, stalled_since: float, unsent: int
+    ) -> tuple[float, int]:
         """A client that takes some of its reply, however slowly, goes on; one that takes none for too long is dropped."""
         if guest.transport is None:
             return stalled_since, unsent
@@ -255,15 +257,15 @@ class Door:
             guest.transport.abort()
         return stalled_since, unsent
 
-    def show_out(self, guest: Guest) -> None:
+    def show_out(self, guest: LimitedConnection) -> None:
         """Too slow."""
         self._end_with(guest, _LATE_HEAD)
 
-    def turn_away(self, guest: Guest) -> None:
+    def turn_away(self, guest: LimitedConnection) -> None:
         """A request line without a version: aiohttp would take it for HTTP/0.9 and answer in kind."""
         self._end_with(guest, _NOT_HTTP)
 
-    def _end_with(self, guest: Guest, reply: bytes) -> None:
+    def _end_with(self, guest: LimitedConnection, reply: bytes) -> None:
         if guest.transport is not None:
             guest.transport.write(reply)
         guest.force_close()

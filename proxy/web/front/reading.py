@@ -13,13 +13,13 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
 from proxy.errors import Fault, RequestTimeout
-from proxy.web.front.request_heads import Head, Shape
+from proxy.web.front.request_heads import HeadTemplate, RequestHead
 from proxy.wire.connection import NEVER
 from proxy.wire.connection import Connection as UpstreamConnection
 
 if TYPE_CHECKING:
-    from proxy.web.front.connection_limiter import Door
-    from proxy.web.front.shared import Hot
+    from proxy.web.front.connection_limiter import ConnectionLimiter
+    from proxy.web.front.shared import FrontContext
 
 # What a client may send ahead while its request is under way.
 MAX_AHEAD = 262_144
@@ -31,7 +31,7 @@ _END: Final = b"\r\n\r\n"
 _monotonic: Final = time.monotonic
 
 
-class Messages(asyncio.Protocol):
+class RequestReading(asyncio.Protocol):
     """One client connection, up to the requests in it; what to do with them is its heir's."""
 
     __slots__ = (
@@ -39,7 +39,7 @@ class Messages(asyncio.Protocol):
         "_raw", "_shape", "_shapes_left", "_source", "_stalled_since", "_unsent", "busy", "left", "since", "transport",
     )  # fmt: skip
 
-    def __init__(self, door: Door, hot: Hot) -> None:
+    def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
         self._door = door
         self._hot = hot
         self.transport: asyncio.Transport | None = None
@@ -50,9 +50,9 @@ class Messages(asyncio.Protocol):
         self._body: BytesIO | None = None
         self._raw = b""
         self._known_bytes = NEVER
-        self._known: Head | None = None
+        self._known: RequestHead | None = None
         # What the client's heads have in common, where each is another.
-        self._shape: Shape | None = None
+        self._shape: HeadTemplate | None = None
         self._shapes_left = SHAPES
         self._paused_reading = False
         self._stalled_since = 0.0
@@ -60,7 +60,7 @@ class Messages(asyncio.Protocol):
         self.since = 0.0
         # The request under way: its head, when it began, and the connection that streams its reply.
         self.busy = False
-        self._head: Head | None = None
+        self._head: RequestHead | None = None
         self._began = 0.0
         self._source: UpstreamConnection | None = None
         # Replies that may still go out here: with one left, the next is the connection's last.
@@ -76,11 +76,11 @@ class Messages(asyncio.Protocol):
         self.since = _monotonic()
         self._door.enter(self, self._address)
 
-    def _ask(self, head: Head, body: bytes) -> None:
+    def _ask(self, head: RequestHead, body: bytes) -> None:
         """Answer a request, now or later; `busy` until then."""
         raise NotImplementedError
 
-    def _ask_large(self, head: Head, data: bytes, start: int) -> None:
+    def _ask_large(self, head: RequestHead, data: bytes, start: int) -> None:
         """The same for a body that should not be copied more than it must: what begins there, to the end."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class Messages(asyncio.Protocol):
         self._ahead = data
         self._run_clock(is_new=is_new)
 
-    def _wait_for_body(self, head: Head, raw: bytes, data: bytes, *, is_new: bool) -> None:
+    def _wait_for_body(self, head: RequestHead, raw: bytes, data: bytes, *, is_new: bool) -> None:
         self._body = BytesIO()
         self._body.write(memoryview(data)[head.size :])
         self._raw = raw
@@ -214,7 +214,7 @@ class Messages(asyncio.Protocol):
             data, self._ahead = self._ahead, b""
             self._unusual(data)
 
-    def _serve(self, head: Head, data: bytes, start: int = 0) -> None:
+    def _serve(self, head: RequestHead, data: bytes, start: int = 0) -> None:
         """The body begins there."""
         self.busy = True
         self._head = head

@@ -57,7 +57,7 @@ _KINDS = {
 }  # fmt: skip
 
 
-class Head:
+class RequestHead:
     """What a head decides: whose request it is, where it goes, and how many bytes of body follow."""
 
     __slots__ = ("fresh", "key", "length", "plans", "request_id", "route", "size", "total")
@@ -77,7 +77,7 @@ class Head:
         return f"<Head {self.route.network.id} {self.length} bytes, {self.key!r}>"
 
 
-class Shape:
+class HeadTemplate:
     """Heads that differ in one value which decides nothing, such as a trace id: what stands around it, and what they mean.
 
     A client with such a header never repeats a head. To compare two parts and look at a value takes 1 µs instead of 7.
@@ -85,7 +85,7 @@ class Shape:
 
     __slots__ = ("after", "after_at", "before", "before_at", "head")
 
-    def __init__(self, before: bytes, after: bytes, head: Head) -> None:
+    def __init__(self, before: bytes, after: bytes, head: RequestHead) -> None:
         self.before = before
         self.before_at = len(before)
         self.after = after
@@ -105,7 +105,7 @@ class Shape:
         )
 
 
-class HeadReader:
+class RequestHeadReader:
     def __init__(
         self, routes: Mapping[str, Route], find: Callable[[str], Key | None], *, max_head: int, max_body: int
     ) -> None:
@@ -114,19 +114,19 @@ class HeadReader:
         self._find = find
         self._max_head = min(max_head, MAX_HOT_HEAD)
         self._max_body = max_body
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes, RequestHead] = {}
         # Hashes: two heads that share one are only remembered a sighting too early.
         self._seen_once: set[int] = set()
         # Header names as they were sent, in whatever case, and what they mean.
         self._names: dict[bytes, int] = {}
         # Lines that decide and what they mean; and what the deciding lines of a head of one size were found to mean.
         self._line_kinds: dict[bytes, int] = {}
-        self._skeletons: dict[tuple[object, ...], Head] = {}
+        self._skeletons: dict[tuple[object, ...], RequestHead] = {}
 
     def __repr__(self) -> str:
         return f"<HeadReader {len(self._known)} remembered>"
 
-    def read(self, raw: bytes) -> Head | None:
+    def read(self, raw: bytes) -> RequestHead | None:
         """The head's meaning, or None: hand the connection over."""
         head = self._known.get(raw)
         if head is not None:
@@ -138,7 +138,7 @@ class HeadReader:
             self._remember(raw, head)
         return head
 
-    def shape(self, one: bytes, other: bytes, head: Head) -> Shape | None:
+    def shape(self, one: bytes, other: bytes, head: RequestHead) -> HeadTemplate | None:
         """What two heads of the same meaning have in common, if they differ in one value only; `head` is the other's."""
         if len(one) != len(other):
             return None
@@ -150,9 +150,9 @@ class HeadReader:
         name = others[place].partition(b":")[0]
         before = b"\r\n".join((*others[:place], name + b":"))
         after = b"\r\n".join((b"", *others[place + 1 :]))
-        return Shape(before, after, head)
+        return HeadTemplate(before, after, head)
 
-    def _remember(self, raw: bytes, head: Head) -> None:
+    def _remember(self, raw: bytes, head: RequestHead) -> None:
         if len(raw) > LONGEST_REMEMBERED:
             return
         sighting = hash(raw)
@@ -165,7 +165,7 @@ class HeadReader:
             self._seen_once.clear()
         self._seen_once.add(sighting)
 
-    def _parse(self, raw: bytes) -> Head | None:
+    def _parse(self, raw: bytes) -> RequestHead | None:
         if len(raw) > self._max_head:
             return None
         lines = raw[:-4].split(b"\r\n")
@@ -201,7 +201,7 @@ class HeadReader:
             _bounded(self._line_kinds)[line] = kind
         return kind
 
-    def _decide_by(self, raw: bytes, route: Route, lines: list[bytes]) -> Head | None:
+    def _decide_by(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHead | None:
         found: dict[int, bytes] = {}
         for line in lines:
             kind = self._kind_of(line)
@@ -210,7 +210,7 @@ class HeadReader:
             found[kind] = line.partition(b":")[2].strip(b" \t")
         return self._decide(raw, route, found)
 
-    def _decide(self, raw: bytes, route: Route, found: dict[int, bytes]) -> Head | None:
+    def _decide(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHead | None:
         length = found.get(LENGTH, b"")
         if HOST not in found or not _DIGITS.fullmatch(length):
             return None
@@ -222,7 +222,7 @@ class HeadReader:
         if key is None:
             return None
         given = found.get(ID, b"")
-        return Head(
+        return RequestHead(
             len(raw),
             int(length),
             key,

@@ -19,13 +19,13 @@ from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.calls import Rpc
 from proxy.telemetry import AccessLines
-from proxy.web.front.request_heads import Head, HeadReader
+from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.gate import STEM
 from proxy.web.reply import SERVER
 from proxy.wire.write_buffer import Turn
 
 if TYPE_CHECKING:
-    from proxy.web.front.writing import Answers
+    from proxy.web.front.writing import ReplyWriting
 
 _LINE: Final = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
@@ -46,7 +46,7 @@ def reply_length(size: int) -> bytes:
 REPLY_LENGTHS: Final = [reply_length(size) for size in range(1024)]
 
 
-def _upstream_line(front: Answers) -> bytes:
+def _upstream_line(front: ReplyWriting) -> bytes:
     """Which upstream answered, by its name in the metrics. Memory, a batch and a refusal have none."""
     route, flight = front.head.route, front.flight
     if flight is not None:
@@ -57,12 +57,12 @@ def _upstream_line(front: Answers) -> bytes:
     return b"X-Upstream: %b\r\n" % label.encode() if label else b""
 
 
-class Hot:
+class FrontContext:
     """What all fronts of a worker share."""
 
     def __init__(
         self,
-        heads: HeadReader,
+        heads: RequestHeadReader,
         rpc: Rpc,
         admission: Admission,
         turn: Turn,
@@ -117,7 +117,7 @@ class Hot:
             self._request_ids = b"%b%06x" % (STEM, served >> 8)
         return self._request_ids + _HEX[served & 0xFF]
 
-    def result(self, front: Answers, result: bytes | msgspec.Raw, now: float) -> bytes:
+    def result(self, front: ReplyWriting, result: bytes | msgspec.Raw, now: float) -> bytes:
         """A whole reply with a result. The front writes the same out for calls that went the short way."""
         head = front.head
         key = head.key
@@ -154,11 +154,11 @@ class Hot:
         line = self.reset_lines[resets] = b"\r\nX-RateLimit-Reset: %d\r\n" % resets
         return line
 
-    def error(self, front: Answers, error: bytes) -> bytes:
+    def error(self, front: ReplyWriting, error: bytes) -> bytes:
         body = error_reply(front.id, error)
         return self.ok(front, len(body)) + body
 
-    def ok(self, front: Answers, size: int | None) -> bytes:
+    def ok(self, front: ReplyWriting, size: int | None) -> bytes:
         """The head of a result of this size; without one, of a reply in chunks."""
         units = front.units
         return b"".join(
@@ -173,19 +173,19 @@ class Hot:
             )
         )
 
-    def empty(self, front: Answers) -> bytes:
+    def empty(self, front: ReplyWriting) -> bytes:
         units = b"X-Compute-Units: %d\r\n" % front.units
         cache = CACHE[front.cache]
         return b"".join((b"HTTP/1.1 204 No Content", self._stamp, self._common(front, 204), units, cache, b"\r\n"))
 
-    def fault(self, front: Answers, fault: Fault) -> bytes:
+    def fault(self, front: ReplyWriting, fault: Fault) -> bytes:
         body = orjson.dumps(fault.body())
         extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
         line = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: application/json"
         tail = f"{extra}Content-Length: {len(body)}\r\n\r\n"
         return b"".join((line.encode(), self._stamp, self._common(front, fault.status), tail.encode(), body))
 
-    def _common(self, front: Answers, status: int) -> bytes:
+    def _common(self, front: ReplyWriting, status: int) -> bytes:
         """Request id, the three rate headers, and whether the connection ends here."""
         head = front.head
         request_id = head.request_id or self.request_id()
@@ -205,7 +205,7 @@ class Hot:
 
     # Decisions that are rare
 
-    def refusal(self, head: Head, now: float) -> Fault:
+    def refusal(self, head: RequestHead, now: float) -> Fault:
         """A key that may not do anything here: disabled, expired, without a fitting scope, or a test key on a live network."""
         key = head.key
         if key.dies_at <= now:
@@ -214,7 +214,7 @@ class Hot:
         refusal = self._admission.may(key, head.route.any_scope, head.route.network)
         return refusal or Unauthorized("the API key is not valid")
 
-    def note(self, front: Answers, status: int, request_id: bytes, now: float) -> None:
+    def note(self, front: ReplyWriting, status: int, request_id: bytes, now: float) -> None:
         """The request's line in the access log."""
         if self.log is None:
             return

@@ -18,8 +18,8 @@ from proxy.services.rpc.batches import Batch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import Plan
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.front.reading import Messages
-from proxy.web.front.request_heads import Head
+from proxy.web.front.reading import RequestReading
+from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.shared import CACHE as _CACHE
 from proxy.web.front.shared import DIGITS as _DIGITS
 from proxy.web.front.shared import REPLY_LENGTHS as _REPLY_LENGTHS
@@ -29,18 +29,18 @@ from proxy.wire.connection import Piece
 from proxy.wire.write_buffer import DEFER_BELOW
 
 if TYPE_CHECKING:
-    from proxy.web.front.connection_limiter import Door
-    from proxy.web.front.shared import Hot
+    from proxy.web.front.connection_limiter import ConnectionLimiter
+    from proxy.web.front.shared import FrontContext
 
 _monotonic: Final = time.monotonic
 
 
-class Answers(Messages):
+class ReplyWriting(RequestReading):
     """One client connection and the request that is under way on it; how it is asked is its heir's."""
 
     __slots__ = ("batch", "cache", "chunked", "flight", "id", "plan", "units")
 
-    def __init__(self, door: Door, hot: Hot) -> None:
+    def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
         super().__init__(door, hot)
         self.plan: Plan | None = None
         self.flight: Flight | None = None
@@ -67,7 +67,7 @@ class Answers(Messages):
     def _reply_shortly(self, result: bytes | msgspec.Raw, plan: Plan, now: float) -> None:
         """Write what `Hot.result` would, put together from the same parts with less ado."""
         hot = self._hot
-        client: Head = self._head  # type: ignore[assignment]
+        client: RequestHead = self._head  # type: ignore[assignment]
         key = client.key
         # As the bucket is now, and not as this call left it: others have taken from it since.
         edge = hot.windows.edge(key.slot)
@@ -199,7 +199,7 @@ class Answers(Messages):
         return bool(self.id)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> RequestHead:
         assert self._head is not None
         return self._head
 

@@ -9,19 +9,21 @@ from typing import Any
 from proxy.chains.registry import Registry
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.delivery.history import STATES, Attempt, Deliveries, Delivery, Webhook
-from proxy.web.rest.endpoint import Answer, Answers, Asked
+from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 _WORDS = {state: word for word, state in STATES.items()}
 
 
-class DeliveryAnswers:
-    def __init__(self, deliveries: Deliveries, own: Callable[[Asked], Awaitable[Webhook]], chains: Registry) -> None:
+class DeliveryHandlers:
+    def __init__(
+        self, deliveries: Deliveries, own: Callable[[RestRequest], Awaitable[Webhook]], chains: Registry
+    ) -> None:
         """`own`: the webhook that a path names, if it is the caller's."""
         self._deliveries = deliveries
         self._own = own
         self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         return {
             "list_deliveries": self.list,
             "redeliver_event": self.redeliver,
@@ -29,35 +31,35 @@ class DeliveryAnswers:
             "test_webhook": self.test,
         }
 
-    async def list(self, asked: Asked) -> dict[str, Any]:
+    async def list(self, asked: RestRequest) -> dict[str, Any]:
         webhook = await self._own(asked)
         given = asked.query["since"]
         since = None if given is None else _moment(given)
         found, total = await self._deliveries.page(webhook, asked.page, status=asked.query["status"], since=since)
         return {"deliveries": [_shown(each) for each in found], "page": asked.page.number, "total": total}
 
-    async def redeliver(self, asked: Asked) -> Answer:
+    async def redeliver(self, asked: RestRequest) -> RestReply:
         webhook = await self._own(asked)
         event_id = asked.path["event_id"]
         await self._deliveries.redeliver(webhook, event_id)
         status = "pending" if webhook.status == "active" else "parked"
-        return Answer({"webhook_id": webhook.id, "event_id": event_id, "status": status}, status=202)
+        return RestReply({"webhook_id": webhook.id, "event_id": event_id, "status": status}, status=202)
 
-    async def redeliver_since(self, asked: Asked) -> Answer:
+    async def redeliver_since(self, asked: RestRequest) -> RestReply:
         webhook = await self._own(asked)
         count = await self._deliveries.redeliver_since(
             webhook, _moment(asked.body["since"]), status=asked.body.get("status")
         )
-        return Answer({"webhook_id": webhook.id, "redelivering": count}, status=202)
+        return RestReply({"webhook_id": webhook.id, "redelivering": count}, status=202)
 
-    async def test(self, asked: Asked) -> Answer:
+    async def test(self, asked: RestRequest) -> RestReply:
         webhook = await self._own(asked)
         network = self._networks.get(webhook.network)
         if network is None:
             raise NotFound("the webhook's network is not configured any more")
         event_id = await self._deliveries.test(webhook, network, event_type=asked.body.get("event_type"))
         event_type = asked.body.get("event_type") or webhook.event_type
-        return Answer({"webhook_id": webhook.id, "event_id": event_id, "event_type": event_type}, status=202)
+        return RestReply({"webhook_id": webhook.id, "event_id": event_id, "event_type": event_type}, status=202)
 
 
 def _shown(found: Delivery) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from proxy.core.paging import Page
 from proxy.core.usage import Tally
 from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.accounts.admission import Admission
-from proxy.web.api_spec import Contract, Operation
+from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import CACHE, UNITS, Gate
-from proxy.web.network_resolver import Where
+from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
 
 # What a request costs that was asked wrongly.
@@ -30,7 +30,7 @@ UNITS_OF_AN_ERROR = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RestRequest:
     """A request, checked: its values have the types and the bounds that the contract gives them."""
 
     key: Key
@@ -38,7 +38,7 @@ class Asked:
     path: Mapping[str, str]
     query: Mapping[str, Any]
     body: Any
-    where: Where
+    where: NetworkResolver
     # The networks that it was found to mean: the first is what it is counted under.
     meant: list[str] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RestReply:
     """What a handler has to say that is more than data: a status, or how it came by it."""
 
     data: Any
@@ -63,21 +63,21 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Answers = Callable[[Asked], Awaitable[Any]]
+RestHandler = Callable[[RestRequest], Awaitable[Any]]
 # Where a request of a key is counted, by its network and operation.
-Counted = Callable[[Key, str, str], Tally]
+OperationTally = Callable[[Key, str, str], Tally]
 
 
-class Rest:
+class RestEndpoints:
     def __init__(
         self,
         gate: Gate,
         admission: Admission,
-        contract: Contract,
+        contract: ApiSpec,
         prices: Mapping[str, int],
-        where: Where,
+        where: NetworkResolver,
         *,
-        count: Counted,
+        count: OperationTally,
         large_body: int = 0,
     ) -> None:
         """`large_body`: the most bytes of a body, for operations that say that theirs may be large."""
@@ -89,11 +89,15 @@ class Rest:
         self._prices = prices
         self._where = where
 
-    def handlers(self, answers: Mapping[str, Answers]) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
+    def handlers(
+        self, answers: Mapping[str, RestHandler]
+    ) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
         """By the operation's id, what aiohttp calls."""
         return {name: self._handler(self._contract.operations[name], answer) for name, answer in answers.items()}
 
-    def _handler(self, operation: Operation, answer: Answers) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _handler(
+        self, operation: ApiOperation, answer: RestHandler
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
         units = self._prices[operation.id]
         scopes = access.SCOPE_BIT[operation.scope]
 
@@ -111,21 +115,23 @@ class Rest:
                     raise
                 request[UNITS] = units
                 outcome = "results"
-                return _reply(request, found if isinstance(found, Answer) else Answer(found))
+                return _reply(request, found if isinstance(found, RestReply) else RestReply(found))
             finally:
                 tally = self._count(key, meant[0] if meant else "", operation.id)
                 tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
 
         return handle
 
-    async def _read(self, request: web.Request, operation: Operation, key: Key, scopes: int, meant: list[str]) -> Asked:
+    async def _read(
+        self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, meant: list[str]
+    ) -> RestRequest:
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
         body = None
         if operation.body is not None:
             larger = self._large_body if operation.large_body else 0
             body = operation.check_body(await self._gate.read_body(request, larger=larger))
-        return Asked(key, scopes, path, query, body, self._where, meant)
+        return RestRequest(key, scopes, path, query, body, self._where, meant)
 
     def _settle(self, key: Key, units: int, fault: Fault) -> int:
         """What a request costs that ended in a fault."""
@@ -136,7 +142,7 @@ class Rest:
         return UNITS_OF_AN_ERROR
 
 
-def _reply(request: web.Request, answer: Answer) -> web.Response:
+def _reply(request: web.Request, answer: RestReply) -> web.Response:
     if answer.cache:
         request[CACHE] = answer.cache
     return json_reply(answer.data, status=answer.status, headers=answer.headers)

@@ -15,10 +15,10 @@ from proxy.services.gas import GasPrices
 from proxy.services.sponsor.policies import Meter, Policies, Policy, Spend, UserMeter
 from proxy.services.sponsor.refusals import Refusals, Refused
 from proxy.services.sponsor.sponsorship import Sponsoring, Sponsorship
-from proxy.web.rest.endpoint import Answer, Answers, Asked
+from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
-class GasAnswers:
+class GasHandlers:
     def __init__(
         self, prices: GasPrices, policies: Policies, sponsoring: Sponsoring, refusals: Refusals, *, chains: Registry
     ) -> None:
@@ -28,7 +28,7 @@ class GasAnswers:
         self._refusals = refusals
         self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         return {
             "read_gas_prices": self.read_prices,
             "create_gas_policy": self.create,
@@ -41,7 +41,7 @@ class GasAnswers:
             "sponsor_operation": self.sponsor,
         }
 
-    async def read_prices(self, asked: Asked) -> dict[str, Any]:
+    async def read_prices(self, asked: RestRequest) -> dict[str, Any]:
         found = await self._prices.read(asked.network())
         return {
             "chain": asked.path["chain"],
@@ -60,15 +60,15 @@ class GasAnswers:
 
     # Policies
 
-    async def create(self, asked: Asked) -> Answer:
+    async def create(self, asked: RestRequest) -> RestReply:
         body = asked.body
         network = asked.network(body["chain"])
         if network.family != "evm":
             raise InvalidRequest(f"chain: there are no operations to sponsor on {network.id}")
         made = await self._policies.create(asked.key, network, name=_name(body["name"]), given=body["rules"])
-        return Answer(self._shown(asked.key, made), status=201)
+        return RestReply(self._shown(asked.key, made), status=201)
 
-    async def list(self, asked: Asked) -> dict[str, Any]:
+    async def list(self, asked: RestRequest) -> dict[str, Any]:
         found, total = await self._policies.page(asked.key, asked.page, status=asked.query["status"])
         return {
             "policies": [self._shown(asked.key, each) for each in found],
@@ -76,22 +76,22 @@ class GasAnswers:
             "total": total,
         }
 
-    async def read(self, asked: Asked) -> dict[str, Any]:
+    async def read(self, asked: RestRequest) -> dict[str, Any]:
         return self._shown(asked.key, await self._own(asked))
 
-    async def update(self, asked: Asked) -> dict[str, Any]:
+    async def update(self, asked: RestRequest) -> dict[str, Any]:
         body = asked.body
         before = await self._own(asked)
         name = _name(body["name"]) if "name" in body else None
         after = await self._policies.update(before, name=name, status=body.get("status"), changes=body.get("rules"))
         return self._shown(asked.key, after)
 
-    async def delete(self, asked: Asked) -> dict[str, Any]:
+    async def delete(self, asked: RestRequest) -> dict[str, Any]:
         found = await self._own(asked)
         await self._policies.delete(found.id, account=found.account)
         return {"id": found.id, "deleted": True}
 
-    async def spend(self, asked: Asked) -> dict[str, Any]:
+    async def spend(self, asked: RestRequest) -> dict[str, Any]:
         found = await self._own(asked)
         spend = await self._policies.spend(found, asked.page)
         return {
@@ -106,12 +106,12 @@ class GasAnswers:
             "total": spend.user_count,
         }
 
-    async def list_refusals(self, asked: Asked) -> dict[str, Any]:
+    async def list_refusals(self, asked: RestRequest) -> dict[str, Any]:
         found = await self._own(asked)
         latest = await self._refusals.latest(found.id, asked.query["limit"])
         return {"policy_id": found.id, "refusals": [_refused(each) for each in latest]}
 
-    async def _own(self, asked: Asked) -> Policy:
+    async def _own(self, asked: RestRequest) -> Policy:
         """The policy that the path names; on a network that the key may use."""
         found = await self._policies.read(asked.key, asked.path["id"])
         if (network := self._networks.get(found.network)) is not None:
@@ -120,7 +120,7 @@ class GasAnswers:
 
     # Sponsorship
 
-    async def sponsor(self, asked: Asked) -> dict[str, Any]:
+    async def sponsor(self, asked: RestRequest) -> dict[str, Any]:
         body = asked.body
         try:
             request = self._sponsoring.read(

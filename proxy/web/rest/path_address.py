@@ -7,10 +7,10 @@ from typing import Protocol
 from proxy.chains import addresses
 from proxy.chains.registry import Network
 from proxy.errors import InvalidRequest, NotFound
-from proxy.web.rest.endpoint import Asked
+from proxy.web.rest.endpoint import RestRequest
 
 
-class Names(Protocol):
+class NameResolver(Protocol):
     async def resolve(self, network: Network, text: str) -> bytes | None:
         """The address that a name stands for. ValueError says why a text is no name."""
         ...
@@ -20,11 +20,11 @@ class Names(Protocol):
         ...
 
 
-class Holders:
-    def __init__(self, names: Names | None) -> None:
+class PathAddresses:
+    def __init__(self, names: NameResolver | None) -> None:
         self._names = names
 
-    async def of(self, asked: Asked, network: Network, parameter: str = "address") -> bytes:
+    async def of(self, asked: RestRequest, network: Network, parameter: str = "address") -> bytes:
         """The address in the path; a refusal names the parameter."""
         text = asked.path[parameter]
         if (found := addresses.parse(network.family, text)) is not None:
@@ -39,7 +39,7 @@ class Holders:
             raise NotFound(f"parameter {parameter!r}: the name stands for no address on {network.id}")
         return resolved
 
-    async def contract(self, asked: Asked, network: Network) -> bytes:
+    async def contract(self, asked: RestRequest, network: Network) -> bytes:
         return await self.of(asked, network, "contract")
 
 

@@ -10,27 +10,27 @@ from proxy.chains.registry import Registry
 from proxy.core.access import Key
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.wallets import Seen, Wallet, Wallets
-from proxy.web.rest.endpoint import Answer, Answers, Asked
+from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
-class WalletAnswers:
+class WalletHandlers:
     def __init__(self, wallets: Wallets, chains: Registry) -> None:
         self._wallets = wallets
         self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         return {"create_wallet": self.create, "read_wallet": self.read, "list_wallets": self.list}
 
-    async def create(self, asked: Asked) -> Answer:
+    async def create(self, asked: RestRequest) -> RestReply:
         body = asked.body
         network = asked.network(body["chain"])
         owner = _address(body["owner"], "owner")
         seen, is_new = await self._wallets.create(
             asked.key, network, owner=owner, salt=body.get("salt"), version=body.get("version")
         )
-        return Answer(self._shown(asked.key, seen), status=201 if is_new else 200)
+        return RestReply(self._shown(asked.key, seen), status=201 if is_new else 200)
 
-    async def read(self, asked: Asked) -> dict[str, Any]:
+    async def read(self, asked: RestRequest) -> dict[str, Any]:
         at = _address(asked.path["address"], "address")
         chain = asked.query["chain"]
         wanted = asked.network(chain) if chain is not None else None
@@ -58,7 +58,7 @@ class WalletAnswers:
         words = [self._word(key, wallet.network) for wallet in found]
         raise InvalidRequest(f"parameter 'chain' is required: this wallet is on {', '.join(words)}")
 
-    async def list(self, asked: Asked) -> dict[str, Any]:
+    async def list(self, asked: RestRequest) -> dict[str, Any]:
         chain = asked.query["chain"]
         network = asked.network(chain) if chain is not None else None
         found, total = await self._wallets.page(asked.key, asked.page, network)

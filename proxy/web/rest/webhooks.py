@@ -9,16 +9,16 @@ from proxy.chains.registry import Registry
 from proxy.core.access import Key
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import Change, Made, Webhook, Webhooks
-from proxy.web.rest.endpoint import Answer, Answers, Asked
+from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
-class WebhookAnswers:
+class WebhookHandlers:
     def __init__(self, webhooks: Webhooks, backtest: Backtest, chains: Registry) -> None:
         self._webhooks = webhooks
         self._backtest = backtest
         self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, Answers]:
+    def answers(self) -> dict[str, RestHandler]:
         return {
             "create_webhook": self.create,
             "list_webhooks": self.list,
@@ -30,16 +30,16 @@ class WebhookAnswers:
             "backtest_webhook": self.backtest,
         }
 
-    async def create(self, asked: Asked) -> Answer:
+    async def create(self, asked: RestRequest) -> RestReply:
         body = asked.body
         network = asked.network(body["chain"])
         made = await self._webhooks.create(
             asked.key, network, url=body["url"], event_type=body["event_type"], config=body.get("config", {})
         )
         config = await self._config(made.webhook)
-        return Answer({**self._listed(asked.key, made.webhook), "config": config, **_secret(made)}, status=201)
+        return RestReply({**self._listed(asked.key, made.webhook), "config": config, **_secret(made)}, status=201)
 
-    async def list(self, asked: Asked) -> dict[str, Any]:
+    async def list(self, asked: RestRequest) -> dict[str, Any]:
         found, total = await self._webhooks.page(asked.key, asked.page, status=asked.query["status"])
         return {
             "webhooks": [self._listed(asked.key, each) for each in found],
@@ -47,10 +47,10 @@ class WebhookAnswers:
             "total": total,
         }
 
-    async def read(self, asked: Asked) -> dict[str, Any]:
+    async def read(self, asked: RestRequest) -> dict[str, Any]:
         return await self._whole(asked.key, await self.own(asked))
 
-    async def update(self, asked: Asked) -> dict[str, Any]:
+    async def update(self, asked: RestRequest) -> dict[str, Any]:
         body = asked.body
         change = Change(
             url=body.get("url"),
@@ -61,15 +61,15 @@ class WebhookAnswers:
         )
         return self._changed(asked.key, await self._webhooks.update(await self.own(asked), change))
 
-    async def delete(self, asked: Asked) -> dict[str, Any]:
+    async def delete(self, asked: RestRequest) -> dict[str, Any]:
         found = await self.own(asked)
         await self._webhooks.delete(found)
         return {"id": found.id, "deleted": True}
 
-    async def resume(self, asked: Asked) -> dict[str, Any]:
+    async def resume(self, asked: RestRequest) -> dict[str, Any]:
         return self._changed(asked.key, await self._webhooks.resume(await self.own(asked)))
 
-    async def rotate(self, asked: Asked) -> dict[str, Any]:
+    async def rotate(self, asked: RestRequest) -> dict[str, Any]:
         made = await self._webhooks.rotate(await self.own(asked))
         assert made.webhook.old_secret_until is not None
         return {
@@ -78,7 +78,7 @@ class WebhookAnswers:
             "previous_secret_valid_until": _time(made.webhook.old_secret_until),
         }
 
-    async def backtest(self, asked: Asked) -> dict[str, Any]:
+    async def backtest(self, asked: RestRequest) -> dict[str, Any]:
         body = asked.body
         network = asked.network(body["chain"])
         found = await self._backtest.run(
@@ -93,7 +93,7 @@ class WebhookAnswers:
             "blocks_with_events": found.blocks,
         }
 
-    async def own(self, asked: Asked) -> Webhook:
+    async def own(self, asked: RestRequest) -> Webhook:
         """The webhook that the path names; on a network that the key may use."""
         found = await self._webhooks.read(asked.key, asked.path["id"])
         if (network := self._networks.get(found.network)) is not None:

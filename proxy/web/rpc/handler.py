@@ -16,16 +16,16 @@ from proxy.services.rpc.calls import Pending, Rpc, RpcError
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.front.connection_limiter import Visitor
+from proxy.web.front.connection_limiter import HandlerConnection
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
-from proxy.web.network_resolver import Where
+from proxy.web.network_resolver import NetworkResolver
 
 
 class RpcHandler:
     def __init__(
         self,
         gate: Gate,
-        where: Where,
+        where: NetworkResolver,
         rpc: Rpc,
         *,
         operation: str = "rpc_call",
@@ -101,7 +101,7 @@ class RpcHandler:
 async def _unless_left(request: web.Request, pending: Pending) -> bytes:
     """What it waits for; a client that leaves first takes its question back, as on the hot path."""
     visitor = request.protocol
-    if not isinstance(visitor, Visitor):
+    if not isinstance(visitor, HandlerConnection):
         return await pending.result()
     visitor.on_lost = pending.future.cancel
     try:

@@ -24,8 +24,8 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import rpc_error_of
 from proxy.services.sponsor.sponsorship import Request, Sponsoring, Sponsorship
 from proxy.web.gate import UNITS, Gate
-from proxy.web.network_resolver import Where
-from proxy.web.rest.endpoint import Counted
+from proxy.web.network_resolver import NetworkResolver
+from proxy.web.rest.endpoint import OperationTally
 from proxy.web.rest.gas import fields_of
 
 STUB = "pm_getPaymasterStubData"
@@ -42,12 +42,12 @@ class PaymasterHandler:
     def __init__(
         self,
         gate: Gate,
-        where: Where,
+        where: NetworkResolver,
         admission: Admission,
         sponsoring: Sponsoring,
         prices: Mapping[str, int],
         *,
-        count: Counted,
+        count: OperationTally,
     ) -> None:
         self._count = count
         self._gate = gate

@@ -20,11 +20,11 @@ from proxy.services.feed.topics import Event
 from proxy.web.websocket.frames import frame
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.socket import Socket
+    from proxy.web.websocket.socket import ClientSocket
     from proxy.web.websocket.subscriptions import Subscription
 
 
-class Missed:
+class MissedEvents:
     """What one subscription was not told."""
 
     __slots__ = ("count", "first", "last")
@@ -43,14 +43,14 @@ class Missed:
         return {"events": self.count, **blocks}
 
 
-class Held:
+class Backlog:
     __slots__ = ("_bytes", "_is_told", "_missed", "_queue", "_socket", "_waiters")
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: ClientSocket) -> None:
         self._socket = socket
         self._queue: deque[tuple[Subscription, Event, int]] = deque()
         self._bytes = 0
-        self._missed: dict[Subscription, Missed] = {}
+        self._missed: dict[Subscription, MissedEvents] = {}
         # Whether the client was told that its key has no units left.
         self._is_told = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -88,7 +88,7 @@ class Held:
         if self._socket.is_stalled:
             self._socket.close_slow()
         else:
-            self._missed.setdefault(made, Missed()).add(event.block)
+            self._missed.setdefault(made, MissedEvents()).add(event.block)
 
     def pump(self) -> None:
         """Send what waits, as far as the client reads and its key has units; then this queue is over."""

@@ -36,7 +36,7 @@ _TWO_BYTES, _EIGHT_BYTES = 126, 127
 Message: TypeAlias = tuple[int, bytes]
 
 
-class Broken(Exception):
+class ProtocolViolation(Exception):
     """The client broke a rule of the protocol: the code and the reason to close with."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -74,7 +74,7 @@ def close_code(payload: bytes) -> int:
         return NORMAL
     code = int.from_bytes(payload[:2], "big")
     if len(payload) == 1 or not (code in _MAY_BE_SENT or 3000 <= code < 5000):
-        raise Broken(PROTOCOL_ERROR, "the close frame's code is not valid")
+        raise ProtocolViolation(PROTOCOL_ERROR, "the close frame's code is not valid")
     _check_utf8(payload[2:])
     return code
 
@@ -89,7 +89,7 @@ def unmask(payload: bytes, mask: bytes) -> bytes:
 # Reading
 
 
-class Reader:
+class FrameReader:
     """The bytes of one client; `take` gives what is complete in them."""
 
     __slots__ = ("_at", "_bytes", "_kind", "_limit", "_parts")
@@ -145,7 +145,7 @@ class Reader:
         if self._kind == TEXT:
             _check_utf8(payload)
         elif not _is_utf8(payload):
-            raise Broken(NOT_TEXT, "only text messages are accepted")
+            raise ProtocolViolation(NOT_TEXT, "only text messages are accepted")
         return TEXT, payload
 
     def _frame(self) -> tuple[int, bool, bytes] | None:
@@ -165,9 +165,9 @@ class Reader:
             at += width
             # Section 5.2: the shortest form, and the highest bit of eight bytes is zero.
             if size < (_TWO_BYTES if width == 2 else 1 << 16) or size >> 63:
-                raise Broken(PROTOCOL_ERROR, "the frame's length is not valid")
+                raise ProtocolViolation(PROTOCOL_ERROR, "the frame's length is not valid")
         if not first & CLOSE and size + len(self._parts or b"") > self._limit:
-            raise Broken(TOO_BIG, f"the message is larger than {self._limit} bytes")
+            raise ProtocolViolation(TOO_BIG, f"the message is larger than {self._limit} bytes")
         end = at + 4 + size
         if len(data) < end:
             return None
@@ -180,21 +180,21 @@ class Reader:
     def _check_head(self, first: int, second: int) -> None:
         opcode = first & _OPCODE
         if first & _RESERVED:
-            raise Broken(PROTOCOL_ERROR, "a reserved bit is set, but no extension was agreed on")
+            raise ProtocolViolation(PROTOCOL_ERROR, "a reserved bit is set, but no extension was agreed on")
         if not second & _MASKED:
-            raise Broken(PROTOCOL_ERROR, "a client's frames must be masked")
+            raise ProtocolViolation(PROTOCOL_ERROR, "a client's frames must be masked")
         if opcode in (CLOSE, PING, PONG):
             if not first & _FIN or second & _LENGTH > MAX_CONTROL:
-                raise Broken(PROTOCOL_ERROR, "a control frame must be whole and at most 125 bytes long")
+                raise ProtocolViolation(PROTOCOL_ERROR, "a control frame must be whole and at most 125 bytes long")
         elif opcode not in (TEXT, BINARY, CONTINUATION):
-            raise Broken(PROTOCOL_ERROR, "the frame's opcode is not known")
+            raise ProtocolViolation(PROTOCOL_ERROR, "the frame's opcode is not known")
         elif (opcode == CONTINUATION) is (self._parts is None):
-            raise Broken(PROTOCOL_ERROR, "the fragments of a message are out of order")
+            raise ProtocolViolation(PROTOCOL_ERROR, "the fragments of a message are out of order")
 
 
 def _check_utf8(payload: bytes) -> None:
     if not _is_utf8(payload):
-        raise Broken(NOT_UTF8, "the text is not valid UTF-8")
+        raise ProtocolViolation(NOT_UTF8, "the text is not valid UTF-8")
 
 
 def _is_utf8(payload: bytes) -> bool:

@@ -16,11 +16,11 @@ from aiohttp.abc import AbstractStreamWriter
 
 from proxy.errors import InvalidRequest, UpgradeRequired
 from proxy.services.rpc.method_policy import ANY_SCOPE
-from proxy.web.front.connection_limiter import Visitor
+from proxy.web.front.connection_limiter import HandlerConnection
 from proxy.web.gate import REQUEST_ID, Gate
-from proxy.web.network_resolver import Where
+from proxy.web.network_resolver import NetworkResolver
 from proxy.web.routes import BASE
-from proxy.web.websocket.sockets import Sockets
+from proxy.web.websocket.sockets import ClientSockets
 
 SOCKET_PATH = f"{BASE}/ws/{{chain}}/{{network}}"
 VERSION = "13"
@@ -28,7 +28,7 @@ VERSION = "13"
 _SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-class Switched(web.Response):
+class SwitchedProtocols(web.Response):
     """101, written already: nothing is left to do for aiohttp."""
 
     @property
@@ -46,7 +46,7 @@ class Switched(web.Response):
 
 
 class Handshake:
-    def __init__(self, gate: Gate, where: Where, sockets: Sockets) -> None:
+    def __init__(self, gate: Gate, where: NetworkResolver, sockets: ClientSockets) -> None:
         self._gate = gate
         self._where = where
         self._sockets = sockets
@@ -57,11 +57,11 @@ class Handshake:
         token = _token(request)
         if refusal := self._sockets.refusal(key):
             raise refusal
-        reply = Switched(status=101)
+        reply = SwitchedProtocols(status=101)
         reply.headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": _accept(token)})
         self._gate.sign(request, reply)
         visitor = request.protocol
-        assert isinstance(visitor, Visitor)
+        assert isinstance(visitor, HandlerConnection)
         self._sockets.open(visitor, reply=reply.head(), route=route, key=key, request_id=request[REQUEST_ID])
         return reply
 

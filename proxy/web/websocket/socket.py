@@ -23,13 +23,13 @@ from proxy.core.access import Key
 from proxy.services.feed.topics import Event
 from proxy.services.rpc.networks import Route
 from proxy.web.websocket import frames, socket_calls
-from proxy.web.websocket.backlog import Held
-from proxy.web.websocket.frames import Broken, Reader, frame
+from proxy.web.websocket.backlog import Backlog
+from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
 from proxy.web.websocket.subscriptions import Subscription, Subscriptions
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.sockets import Sockets
-    from proxy.web.websocket.unit_allowance import Purse
+    from proxy.web.websocket.sockets import ClientSockets
+    from proxy.web.websocket.unit_allowance import UnitAllowance
 
 # Messages taken before others have their turn.
 MOST_IN_A_TURN = 64
@@ -39,7 +39,7 @@ TAKE_S = 10.0
 _PING = frame(b"", frames.PING)
 
 
-class Socket(asyncio.Protocol):
+class ClientSocket(asyncio.Protocol):
     __slots__ = (
         "_address", "_backlog", "_close_sent_at", "_close_when_answered", "_is_deaf", "_paused_reading", "_reader",
         "_since", "_stalled_since", "_unsent", "calls", "fd", "held", "is_straight", "key", "limits", "opened_at", "pending",
@@ -47,18 +47,25 @@ class Socket(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(
-        self, room: Sockets, transport: asyncio.Transport, *, address: str, route: Route, key: Key, request_id: str
+        self,
+        room: ClientSockets,
+        transport: asyncio.Transport,
+        *,
+        address: str,
+        route: Route,
+        key: Key,
+        request_id: str,
     ) -> None:
         self.room = room
         self.limits = room.limits
         self.transport: asyncio.Transport | None = transport
         self.route = route
         self.key = key
-        self.purse: Purse = room.purse_of(key)
+        self.purse: UnitAllowance = room.purse_of(key)
         self.request_id = request_id
         self.opened_at = room.now()
         self._address = address
-        self._reader = Reader(room.limits.max_message_bytes)
+        self._reader = FrameReader(room.limits.max_message_bytes)
         # Since when a message is half there.
         self._since = 0.0
         self._paused_reading = False
@@ -67,7 +74,7 @@ class Socket(asyncio.Protocol):
         self._is_deaf = False
         # Rounds of pings without a byte from the client.
         self.silent = 0
-        self.calls: set[socket_calls.One | socket_calls.Many] = set()
+        self.calls: set[socket_calls.SocketCall | socket_calls.SocketBatch] = set()
         self.subscriptions = Subscriptions(self)
         # Whether the transport holds nothing of ours: then frames are written past it. Its descriptor is good until it is lost.
         self.is_straight = False
@@ -75,7 +82,7 @@ class Socket(asyncio.Protocol):
         # What leaves at the end of the turn.
         self.pending: bytes | list[bytes] | None = None
         # Events that cannot go out now; None while they can.
-        self.held: Held | None = None
+        self.held: Backlog | None = None
         self._stalled_since = 0.0
         self._unsent = 0
         self._close_sent_at = 0.0
@@ -143,7 +150,7 @@ class Socket(asyncio.Protocol):
                     self._wait_for_more()
                     return
                 self._on_message(*message)
-        except Broken as exc:
+        except ProtocolViolation as exc:
             self._is_deaf = True
             self.close(exc.code, exc.reason)
             return
@@ -203,7 +210,13 @@ class Socket(asyncio.Protocol):
             self._read()
 
     def answered(
-        self, call: socket_calls.One | socket_calls.Many, method: str, *, outcome: str, units: int, took_s: float
+        self,
+        call: socket_calls.SocketCall | socket_calls.SocketBatch,
+        method: str,
+        *,
+        outcome: str,
+        units: int,
+        took_s: float,
     ) -> None:
         """A message has had its answer."""
         self.calls.discard(call)
@@ -270,9 +283,9 @@ class Socket(asyncio.Protocol):
         """Events that cannot go out now."""
         self._hold().keep(made, events)
 
-    def _hold(self) -> Held:
+    def _hold(self) -> Backlog:
         if self.held is None:
-            self.held = Held(self)
+            self.held = Backlog(self)
         return self.held
 
     # Closing

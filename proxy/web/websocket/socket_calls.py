@@ -21,35 +21,35 @@ from proxy.services.rpc.waiters import Whole
 from proxy.web.websocket.frames import frame, frame_head
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.socket import Socket
+    from proxy.web.websocket.socket import ClientSocket
 
 _AROUND_A_RESULT = len(jsonrpc.HEAD) + len(',"result":}')
 
 
-def answer(socket: Socket, message: bytes) -> None:
+def answer(socket: ClientSocket, message: bytes) -> None:
     """Ask what the message asks; it is in `socket.calls` until it is answered."""
     try:
         if jsonrpc.is_batch(message):
-            Many(socket, time.monotonic()).ask(jsonrpc.parse_batch(message))
+            SocketBatch(socket, time.monotonic()).ask(jsonrpc.parse_batch(message))
         else:
-            One(socket, time.monotonic()).ask(jsonrpc.parse(message))
+            SocketCall(socket, time.monotonic()).ask(jsonrpc.parse(message))
     except Malformed as exc:
         _decline(socket, exc)
 
 
-def _decline(socket: Socket, exc: Malformed) -> None:
+def _decline(socket: ClientSocket, exc: Malformed) -> None:
     """It costs what an error costs: nonsense must not be cheaper than calls."""
     refusal = socket.room.admission.charge(socket.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
     error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
     socket.send(frame(jsonrpc.error_reply(exc.id, error)))
 
 
-class One(Whole):
+class SocketCall(Whole):
     """A single call: the waiter of its answer."""
 
     __slots__ = ("_began", "_socket", "cache", "flight", "id", "plan", "units")
 
-    def __init__(self, socket: Socket, now: float) -> None:
+    def __init__(self, socket: ClientSocket, now: float) -> None:
         self._socket = socket
         self._began = now
         self.id = b""
@@ -98,12 +98,12 @@ class One(Whole):
         self._socket.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
 
 
-class Many:
+class SocketBatch:
     """A batch."""
 
     __slots__ = ("_batch", "_began", "_is_done", "_socket")
 
-    def __init__(self, socket: Socket, now: float) -> None:
+    def __init__(self, socket: ClientSocket, now: float) -> None:
         self._socket = socket
         self._began = now
         self._batch: Batch | ShortBatch | None = None

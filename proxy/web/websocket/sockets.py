@@ -27,14 +27,14 @@ from proxy.settings import Plan
 from proxy.settings import Sockets as Limits
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
-from proxy.web.front.connection_limiter import Door
+from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.websocket.frames import POLICY, RESTART
-from proxy.web.websocket.socket import Socket
+from proxy.web.websocket.socket import ClientSocket
 from proxy.web.websocket.subscriptions import kinds_of
-from proxy.web.websocket.unit_allowance import Purse
+from proxy.web.websocket.unit_allowance import UnitAllowance
 
 if TYPE_CHECKING:
-    from proxy.web.front.connection_limiter import Visitor
+    from proxy.web.front.connection_limiter import HandlerConnection
 
 # Sockets that are written to in one turn. While calls come in between, they wait for a tenth of a millisecond; while none
 # does, twice as many each time, since every turn costs as much as half a message.
@@ -49,7 +49,7 @@ _LINE = (
 )
 
 
-class Keys(Protocol):
+class KeySource(Protocol):
     """Where a key that was changed is found again."""
 
     on_gone: list[Callable[[Key], None]]
@@ -57,14 +57,14 @@ class Keys(Protocol):
     def successor(self, key: Key) -> Key | None: ...
 
 
-class Sockets:
+class ClientSockets:
     def __init__(
         self,
         limits: Limits,
         *,
-        door: Door,
+        door: ConnectionLimiter,
         admission: Admission,
-        keys: Keys,
+        keys: KeySource,
         rpc: Rpc,
         feeds: Feeds,
         plans: Mapping[str, Plan],
@@ -88,19 +88,19 @@ class Sockets:
         self._tasks = tasks
         self._access = access
         self._serial = itertools.count(1)
-        self._by_key: dict[str, dict[Socket, None]] = {}
-        self._purses: dict[str, Purse] = {}
+        self._by_key: dict[str, dict[ClientSocket, None]] = {}
+        self._purses: dict[str, UnitAllowance] = {}
         # Subscriptions of each key, over all its sockets.
         self._subscribed: Counter[str] = Counter()
         self._count = 0
         # Those that have something to send.
-        self.dirty: list[Socket] = []
+        self.dirty: list[ClientSocket] = []
         # How many of them have been written to, how many are next, and when the last were done.
         self._written = 0
         self._slice = FEW
         self._paused_at = 0.0
         # Those that are not pinged yet in this round, and when the next may begin.
-        self._round: list[Socket] = []
+        self._round: list[ClientSocket] = []
         self._next_round = self.now() + limits.ping_s
         self._stamp = b""
         self._counted = dict.fromkeys(self.kinds, (0, 0))
@@ -123,12 +123,14 @@ class Sockets:
             return RateLimited(f"this key has its {most} sockets open: close one", retry_after_s=1)
         return None
 
-    def open(self, visitor: Visitor, *, reply: bytes, route: Route, key: Key, request_id: str) -> Socket | None:
+    def open(
+        self, visitor: HandlerConnection, *, reply: bytes, route: Route, key: Key, request_id: str
+    ) -> ClientSocket | None:
         """The connection changes hands: the reply is HTTP's last word on it. None where the client has left meanwhile."""
         transport, address, ahead = visitor.release()
         if transport is None:
             return None
-        socket = Socket(self, transport, address=address, route=route, key=key, request_id=request_id)
+        socket = ClientSocket(self, transport, address=address, route=route, key=key, request_id=request_id)
         self._by_key.setdefault(key.id, {})[socket] = None
         self._count += 1
         self._door.take_over(visitor, socket)
@@ -138,7 +140,7 @@ class Sockets:
             socket.data_received(ahead)
         return socket
 
-    def left(self, socket: Socket, address: str) -> None:
+    def left(self, socket: ClientSocket, address: str) -> None:
         self._door.leave(socket, address)
         of_key = self._by_key.get(socket.key.id)
         if of_key is None or socket not in of_key:
@@ -149,10 +151,10 @@ class Sockets:
             del self._by_key[socket.key.id]
             self._purses.pop(socket.key.id).close()
 
-    def purse_of(self, key: Key) -> Purse:
+    def purse_of(self, key: Key) -> UnitAllowance:
         purse = self._purses.get(key.id)
         if purse is None:
-            purse = self._purses[key.id] = Purse(self.admission, key)
+            purse = self._purses[key.id] = UnitAllowance(self.admission, key)
         return purse
 
     def check_subscriptions(self, key: Key, on_socket: int) -> None:
@@ -174,7 +176,7 @@ class Sockets:
         """A plan that is no longer in the table counts as the smallest, as for the key's rates."""
         return self._plans.get(key.account.plan) or self._plans["free"]
 
-    def closing(self, socket: Socket, code: int) -> None:
+    def closing(self, socket: ClientSocket, code: int) -> None:
         telemetry.sockets_closed_total.labels(str(code) if code < 3000 else "other").inc()
 
     # Keys that change
@@ -235,7 +237,7 @@ class Sockets:
                 socket.write_out()
         self._paused_at = _monotonic()
 
-    def note(self, socket: Socket, method: str, *, outcome: str, units: int, took_s: float) -> None:
+    def note(self, socket: ClientSocket, method: str, *, outcome: str, units: int, took_s: float) -> None:
         """A message's line in the access log."""
         if self._access is None:
             return
@@ -255,13 +257,13 @@ class Sockets:
 
     # Clocks: those of the few that wait for something are the door's
 
-    def watch_clock(self, socket: Socket) -> None:
+    def watch_clock(self, socket: ClientSocket) -> None:
         self._door.timed.add(socket)
 
-    def stop_clock(self, socket: Socket) -> None:
+    def stop_clock(self, socket: ClientSocket) -> None:
         self._door.timed.discard(socket)
 
-    def watch_reader(self, socket: Socket, now: float, stalled_since: float, unsent: int) -> tuple[float, int]:
+    def watch_reader(self, socket: ClientSocket, now: float, stalled_since: float, unsent: int) -> tuple[float, int]:
         return self._door.watch_reader(socket, now, stalled_since, unsent)
 
     def start(self, work: Callable[[], Awaitable[None]]) -> None:

@@ -20,7 +20,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SubscriptionRequest:
     """What a call asks for: a topic, and the block to begin with where it names one."""
 
     topic: Topic
@@ -30,7 +30,7 @@ class Wish:
     notice: bytes
 
 
-def read_wish(method: str, params: bytes) -> Wish:
+def read_wish(method: str, params: bytes) -> SubscriptionRequest:
     """What a call of a subscribing method asks for; RpcError says what is wrong with it."""
     try:
         given = _decode(params)
@@ -43,12 +43,12 @@ def read_wish(method: str, params: bytes) -> Wish:
         raise RpcError(jsonrpc.error(jsonrpc.INVALID_PARAMS, f"{method}: {exc}")) from None
 
 
-def _svm_wish(method: str, given: list[Any]) -> Wish:
+def _svm_wish(method: str, given: list[Any]) -> SubscriptionRequest:
     notice = method.removesuffix("Subscribe").encode() + b"Notification"
-    return Wish(Topic(method, msgspec.json.encode(given, order="deterministic")), None, SVM, notice)
+    return SubscriptionRequest(Topic(method, msgspec.json.encode(given, order="deterministic")), None, SVM, notice)
 
 
-def _evm_wish(given: list[Any]) -> Wish:
+def _evm_wish(given: list[Any]) -> SubscriptionRequest:
     kind = given[0] if given else None
     option = given[1] if len(given) > 1 else None
     if kind not in _EVM_KINDS:
@@ -69,7 +69,7 @@ def _evm_wish(given: list[Any]) -> Wish:
             if option is not None:
                 raise ValueError("syncing takes no option")
             topic = Topic(_SYNCING)
-    return Wish(topic, from_block, kind, b"eth_subscription")
+    return SubscriptionRequest(topic, from_block, kind, b"eth_subscription")
 
 
 def _only_cursor(option: Any) -> Any:

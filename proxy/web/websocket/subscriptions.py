@@ -23,10 +23,10 @@ from proxy.services.rpc.batches import Item, rpc_error_of
 from proxy.services.rpc.calls import Asker, RpcError
 from proxy.services.rpc.method_policy import Plan
 from proxy.web.websocket.frames import frame
-from proxy.web.websocket.subscription_request import SVM, Wish, read_id, read_wish
+from proxy.web.websocket.subscription_request import SVM, SubscriptionRequest, read_id, read_wish
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.socket import Socket
+    from proxy.web.websocket.socket import ClientSocket
 
 log = logging.getLogger("penstock.sockets")
 
@@ -38,7 +38,7 @@ MOST_COUNTS = 1000
 MOST_EARLY = 1000
 
 
-class Kind:
+class EventKind:
     """Events of one kind in this worker: their price, and counts in fixed places."""
 
     __slots__ = ("_tallies", "dropped", "name", "open", "sent", "units")
@@ -59,14 +59,14 @@ class Kind:
         return f"<Kind {self.name}: {self.open} open, {self.sent} sent, {self.dropped} dropped>"
 
 
-def kinds_of(prices: Mapping[str, int]) -> dict[str, Kind]:
-    return {name: Kind(name, units) for name, units in prices.items()}
+def kinds_of(prices: Mapping[str, int]) -> dict[str, EventKind]:
+    return {name: EventKind(name, units) for name, units in prices.items()}
 
 
 # Ids
 
 
-class Ids:
+class SubscriptionIds:
     """The ids of one socket."""
 
     __slots__ = ("_base", "_counts", "_made")
@@ -80,7 +80,7 @@ class Ids:
     def __repr__(self) -> str:
         return f"<Ids {self._made} made>"
 
-    def make(self, wish: Wish) -> bytes:
+    def make(self, wish: SubscriptionRequest) -> bytes:
         """As JSON."""
         self._made += 1
         if wish.kind == SVM:
@@ -104,7 +104,9 @@ class Subscription:
         "_settled", "asker", "early", "id", "is_open", "kind", "notice", "replays", "socket", "tally", "topic",
     )  # fmt: skip
 
-    def __init__(self, socket: Socket, wish: Wish, *, id_: bytes, kind: Kind, asker: Asker) -> None:
+    def __init__(
+        self, socket: ClientSocket, wish: SubscriptionRequest, *, id_: bytes, kind: EventKind, asker: Asker
+    ) -> None:
         self.socket = socket
         self.topic = wish.topic
         self.notice = wish.notice
@@ -215,9 +217,9 @@ class Subscriptions:
 
     __slots__ = ("_by_id", "_ids", "_socket")
 
-    def __init__(self, socket: Socket) -> None:
+    def __init__(self, socket: ClientSocket) -> None:
         self._socket = socket
-        self._ids = Ids()
+        self._ids = SubscriptionIds()
         self._by_id: dict[bytes, Subscription] = {}
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ SHARE: Final = 50
 RETRY_S: Final = 0.25
 
 
-class Purse:
+class UnitAllowance:
     __slots__ = ("_admission", "_loop", "_timer", "_waiting", "key", "left", "refusal")
 
     def __init__(self, admission: Admission, key: Key) -> None:
