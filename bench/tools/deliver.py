@@ -29,7 +29,7 @@ from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, WebhookStore
 from proxy.tasks import Tasks
 from proxy.wire.guard import Guard
-from proxy.wire.receiver import Receiver, Reply
+from proxy.wire.receiver import DeliveryReply, Receiver
 
 WEBHOOKS, AT_ONCE = 32, 64
 VAULT = Vault("a key that only the bench ever uses")
@@ -55,7 +55,7 @@ class TimedReceiver(Receiver):
 
     at: dict[str, float]
 
-    async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
+    async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> DeliveryReply:
         self.at[headers["webhook-id"]] = time.perf_counter()
         return await super().post(url, body, headers=headers)
 

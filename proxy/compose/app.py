@@ -26,10 +26,10 @@ from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.readiness import Readiness
 from proxy.services.rpc.calls import Rpc
-from proxy.services.rpc.filters import Filters
-from proxy.services.rpc.internal_calls import Questions
-from proxy.services.rpc.logs import Logs
-from proxy.services.rpc.shared_cache import Shelf
+from proxy.services.rpc.filters import FilterIds
+from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.rpc.logs import LogQueries
+from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.usage import Usage
 from proxy.settings import SCHEMAS, Settings, Tables
@@ -55,7 +55,7 @@ from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.sockets import ClientSockets
-from proxy.wire.write_buffer import Turn
+from proxy.wire.write_buffer import WriteBuffer
 
 # How often deadlines and hedges of calls are looked at.
 SWEEP_S = 0.02
@@ -71,7 +71,7 @@ class App:
         self.settings = settings
         self.tasks = Tasks()
         self.tallies = Tallies()
-        self.turn = Turn(asyncio.get_running_loop())
+        self.turn = WriteBuffer(asyncio.get_running_loop())
         self.pool = Pool(
             settings.database.url,
             size=settings.database.pool_size,
@@ -108,10 +108,10 @@ class App:
         self.readiness = Readiness(self.keyring, self.pool)
         builder = Builder(settings, tables, self.turn, tally=self.tallies.of, marks=windows.marks)
         self.networks = builder.networks()
-        self.rpc = Rpc(self.admission, tables.prices, Filters(settings.keys.pepper))
-        self.logs = Logs(self.tasks, settings.rpc)
+        self.rpc = Rpc(self.admission, tables.prices, FilterIds(settings.keys.pepper))
+        self.logs = LogQueries(self.tasks, settings.rpc)
         self.shared = self._shared_replies()
-        questions = Questions(self.rpc, self.networks)
+        questions = InternalCalls(self.rpc, self.networks)
         self.data = Data(settings, tables, self.pool, questions)
         self.smart = Smart(settings, tables, self.pool, questions, self.networks, builder, self.tasks)
         self.gas = Gas(settings, tables, self.pool, questions, self.data.prices)
@@ -209,7 +209,7 @@ class App:
             return None
         shared = SharedReplies(self.settings.cache.redis_url)
         for route in self.networks.routes.values():
-            route.shelf = Shelf(route, shared, self.tasks)
+            route.shelf = SharedCache(route, shared, self.tasks)
         return shared
 
     def _head_reader(self, tables: Tables) -> RequestHeadReader:

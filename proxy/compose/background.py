@@ -24,7 +24,7 @@ from proxy.compose.smart_wallets import forgetting
 from proxy.compose.webhooks import Events
 from proxy.processes.supervisor import READY
 from proxy.processes.worker import first_line, heed_supervisor
-from proxy.services.bundler.inclusions import Inclusions
+from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Bell
 from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import Reader, Wanted
@@ -32,8 +32,8 @@ from proxy.services.follower.network_follower import Following
 from proxy.services.follower.sinks import Holdings, Sink, topics_of
 from proxy.services.readiness import PROBE_S
 from proxy.services.rpc.calls import Rpc
-from proxy.services.rpc.filters import Filters
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.filters import FilterIds
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.wallets import Births
@@ -45,7 +45,7 @@ from proxy.store.pool import Pool
 from proxy.store.windows import MARKS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
-from proxy.wire.write_buffer import Turn
+from proxy.wire.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from proxy.services.accounts.admission import Admission
@@ -69,14 +69,14 @@ class Background:
             acquire_timeout_s=settings.database.acquire_timeout_s,
             application="penstock-background",
         )
-        turn = Turn(asyncio.get_running_loop())
+        turn = WriteBuffer(asyncio.get_running_loop())
         # Its own marks: it answers nobody who could have been told something else.
         self.networks = Builder(settings, tables, turn, tally=Tallies().of, marks=[0] * MARKS).networks()
-        self.sinks: list[Sink] = [Holdings(), Births(), Inclusions(tables.chains), gas.settlements(settings, tables)]
+        self.sinks: list[Sink] = [Holdings(), Births(), InclusionSink(tables.chains), gas.settlements(settings, tables)]
         self.blocks = BlockStore(self.pool)
         # What is asked here is asked by ourselves: there is no key, and nobody to admit.
-        rpc = Rpc(cast("Admission", None), tables.prices, Filters(settings.keys.pepper))
-        self.questions = Questions(rpc, self.networks)
+        rpc = Rpc(cast("Admission", None), tables.prices, FilterIds(settings.keys.pepper))
+        self.questions = InternalCalls(rpc, self.networks)
         self.data = Data(settings, tables, self.pool, self.questions)
         self.notices = Notices(self.pool)
         self.bell = Bell(self.notices)

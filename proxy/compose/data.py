@@ -9,7 +9,7 @@ from proxy.core.egress import Reach
 from proxy.services.multicall import Multicall
 from proxy.services.names import Names
 from proxy.services.prices import Prices, sources_of
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.collections import Collections
 from proxy.services.tokens.contracts import Contracts
 from proxy.services.tokens.evm_tokens import EvmTokens
@@ -27,11 +27,11 @@ from proxy.web.rest.path_address import PathAddresses
 from proxy.web.rest.tokens import TokenHandlers, TokenReader
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.guard import Guard
-from proxy.wire.price_api import QuoteApi
+from proxy.wire.price_api import PriceApi
 
 
 class Data:
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: Questions) -> None:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
         cache = settings.cache
         self.kept = Kept(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
         self.multicall = Multicall(questions)
@@ -87,9 +87,9 @@ def _guard(given: Egress) -> Guard:
     return Guard(Reach(given.allow, given.deny), http=given.http, ports=given.ports)
 
 
-def _quotes(given: PriceSources) -> QuoteApi | None:
+def _quotes(given: PriceSources) -> PriceApi | None:
     """The price API, where there is one."""
     if not given.url:
         return None
     headers = {given.key_header: given.key} if given.key else {}
-    return QuoteApi(given.url, headers=headers, timeout_s=given.timeout_s, per_request=given.per_request)
+    return PriceApi(given.url, headers=headers, timeout_s=given.timeout_s, per_request=given.per_request)

@@ -22,7 +22,7 @@ from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer
 from proxy.wire.receiver import Receiver
-from proxy.wire.webhook_guard import HookGuard
+from proxy.wire.webhook_guard import WebhookGuard
 
 log = logging.getLogger("penstock.deliverer")
 
@@ -46,7 +46,7 @@ class Delivery:
         self._keep_days = given.keep_days
         self.store = DeliveryStore(pool)
         self.notices = Notices(pool)
-        self.receiver = Receiver(HookGuard(settings.egress, dev=settings.server.dev), timeout_s=given.timeout_s)
+        self.receiver = Receiver(WebhookGuard(settings.egress, dev=settings.server.dev), timeout_s=given.timeout_s)
         self.deliverer = Deliverer(
             self.store,
             self.notices,

@@ -10,7 +10,7 @@ from proxy.chains.registry import Network
 from proxy.core import fees, policy
 from proxy.services.follower.block_reader import Reader
 from proxy.services.gas import GasPrices
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.sponsor.costs import Market, Prices
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
@@ -28,7 +28,9 @@ from proxy.web.rest.gas import GasHandlers
 
 
 class Gas:
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: Questions, prices: Prices) -> None:
+    def __init__(
+        self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls, prices: Prices
+    ) -> None:
         self._tables = tables
         self.ledger = LedgerStore(pool)
         self.prices = GasPrices(questions)

@@ -11,14 +11,14 @@ from proxy.core.caching import Replies
 from proxy.core.routing import Health
 from proxy.services.bundler import routes as bundler
 from proxy.services.rpc.method_policy import plans_of, unknown_of
-from proxy.services.rpc.networks import Marks, Networks, Route
+from proxy.services.rpc.networks import Networks, Route, SharedHead
 from proxy.settings import Bundler, Settings, Tables
 from proxy.settings import Upstream as UpstreamSettings
 from proxy.telemetry import Tally
-from proxy.wire.address import Address
+from proxy.wire.address import UpstreamAddress
 from proxy.wire.upstream import Upstream
-from proxy.wire.websocket_upstream import SocketUpstream
-from proxy.wire.write_buffer import Turn
+from proxy.wire.websocket_upstream import WebSocketUpstream
+from proxy.wire.write_buffer import WriteBuffer
 
 
 class Builder:
@@ -28,7 +28,7 @@ class Builder:
         self,
         settings: Settings,
         tables: Tables,
-        turn: Turn,
+        turn: WriteBuffer,
         *,
         tally: Callable[[str, str], Tally],
         marks: MutableSequence[int] | memoryview[int],
@@ -53,7 +53,7 @@ class Builder:
             [self._upstream(network, index, each) for index, each in enumerate(found)],
             plans_of(network, self._tables.prices, self._tally),
             Replies(cache_bytes),
-            Marks(self._marks, place),
+            SharedHead(self._marks, place),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
             call_timeout_s=settings.rpc.call_timeout_s,
@@ -76,7 +76,7 @@ class Builder:
             bundler.plans_of(network, self._tables.prices, self._tally),
             Replies(0),
             # Nothing is remembered, so nobody has to be told when it ends.
-            Marks([0, 0], 0),
+            SharedHead([0, 0], 0),
             unknown=bundler.unknown_of(network, self._tally),
             broadcast=1,
             call_timeout_s=settings.bundler.call_timeout_s,
@@ -108,8 +108,8 @@ class Builder:
             mark=self._mark(network, given, kind),
         )
         if given.url.startswith("ws"):
-            return SocketUpstream(health, given.url, dict(given.headers), self._turn, batch=given.batch)
-        address = Address.of(given.url, given.headers)
+            return WebSocketUpstream(health, given.url, dict(given.headers), self._turn, batch=given.batch)
+        address = UpstreamAddress.of(given.url, given.headers)
         depth = given.depth or self._settings.rpc.depth
         return Upstream(health, address, self._turn, limit=given.connections, depth=depth, batch=given.batch)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from proxy.compose.networks import Builder
-from proxy.services.bundler.cleanup import Forgetting
-from proxy.services.bundler.guard import Desk
-from proxy.services.bundler.lookup import Recall
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.bundler.cleanup import OperationCleanup
+from proxy.services.bundler.guard import BundlerGuard
+from proxy.services.bundler.lookup import OperationLookup
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Networks
 from proxy.services.wallets import Wallets
 from proxy.settings import Settings, Tables
@@ -18,10 +18,10 @@ from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.wallets import WalletHandlers
 
 
-def forgetting(settings: Settings, pool: Pool) -> Forgetting:
+def forgetting(settings: Settings, pool: Pool) -> OperationCleanup:
     """For the process that follows the chains."""
     kept = settings.bundler
-    return Forgetting(OperationStore(pool), keep_days=kept.keep_days, keep_unsent_days=kept.keep_unsent_days)
+    return OperationCleanup(OperationStore(pool), keep_days=kept.keep_days, keep_unsent_days=kept.keep_unsent_days)
 
 
 class Smart:
@@ -30,7 +30,7 @@ class Smart:
         settings: Settings,
         tables: Tables,
         pool: Pool,
-        questions: Questions,
+        questions: InternalCalls,
         networks: Networks,
         builder: Builder,
         tasks: Tasks,
@@ -40,7 +40,7 @@ class Smart:
         self._questions = questions
         self._tasks = tasks
         self.operations = OperationStore(pool)
-        self.recall = Recall(self.operations, questions, tasks, search_blocks=settings.bundler.search_blocks)
+        self.recall = OperationLookup(self.operations, questions, tasks, search_blocks=settings.bundler.search_blocks)
         self.wallets = Wallets(
             WalletStore(pool),
             questions,
@@ -57,7 +57,7 @@ class Smart:
     def serve(self) -> None:
         """Put a desk before each network's bundlers, and somebody behind them who remembers."""
         for route in self.bundlers.routes.values():
-            route.desk = Desk(route, self.operations, self._questions, self._tasks)
+            route.desk = BundlerGuard(route, self.operations, self._questions, self._tasks)
             route.on_null = self.recall.take
             route.beside = self._networks.find(route.network)
 

@@ -14,9 +14,9 @@ from proxy.services.events.notifications import Bell
 from proxy.services.events.pending_filters import Pinned
 from proxy.services.events.sink import EventSink
 from proxy.services.events.watch import Watch
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.traces import Traces
+from proxy.services.rpc.traces import TraceReader
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import Webhooks
 from proxy.settings import Settings, Tables
@@ -28,17 +28,17 @@ from proxy.tasks import Tasks
 from proxy.web.rest.deliveries import DeliveryHandlers
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.webhooks import WebhookHandlers
-from proxy.wire.webhook_guard import HookGuard
+from proxy.wire.webhook_guard import WebhookGuard
 
 
 class Hooks:
     """A worker's: what owners ask."""
 
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: Questions) -> None:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
         self.webhooks = Webhooks(
             WebhookStore(pool),
             vault_of(settings),
-            HookGuard(settings.egress, dev=settings.server.dev),
+            WebhookGuard(settings.egress, dev=settings.server.dev),
             most={name: plan.webhooks for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
@@ -57,7 +57,7 @@ class Events:
     """A follower's: the events of one network. `sink` is one of its follower's."""
 
     def __init__(
-        self, route: Route, pool: Pool, bell: Bell, questions: Questions, *, tokens: Tokens, nfts: Nfts
+        self, route: Route, pool: Pool, bell: Bell, questions: InternalCalls, *, tokens: Tokens, nfts: Nfts
     ) -> None:
         network = route.network
         self._pool = pool
@@ -68,7 +68,7 @@ class Events:
         self.composing = Composing(self.composition, pool, questions, tokens)
         self.describing = Composing(self.composition, pool, questions, tokens, nfts)
         self.finality = Finality(network, pool, questions)
-        self.tracing = Tracing(self.watch, self.composition, pool, Traces(network, questions))
+        self.tracing = Tracing(self.watch, self.composition, pool, TraceReader(network, questions))
         self.mempool = Mempool(self.watch, self.composition, pool, questions, Pinned(route))
 
     def __repr__(self) -> str:

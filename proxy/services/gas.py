@@ -18,7 +18,7 @@ from proxy.core import fees
 from proxy.core.fees import Fees
 from proxy.errors import Fault, NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 
 # For so long an estimate is answered while its chain cannot be asked.
@@ -48,7 +48,7 @@ class _Kept:
 class GasPrices:
     def __init__(
         self,
-        questions: Questions,
+        questions: InternalCalls,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,

@@ -17,7 +17,7 @@ from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 
 Call = tuple[bytes, bytes]
 # Calls in one: 1,500 (name, symbol and decimals of 500 tokens) take about 10 million gas and 0.7 MB of JSON.
@@ -33,7 +33,7 @@ _NOT_THE_CONTRACT: frozenset[dialect.Kind] = frozenset(
 
 
 class Multicall:
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: InternalCalls) -> None:
         self._questions = questions
         self._absent_until: dict[str, float] = {}
 

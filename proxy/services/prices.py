@@ -20,7 +20,7 @@ from proxy.chains.registry import Feed, Network, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
 from proxy.store.cache import Kept
-from proxy.wire.price_api import Away, Quote, QuoteApi
+from proxy.wire.price_api import PriceApi, PriceApiUnavailable, Quote
 
 log = logging.getLogger("penstock.prices")
 
@@ -146,7 +146,7 @@ class Prices:
                 break
             try:
                 found |= await source.find(network, left, self._clock())
-            except Away as exc:
+            except PriceApiUnavailable as exc:
                 is_certain = False
                 self._warn(source.name, str(exc))
         return found, is_certain
@@ -214,7 +214,7 @@ class Feeds:
         try:
             results = await self._contracts.read(network, asked)
         except InternalError as exc:
-            raise Away(type(exc).__name__) from None
+            raise PriceApiUnavailable(type(exc).__name__) from None
         pairs = zip(told.items(), results[::2], results[1::2], strict=True)
         prices = ((name, _of_feed(feed, latest, places, now)) for (name, feed), latest, places in pairs)
         return {name: price for name, price in prices if price is not None}
@@ -233,7 +233,7 @@ class Quotes:
 
     name = "http"
 
-    def __init__(self, api: QuoteApi) -> None:
+    def __init__(self, api: PriceApi) -> None:
         self._api = api
 
     def among(self, network: Network, names: Set[str]) -> Set[str]:
@@ -277,7 +277,7 @@ def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(min(seconds, _LATEST), UTC)
 
 
-def sources_of(given: PriceSources, chains: Registry, contracts: Contracts, api: QuoteApi | None) -> list[Source]:
+def sources_of(given: PriceSources, chains: Registry, contracts: Contracts, api: PriceApi | None) -> list[Source]:
     """The sources in the operator's order; a price API only where there is one."""
     own = {_place(chains, each): Feed(each.feed, each.max_age_s) for each in given.feeds}
     usd = {_place(chains, each): each.usd for each in given.fixed}

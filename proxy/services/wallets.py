@@ -24,7 +24,7 @@ from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, NotFound
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import wallets as store_room
 from proxy.store.blocks import Followed, Mark
 from proxy.store.pool import Connection
@@ -53,7 +53,7 @@ class Wallets:
     def __init__(
         self,
         store: WalletStore,
-        questions: Questions,
+        questions: InternalCalls,
         chains: Registry,
         *,
         proxies: Mapping[str, bytes],

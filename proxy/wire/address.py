@@ -16,7 +16,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class UpstreamAddress:
     """Where an upstream is and what every request to it begins with."""
 
     host: str
@@ -25,7 +25,7 @@ class Address:
     head: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, url: str, headers: Mapping[str, str]) -> Address:
+    def of(cls, url: str, headers: Mapping[str, str]) -> UpstreamAddress:
         parsed = URL(url, encoded=True)
         host, port = parsed.host or "", parsed.port or (443 if parsed.scheme == "https" else 80)
         # RFC 3986, 3.2.2: an IPv6 address stands in brackets wherever a port may follow.

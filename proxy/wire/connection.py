@@ -40,18 +40,18 @@ NEVER: Final = bytes(1 << 20)
 Piece: TypeAlias = bytes | memoryview
 
 
-class Sink(Protocol):
+class ReplySink(Protocol):
     """Whoever waits for a reply on a connection."""
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None: ...
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool: ...
-    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
-    def on_end(self, connection: Connection) -> None: ...
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
-    def on_tick(self, connection: Connection | None, now: float) -> None: ...
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
         "_paused", "_size", "_streams", "_usual", "idle_since", "sinks", "transport", "turn", "upstream",
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
         self.transport: asyncio.Transport | None = None
-        self.sinks: deque[Sink] = deque()
+        self.sinks: deque[ReplySink] = deque()
         # Since when nothing has come: between calls, or in the middle of a reply that is streamed.
         self.idle_since = 0.0
         self.turn = 0
@@ -151,14 +151,14 @@ class Connection(asyncio.Protocol):
         """Whether the upstream, and not its reader, has stopped in the middle of a streamed reply."""
         return not self._paused and now - self.idle_since > after_s
 
-    def leave(self, sink: Sink) -> None:
+    def leave(self, sink: ReplySink) -> None:
         """The sink no longer wants its reply. Its connection goes with it: the reply must not reach the next one."""
         if sink in self.sinks:
             self.sinks[self.sinks.index(sink)] = NOBODY
             if all(other is NOBODY for other in self.sinks):
                 self.abort()
 
-    def replace(self, sink: Sink, successor: Sink) -> None:
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Somebody else takes the reply."""
         self.sinks[self.sinks.index(sink)] = successor
 
@@ -324,20 +324,20 @@ class Connection(asyncio.Protocol):
             sink.on_reply(self, head, b"".join(collected))
 
 
-class _Nobody:
+class _AbsentSink:
     """Takes the place of a sink that left."""
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None: ...
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         return True
 
-    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
 
-    def on_end(self, connection: Connection) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
-    def on_tick(self, connection: Connection | None, now: float) -> None: ...
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
 
 
-NOBODY = _Nobody()
+NOBODY = _AbsentSink()

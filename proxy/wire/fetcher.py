@@ -18,7 +18,7 @@ from yarl import URL
 from proxy import __version__
 from proxy.wire.guard import Blocked, Guard, UrlRefused
 
-Outcome = Literal["ok", "not_found", "unreachable", "refused", "too_large", "invalid", "timeout"]
+FetchOutcome = Literal["ok", "not_found", "unreachable", "refused", "too_large", "invalid", "timeout"]
 
 REDIRECTS = 3
 _MOVED = frozenset({301, 302, 303, 307, 308})
@@ -34,15 +34,15 @@ _HEADERS = {
 class Fetched:
     """How a fetch ended, and what came."""
 
-    outcome: Outcome
+    outcome: FetchOutcome
     body: bytes = b""
     media_type: str = ""
 
 
 class _Ended(Exception):
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: FetchOutcome) -> None:
         super().__init__(outcome)
-        self.outcome: Outcome = outcome
+        self.outcome: FetchOutcome = outcome
 
 
 class Fetcher:

@@ -110,7 +110,7 @@ class Guard:
             limit=connections,
             limit_per_host=per_host,
             keepalive_timeout=keepalive_s,
-            resolver=self.resolver or Lookups(),
+            resolver=self.resolver or GuardedResolver(),
             ttl_dns_cache=10,
             socket_factory=self.open_socket,
         )
@@ -131,7 +131,7 @@ class Guard:
         return socket.socket(family, kind, proto)
 
 
-class Lookups(AbstractResolver):
+class GuardedResolver(AbstractResolver):
     """The system's resolver, on a few threads of its own."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ log = logging.getLogger("penstock.mail")
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class OutgoingMail:
     """`id` names it: who gets it twice can tell."""
 
     id: str
@@ -40,7 +40,7 @@ class Mailer:
     def __repr__(self) -> str:
         return f"<Mailer {self._settings.host or 'to the log'}>"
 
-    async def send(self, letter: Letter, *, at: float) -> None:
+    async def send(self, letter: OutgoingMail, *, at: float) -> None:
         """Returns when the server has taken it."""
         if not self._settings.host:
             log.warning("mail not sent: no SMTP server is configured (mail.host)", extra={"mail": letter.text})
@@ -59,7 +59,7 @@ class Mailer:
         except ValueError:
             raise Undelivered("the address is not one", final=True) from None
 
-    def _message(self, letter: Letter, at: float) -> EmailMessage:
+    def _message(self, letter: OutgoingMail, at: float) -> EmailMessage:
         message = EmailMessage()
         message["From"] = self._settings.sender
         message["To"] = letter.to

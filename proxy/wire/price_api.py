@@ -24,7 +24,7 @@ AWAY_S = 10.0
 LONGEST_AWAY_S = 3600.0
 
 
-class Away(Exception):
+class PriceApiUnavailable(Exception):
     """It did not answer, or not with prices. That is no price's fault: the last one known may still be good."""
 
 
@@ -38,7 +38,7 @@ class Quote(msgspec.Struct, frozen=True):
 _ANSWER = msgspec.json.Decoder(dict[str, Quote])
 
 
-class QuoteApi:
+class PriceApi:
     def __init__(
         self,
         url: str,
@@ -77,13 +77,13 @@ class QuoteApi:
 
     async def _ask(self, url: URL, query: dict[str, str]) -> dict[str, Quote]:
         if self._clock() < self._away_until:
-            raise Away("after a failure")
+            raise PriceApiUnavailable("after a failure")
         asked = url.with_query({**query, "vs_currencies": "usd", "include_last_updated_at": "true"})
         try:
             return _ANSWER.decode(await self._read(asked))
-        except (ClientError, OSError, TimeoutError, msgspec.DecodeError, Away) as exc:
+        except (ClientError, OSError, TimeoutError, msgspec.DecodeError, PriceApiUnavailable) as exc:
             self._away_until = max(self._away_until, self._clock() + AWAY_S)
-            raise Away(type(exc).__name__) from None
+            raise PriceApiUnavailable(type(exc).__name__) from None
 
     async def _read(self, url: URL) -> bytes:
         if self._session is None:
@@ -91,12 +91,12 @@ class QuoteApi:
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
                 self._stay_away(response.headers.get("Retry-After", ""))
-                raise Away("not 200")
+                raise PriceApiUnavailable("not 200")
             body = b""
             async for piece in response.content.iter_any():
                 body += piece
                 if len(body) > LARGEST:
-                    raise Away("too large")
+                    raise PriceApiUnavailable("too large")
             return body
 
     def _stay_away(self, retry_after: str) -> None:

@@ -18,11 +18,19 @@ from yarl import URL
 from proxy import __version__
 from proxy.wire.guard import Blocked, Guard, UrlRefused
 from proxy.wire.http1 import BadReply
-from proxy.wire.receiver_connection import Line, Lines, Lost, Origin, Said, head_of, origin_of
+from proxy.wire.receiver_connection import (
+    ConnectionBroken,
+    Origin,
+    ReceiverConnection,
+    ReceiverConnections,
+    ReceiverReply,
+    head_of,
+    origin_of,
+)
 
 # How an attempt ends: with a status; or without one, because nothing came in time, nobody was reached, the connection was lost,
 # the address may not be reached, or what came is no HTTP.
-Outcome = Literal["answered", "timeout", "unreachable", "reset", "refused", "invalid"]
+DeliveryOutcome = Literal["answered", "timeout", "unreachable", "reset", "refused", "invalid"]
 
 # Of a reply that is no success, for its receiver's owner to read.
 EXCERPT = 300
@@ -32,8 +40,8 @@ _UNSEEN = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 _HEADERS = {"User-Agent": f"Penstock-Webhooks/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
-class Reply(NamedTuple):
-    outcome: Outcome
+class DeliveryReply(NamedTuple):
+    outcome: DeliveryOutcome
     status: int | None = None
     excerpt: str | None = None
     # As it came, or empty.
@@ -46,27 +54,27 @@ class Receiver:
     def __init__(self, guard: Guard, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._guard = guard
         self._timeout_s = timeout_s
-        self._lines = Lines(guard, tls=tls)
+        self._lines = ReceiverConnections(guard, tls=tls)
         self._checked: dict[str, tuple[Origin, bytes]] = {}
 
     def __repr__(self) -> str:
         return f"<Receiver {self._timeout_s} s, {self._guard!r}>"
 
-    async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> Reply:
+    async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> DeliveryReply:
         try:
             return _reply(await self._ask(*self._check(url), body, headers))
         except TimeoutError:
-            return Reply("timeout")
+            return DeliveryReply("timeout")
         except (UrlRefused, Blocked):
-            return Reply("refused")
-        except Lost:
-            return Reply("reset")
+            return DeliveryReply("refused")
+        except ConnectionBroken:
+            return DeliveryReply("reset")
         except OSError:
-            return Reply("unreachable")
+            return DeliveryReply("unreachable")
         except (BadReply, ValueError):  # no HTTP; or what is neither a name nor a header to the one who has to send it
-            return Reply("invalid")
+            return DeliveryReply("invalid")
 
-    async def _ask(self, origin: Origin, head: bytes, body: bytes, headers: Mapping[str, str]) -> Said:
+    async def _ask(self, origin: Origin, head: bytes, body: bytes, headers: Mapping[str, str]) -> ReceiverReply:
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         request = b"%b%bContent-Length: %d\r\n\r\n%b" % (head, named.encode("latin-1"), len(body), body)
         loop = asyncio.get_running_loop()
@@ -74,7 +82,7 @@ class Receiver:
         line = self._lines.kept(origin) or await self._connect(origin, end)
         try:
             return await line.ask(request, end - loop.time())
-        except Lost as exc:
+        except ConnectionBroken as exc:
             # It was closed at the other end in the moment that we took it up again: that was no attempt.
             if not (exc.unused and line.is_used):
                 raise
@@ -88,7 +96,7 @@ class Receiver:
             line.cut()
             raise
 
-    async def _connect(self, origin: Origin, end: float) -> Line:
+    async def _connect(self, origin: Origin, end: float) -> ReceiverConnection:
         async with asyncio.timeout_at(end):
             return await self._lines.connect(origin)
 
@@ -105,9 +113,9 @@ class Receiver:
         await self._lines.close()
 
 
-def _reply(said: Said) -> Reply:
+def _reply(said: ReceiverReply) -> DeliveryReply:
     is_success = 200 <= said.status < 300
-    return Reply("answered", said.status, None if is_success else _excerpt(said.body), said.retry_after)
+    return DeliveryReply("answered", said.status, None if is_success else _excerpt(said.body), said.retry_after)
 
 
 def _excerpt(body: bytes) -> str | None:

@@ -21,7 +21,7 @@ import aiohappyeyeballs
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from proxy.wire.guard import Guard, Lookups
+from proxy.wire.guard import Guard, GuardedResolver
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
 
 MAX_REPLY = 64 * 1024
@@ -39,7 +39,7 @@ LONGEST_RETRY_AFTER = 64
 Origin = tuple[str, str, int]
 
 
-class Lost(ConnectionError):
+class ConnectionBroken(ConnectionError):
     """The line broke. `unused`: before anything of a reply had come."""
 
     def __init__(self, *, unused: bool) -> None:
@@ -47,7 +47,7 @@ class Lost(ConnectionError):
         self.unused = unused
 
 
-class Said:
+class ReceiverReply:
     """A reply, as far as it matters."""
 
     __slots__ = ("body", "retry_after", "status")
@@ -58,17 +58,17 @@ class Said:
         self.retry_after = retry_after
 
 
-class Line(asyncio.Protocol):
+class ReceiverConnection(asyncio.Protocol):
     """One connection. `ask` when it is idle; it says by `on_idle` when it is again."""
 
-    def __init__(self, lines: Lines, origin: Origin) -> None:
+    def __init__(self, lines: ReceiverConnections, origin: Origin) -> None:
         self._lines = lines
         self.origin = origin
         self.idle_since = 0.0
         self.is_used = False
         self.is_open = False
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[Said] | None = None
+        self._waiter: asyncio.Future[ReceiverReply] | None = None
         # When an answer must be there; and when its body must be.
         self._deadline: asyncio.TimerHandle | None = None
         self._cut: asyncio.TimerHandle | None = None
@@ -86,7 +86,7 @@ class Line(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self.is_open = True
 
-    def ask(self, request: bytes, within_s: float) -> asyncio.Future[Said]:
+    def ask(self, request: bytes, within_s: float) -> asyncio.Future[ReceiverReply]:
         """What it says; TimeoutError after that."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
@@ -169,9 +169,9 @@ class Line(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             assert self._head is not None
             retry_after = self._head.retry_after[:LONGEST_RETRY_AFTER].decode("latin-1")
-            waiter.set_result(Said(self._head.status, bytes(self._body), retry_after))
+            waiter.set_result(ReceiverReply(self._head.status, bytes(self._body), retry_after))
 
-    def _take_waiter(self) -> asyncio.Future[Said] | None:
+    def _take_waiter(self) -> asyncio.Future[ReceiverReply] | None:
         waiter, self._waiter = self._waiter, None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -209,11 +209,11 @@ class Line(asyncio.Protocol):
         if self._head is not None:
             self._tell()
         else:
-            self._fail(Lost(unused=not self._raw))
+            self._fail(ConnectionBroken(unused=not self._raw))
         self._lines.on_lost(self)
 
 
-class Lines:
+class ReceiverConnections:
     """All connections to receivers."""
 
     def __init__(
@@ -221,14 +221,14 @@ class Lines:
     ) -> None:
         self._guard = guard
         self._tls = tls or ssl.create_default_context()
-        self._resolver = resolver or guard.resolver or Lookups()
-        self._idle: dict[Origin, list[Line]] = {}
+        self._resolver = resolver or guard.resolver or GuardedResolver()
+        self._idle: dict[Origin, list[ReceiverConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Lines {sum(map(len, self._idle.values()))} idle>"
 
-    def kept(self, origin: Origin) -> Line | None:
+    def kept(self, origin: Origin) -> ReceiverConnection | None:
         """One that is open and idle, the one that was used last."""
         lines = self._idle.get(origin)
         while lines:
@@ -239,10 +239,10 @@ class Lines:
                 return line
         return None
 
-    async def connect(self, origin: Origin) -> Line:
+    async def connect(self, origin: Origin) -> ReceiverConnection:
         """A new one; OSError where there is none to be had, Blocked where there may be none."""
         scheme, host, port = origin
-        line = Line(self, origin)
+        line = ReceiverConnection(self, origin)
         sock = await aiohappyeyeballs.start_connection(
             await self._addresses(host, port),
             happy_eyeballs_delay=STAGGER_S,
@@ -283,14 +283,14 @@ class Lines:
             for family, at in found
         ]
 
-    def on_idle(self, line: Line) -> None:
+    def on_idle(self, line: ReceiverConnection) -> None:
         line.is_used = True
         line.idle_since = time.monotonic()
         self._idle.setdefault(line.origin, []).append(line)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep_idle)
 
-    def on_lost(self, line: Line) -> None:
+    def on_lost(self, line: ReceiverConnection) -> None:
         lines = self._idle.get(line.origin)
         if lines and line in lines:
             lines.remove(line)

@@ -19,9 +19,9 @@ from typing import Final, TypeAlias
 
 from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import Health
-from proxy.wire.address import Address
-from proxy.wire.connection import Connection, Sink
-from proxy.wire.write_buffer import DEFER_BELOW, Turn
+from proxy.wire.address import UpstreamAddress
+from proxy.wire.connection import ReplySink, UpstreamConnection
+from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
 # Calls that wait for a connection: beyond that the upstream is as good as down.
 MAX_WAITING = 4096
@@ -46,13 +46,13 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 
 # In parts: a large one is never copied together.
-Request: TypeAlias = tuple[bytes, ...]
+UpstreamRequest: TypeAlias = tuple[bytes, ...]
 
 
 @dataclass(slots=True)
-class Waiting:
-    sink: Sink
-    request: Request
+class QueuedCall:
+    sink: ReplySink
+    request: UpstreamRequest
 
 
 class Upstream:
@@ -62,7 +62,9 @@ class Upstream:
         "batch", "depth", "head", "health", "idle", "label", "limit", "now", "rests",
     )  # fmt: skip
 
-    def __init__(self, health: Health, address: Address, turn: Turn, *, limit: int, depth: int, batch: int) -> None:
+    def __init__(
+        self, health: Health, address: UpstreamAddress, turn: WriteBuffer, *, limit: int, depth: int, batch: int
+    ) -> None:
         self.health = health
         self.label = health.label
         # With several calls on each, fewer connections do: and the fewer, the more leave in one segment.
@@ -76,15 +78,15 @@ class Upstream:
         self.head = address.head
         self._turn = turn
         self._loop = asyncio.get_running_loop()
-        self.idle: list[Connection] = []
+        self.idle: list[UpstreamConnection] = []
         # Whether a connection that has its reply can go to rest without a question: one call each, and nobody waits.
         self.rests = depth == 1
-        self._open: set[Connection] = set()
-        self._waiting: deque[Waiting] = deque()
+        self._open: set[UpstreamConnection] = set()
+        self._waiting: deque[QueuedCall] = deque()
         self._connecting = 0
-        self._tasks: set[asyncio.Task[Connection]] = set()
+        self._tasks: set[asyncio.Task[UpstreamConnection]] = set()
         # The connection that takes this turn's calls, where several may be under way on one.
-        self._corked: Connection | None = None
+        self._corked: UpstreamConnection | None = None
         self._out: list[bytes] = []
         # The time of the last sweep: exact enough to tell how long a connection was idle.
         self.now = time.monotonic()
@@ -92,7 +94,7 @@ class Upstream:
     def __repr__(self) -> str:
         return f"<Upstream {self.label}: {len(self._open)} open, {len(self.idle)} idle, {len(self._waiting)} waiting>"
 
-    def send_call(self, sink: Sink, tail: bytes, params: bytes) -> bytes | None:
+    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
         """Send a call if a connection can take it at once: the short way. The id that it went out under.
 
         Ids rotate on each connection. Replies come in order, so a stray one meets the next call at the latest, which has
@@ -121,7 +123,9 @@ class Upstream:
             self._out += parts
         return call_id
 
-    def submit(self, sink: Sink, *body: bytes, once: bool = False, fresh: bool = False) -> Connection | None:
+    def submit(
+        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
+    ) -> UpstreamConnection | None:
         """Send a call, given in parts. The connection that it went out on, or None while it waits for one.
 
         `once`: it may be sent only once, so it takes no connection that may have been closed already. `fresh`: it has just
@@ -145,7 +149,7 @@ class Upstream:
         self._wait(sink, request)
         return None
 
-    def _write(self, connection: Connection, request: Request) -> None:
+    def _write(self, connection: UpstreamConnection, request: UpstreamRequest) -> None:
         """In the order in which the connection's sinks were added, whichever way they came."""
         if connection is self._corked:
             self._out += request
@@ -154,7 +158,7 @@ class Upstream:
         else:
             self._turn.write(connection, b"".join(request))
 
-    def _submit_corked(self, sink: Sink, request: Request) -> Connection | None:
+    def _submit_corked(self, sink: ReplySink, request: UpstreamRequest) -> UpstreamConnection | None:
         connection = self._corked
         if connection is None or len(connection.sinks) >= self.depth:
             connection = self._cork()
@@ -165,7 +169,7 @@ class Upstream:
         self._out += request
         return connection
 
-    def _cork(self) -> Connection | None:
+    def _cork(self) -> UpstreamConnection | None:
         """Calls of one turn go to the connection with the fewest under way until it is full, and leave in one segment."""
         connection = min(self._open, key=_load, default=None)
         if connection is None or len(connection.sinks) >= self.depth:
@@ -185,11 +189,11 @@ class Upstream:
             self._turn.flush()
             connection.transport.write(b"".join(out))
 
-    def _wait(self, sink: Sink, request: Request) -> None:
+    def _wait(self, sink: ReplySink, request: UpstreamRequest) -> None:
         if len(self._waiting) >= MAX_WAITING:
             self._loop.call_soon(self._refuse, sink)
             return
-        self._waiting.append(Waiting(sink, request))
+        self._waiting.append(QueuedCall(sink, request))
         self.rests = False
         self._open_another()
 
@@ -201,10 +205,10 @@ class Upstream:
             self._tasks.add(task)
             task.add_done_callback(self._dialled)
 
-    def _connection(self) -> Connection:
-        return Connection(self)
+    def _connection(self) -> UpstreamConnection:
+        return UpstreamConnection(self)
 
-    def _dialled(self, task: asyncio.Task[Connection]) -> None:
+    def _dialled(self, task: asyncio.Task[UpstreamConnection]) -> None:
         self._tasks.discard(task)
         self._connecting -= 1
         if task.cancelled():
@@ -229,7 +233,7 @@ class Upstream:
         while self._waiting:
             self._waiting.popleft().sink.on_fail(self, reason, sent=False)
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: UpstreamConnection) -> None:
         """The connection can take a call."""
         while self._waiting and len(connection.sinks) < self.depth:
             first = self._waiting.popleft()
@@ -264,7 +268,7 @@ class Upstream:
         self.batch = max(1, count // 2)
         self._larger_at = now + self._smaller_s
 
-    def retire(self, connection: Connection) -> None:
+    def retire(self, connection: UpstreamConnection) -> None:
         """The upstream wants it closed, or it is too old to trust. Calls behind the last reply are never answered."""
         if connection.sinks:
             connection.abort()
@@ -273,7 +277,7 @@ class Upstream:
         if connection.transport is not None:
             connection.transport.close()
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: UpstreamConnection) -> None:
         """It takes no more calls: it has ended, or is about to."""
         self._open.discard(connection)
         if connection in self.idle:
@@ -283,7 +287,7 @@ class Upstream:
             self._out = []
         self._open_another()
 
-    def leave(self, sink: Sink) -> None:
+    def leave(self, sink: ReplySink) -> None:
         """The sink no longer wants its reply, wherever its call is."""
         for connection in tuple(self._open):
             if sink in connection.sinks:
@@ -291,13 +295,13 @@ class Upstream:
                 return
         self._waiting = deque(waiting for waiting in self._waiting if waiting.sink is not sink)
 
-    def replace(self, sink: Sink, successor: Sink) -> None:
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Somebody else takes the place of one who waits for a connection."""
         for waiting in self._waiting:
             if waiting.sink is sink:
                 waiting.sink = successor
 
-    def _refuse(self, sink: Sink) -> None:
+    def _refuse(self, sink: ReplySink) -> None:
         sink.on_fail(self, "too many calls are waiting", sent=False)
 
     def close(self) -> Awaitable[None]:
@@ -309,5 +313,5 @@ class Upstream:
         return asyncio.sleep(0)
 
 
-def _load(connection: Connection) -> int:
+def _load(connection: UpstreamConnection) -> int:
     return len(connection.sinks)

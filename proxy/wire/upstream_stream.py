@@ -28,11 +28,11 @@ ANSWER_S = 5.0
 OnNotice = Callable[[bytes], None]
 
 
-class Lost(Exception):
+class StreamLost(Exception):
     """The connection is gone, or could not be had. The words are for an operator."""
 
 
-class Refused(Exception):
+class SubscriptionRefused(Exception):
     """The upstream's error object, as it came."""
 
     def __init__(self, error: bytes) -> None:
@@ -57,7 +57,7 @@ class _Message(msgspec.Struct, gc=False):
 _read = msgspec.json.Decoder(_Message).decode
 
 
-class Stream:
+class UpstreamStream:
     """`on_lost` is called once, when an open stream ends without `close`."""
 
     def __init__(self, url: URL, headers: Mapping[str, str], label: str, on_lost: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class Stream:
                     decode_text=False,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError):
-            raise Lost(f"{self.label} cannot be connected to") from None
+            raise StreamLost(f"{self.label} cannot be connected to") from None
         loop = asyncio.get_running_loop()
         self._reader = loop.create_task(self._run(self._socket), name=f"stream {self.label}")
 
@@ -116,7 +116,7 @@ class Stream:
     async def unsubscribe(self, method: str, subscription: bytes) -> None:
         """Nothing is told from now on; whether the upstream agrees is its own affair."""
         self._told.pop(subscription, None)
-        with suppress(Refused):
+        with suppress(SubscriptionRefused):
             await self._ask(method, b"[%b]" % subscription, None)
 
     def forget(self, subscription: bytes) -> None:
@@ -125,7 +125,7 @@ class Stream:
 
     async def _ask(self, method: str, params: bytes, on_notice: OnNotice | None) -> bytes:
         if self._socket is None or not self.is_open:
-            raise Lost(f"{self.label} is not connected")
+            raise StreamLost(f"{self.label} is not connected")
         call_id = b"%d" % next(self._ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._asked[call_id] = (answer, on_notice)
@@ -135,7 +135,7 @@ class Stream:
                 await self._socket.send_str(body.decode())
                 return await answer
         except (aiohttp.ClientError, OSError, TimeoutError):
-            raise Lost(f"{self.label} does not answer") from None
+            raise StreamLost(f"{self.label} does not answer") from None
         finally:
             self._asked.pop(call_id, None)
 
@@ -149,7 +149,7 @@ class Stream:
         finally:
             for answer, _ in self._asked.values():
                 if not answer.done():
-                    answer.set_exception(Lost(f"{self.label} closed the connection"))
+                    answer.set_exception(StreamLost(f"{self.label} closed the connection"))
             await socket.close()
             self._on_lost()
 
@@ -167,7 +167,7 @@ class Stream:
         if answer is None or answer.done():
             return
         if message.error and bytes(message.error) != jsonrpc.NULL:
-            answer.set_exception(Refused(bytes(message.error)))
+            answer.set_exception(SubscriptionRefused(bytes(message.error)))
             return
         result = bytes(message.result)
         if on_notice is not None:

@@ -21,7 +21,7 @@ _AT_HOME = re.compile(r"(?:^|\.)(?:localhost|local|internal|home\.arpa|alt|onion
 _ITSELF = re.compile(r"(?:^|\.)localhost\.?$", re.IGNORECASE)
 
 
-class HookGuard(Guard):
+class WebhookGuard(Guard):
     """`dev`: a development service, which may post to the machine it runs on."""
 
     def __init__(self, egress: Egress, *, dev: bool) -> None:

@@ -25,7 +25,7 @@ class OnLost(Protocol):
     def __call__(self, reason: str, *, unsent: Collection[bytes]) -> None: ...
 
 
-class Courier:
+class WebSocketClient:
     def __init__(
         self, url: URL, headers: dict[str, str], label: str, on_message: Callable[[bytes], None], on_lost: OnLost
     ) -> None:

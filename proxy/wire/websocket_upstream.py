@@ -13,51 +13,53 @@ from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.core.routing import Health
-from proxy.wire.address import Address
-from proxy.wire.connection import Connection, Sink
+from proxy.wire.address import UpstreamAddress
+from proxy.wire.connection import ReplySink, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import MAX_WAITING, Upstream
-from proxy.wire.upstream_stream import Stream
-from proxy.wire.websocket_client import Courier
-from proxy.wire.write_buffer import Turn
+from proxy.wire.upstream_stream import UpstreamStream
+from proxy.wire.websocket_client import WebSocketClient
+from proxy.wire.write_buffer import WriteBuffer
 
 _FINE = ReplyHead(200, 0, close=False, plain=True)
 # The id of our own call, or of the first in a batch of ours: always a number, always in this place.
 _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
 
 
-class Line(Connection):
+class WebSocketSlot(UpstreamConnection):
     """What sinks see of the socket: no bytes to pause, only places to change."""
 
     __slots__ = ()
 
-    def replace(self, sink: Sink, successor: Sink) -> None:
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         self.upstream.replace(sink, successor)
 
-    def leave(self, sink: Sink) -> None:
+    def leave(self, sink: ReplySink) -> None:
         self.upstream.leave(sink)
 
 
-class SocketUpstream(Upstream):
+class WebSocketUpstream(Upstream):
     __slots__ = ("_batches", "_courier", "_headers", "_line", "_pending", "_url")
 
-    def __init__(self, health: Health, url: str, headers: dict[str, str], turn: Turn, *, batch: int) -> None:
-        super().__init__(health, Address("", 0, tls=None, head=b""), turn, limit=1, depth=1, batch=batch)
+    def __init__(self, health: Health, url: str, headers: dict[str, str], turn: WriteBuffer, *, batch: int) -> None:
+        super().__init__(health, UpstreamAddress("", 0, tls=None, head=b""), turn, limit=1, depth=1, batch=batch)
         self._url = URL(url, encoded=True)
         self._headers = headers
-        self._line = Line(self)
-        self._pending: dict[bytes, Sink] = {}
+        self._line = WebSocketSlot(self)
+        self._pending: dict[bytes, ReplySink] = {}
         # Of those the batches, oldest first.
         self._batches: dict[bytes, None] = {}
-        self._courier = Courier(self._url, headers, self.label, self._receive, self._fail_all)
+        self._courier = WebSocketClient(self._url, headers, self.label, self._receive, self._fail_all)
 
     def __repr__(self) -> str:
         return f"<SocketUpstream {self.label}: {len(self._pending)} under way>"
 
-    def send_call(self, sink: Sink, tail: bytes, params: bytes) -> bytes | None:
+    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
         return None
 
-    def submit(self, sink: Sink, *body: bytes, once: bool = False, fresh: bool = False) -> Connection | None:
+    def submit(
+        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
+    ) -> UpstreamConnection | None:
         text = b"".join(body)
         found = _ID.match(text)
         assert found is not None  # every body is written by us
@@ -70,18 +72,18 @@ class SocketUpstream(Upstream):
         self._courier.send(found[1], text)
         return self._line
 
-    def stream(self, on_lost: Callable[[], None]) -> Stream:
+    def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A connection of its own, for subscriptions; not open yet."""
-        return Stream(self._url, self._headers, self.label, on_lost)
+        return UpstreamStream(self._url, self._headers, self.label, on_lost)
 
-    def leave(self, sink: Sink) -> None:
+    def leave(self, sink: ReplySink) -> None:
         """Nobody reads its reply, if one comes. What has not left yet stays here."""
         left = [call_id for call_id, waiting in self._pending.items() if waiting is sink]
         for call_id in left:
             self._take(call_id)
         self._courier.drop(left)
 
-    def replace(self, sink: Sink, successor: Sink) -> None:
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         for call_id, waiting in self._pending.items():
             if waiting is sink:
                 self._pending[call_id] = successor
@@ -101,7 +103,7 @@ class SocketUpstream(Upstream):
         if sink is not None:
             sink.on_reply(self._line, _FINE, body)
 
-    def _sink_of(self, body: bytes) -> Sink | None:
+    def _sink_of(self, body: bytes) -> ReplySink | None:
         """Whose reply this is; None for what nobody asked, such as a notification."""
         try:
             if jsonrpc.is_batch(body):
@@ -116,7 +118,7 @@ class SocketUpstream(Upstream):
         # JSON-RPC 2.0, 5: the id is null where that of the request could not be read, as of a batch that is refused whole.
         return self._take(next(iter(self._batches), b"")) if jsonrpc.NULL in ids else None
 
-    def _take(self, call_id: bytes) -> Sink | None:
+    def _take(self, call_id: bytes) -> ReplySink | None:
         self._batches.pop(call_id, None)
         return self._pending.pop(call_id, None)
 

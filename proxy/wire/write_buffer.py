@@ -16,25 +16,25 @@ DEFER_BELOW: Final = 8192
 QUIET_WRITES: Final = 16
 
 
-class Owner(Protocol):
+class BufferOwner(Protocol):
     """Whoever has a transport; None once the connection is lost."""
 
     transport: asyncio.Transport | None
 
 
-class Turn:
+class WriteBuffer:
     __slots__ = ("_loop", "_queue", "_quiet")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._queue: list[tuple[Owner, bytes]] = []
+        self._queue: list[tuple[BufferOwner, bytes]] = []
         # How many may leave at once. Nothing is queued while any may: so the order holds.
         self._quiet = 0
 
     def __repr__(self) -> str:
         return f"<Turn {len(self._queue)} writes queued>"
 
-    def write(self, owner: Owner, data: bytes) -> None:
+    def write(self, owner: BufferOwner, data: bytes) -> None:
         if self._quiet:
             self._quiet -= 1
             if owner.transport is not None:
@@ -45,7 +45,7 @@ class Turn:
             self._loop.call_soon(self.flush)
         queue.append((owner, data))
 
-    def write_at_once(self, owner: Owner, *parts: bytes) -> None:
+    def write_at_once(self, owner: BufferOwner, *parts: bytes) -> None:
         """What is large, in parts that nobody has to copy together."""
         self.flush()
         if owner.transport is not None:

@@ -16,12 +16,12 @@ from proxy.services.delivery.mails import Letters
 from proxy.settings import Mail as MailSettings
 from proxy.store.mails import MailStore
 from proxy.tasks import Tasks
-from proxy.wire.mailer import Letter, Mailer, Undelivered
+from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 from tests.delivery.scene import Scene
 from tests.delivery.test_delivering import NEVER
 from tests.service import until
 
-LETTER = Letter("id-1", "someone@example.com", "A subject", "text\n", "<p>text</p>")
+LETTER = OutgoingMail("id-1", "someone@example.com", "A subject", "text\n", "<p>text</p>")
 
 
 class PostOffice:
@@ -148,7 +148,7 @@ async def test_server_that_is_away_is_not_final(office: PostOffice) -> None:
 
 async def test_header_cannot_be_smuggled_in(office: PostOffice) -> None:
     """What stands in a letter's head is ours or an account's: an address with a line end is no address."""
-    bad = Letter("id-1", "someone@example.com\r\nBcc: other@example.com", "A subject", "text\n", "<p>text</p>")
+    bad = OutgoingMail("id-1", "someone@example.com\r\nBcc: other@example.com", "A subject", "text\n", "<p>text</p>")
     with pytest.raises(Undelivered) as raised:
         await office.mailer().send(bad, at=0.0)
     assert raised.value.final

@@ -17,7 +17,7 @@ from proxy.services.feed import pending, svm_feed
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from proxy.web.websocket.frames import frame
-from proxy.wire.upstream_stream import Stream
+from proxy.wire.upstream_stream import UpstreamStream
 from tests.feed_upstreams import FeedScene, FeedUpstream, feed_scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -309,7 +309,7 @@ async def test_signature_that_has_landed_before_its_confirmation_leaves_nothing_
 
 def streams() -> list[str]:
     gc.collect()
-    return [repr(found) for found in gc.get_objects() if isinstance(found, Stream) and found.is_open]
+    return [repr(found) for found in gc.get_objects() if isinstance(found, UpstreamStream) and found.is_open]
 
 
 @on_uvloop

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import WSMsgType, web
 
-from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, tx_hash, value_of
 from tests.service import until
@@ -61,13 +61,13 @@ class SocketServer(ScriptedUpstream):
 
 
 @asynccontextmanager
-async def socket_scene(**sections: Mapping[str, Any]) -> AsyncIterator[tuple[Worker, SocketServer, SocketUpstream]]:
+async def socket_scene(**sections: Mapping[str, Any]) -> AsyncIterator[tuple[Worker, SocketServer, WebSocketUpstream]]:
     server = SocketServer(Chain())
     await server.open()
     try:
         async with worker({LIVE: [server.ws]}, **sections) as found:
             upstream = found.app.networks.routes[LIVE].upstreams[0]
-            assert isinstance(upstream, SocketUpstream)
+            assert isinstance(upstream, WebSocketUpstream)
             yield found, server, upstream
     finally:
         server.cut()

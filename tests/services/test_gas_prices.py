@@ -13,7 +13,7 @@ import pytest
 from proxy.core import fees
 from proxy.errors import NotFound, Unavailable
 from proxy.services.gas import RENEW_S, STALE_S, GasPrices
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -56,7 +56,7 @@ def history(params: list[Any]) -> dict[str, Any]:
 
 def prices(one: Scene, clock: Clock) -> GasPrices:
     app = one.worker.app
-    return GasPrices(Questions(app.rpc, app.networks), clock=clock, wall=clock)
+    return GasPrices(InternalCalls(app.rpc, app.networks), clock=clock, wall=clock)
 
 
 async def test_estimate_is_of_the_head_and_made_once_for_it(found: Scene, clock: Clock) -> None:

@@ -18,7 +18,7 @@ from proxy.errors import Unavailable
 from proxy.services.prices import Price, Prices, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
 from proxy.store.cache import Kept
-from proxy.wire.price_api import AWAY_S, QuoteApi
+from proxy.wire.price_api import AWAY_S, PriceApi
 from tests.chains.test_feeds import words
 from tests.wire.strangers import Pages, pages
 
@@ -77,7 +77,7 @@ async def asking(
     }  # fmt: skip
     found = PriceSources(url=url, **{**options, **given})
     at = clock or Clock()
-    api = QuoteApi(url, headers={"x-key": "open sesame"}, timeout_s=5.0, per_request=2, clock=at) if url else None
+    api = PriceApi(url, headers={"x-key": "open sesame"}, timeout_s=5.0, per_request=2, clock=at) if url else None
     kept = Kept(bytes=1 << 20)
     made = Prices(
         sources_of(found, CHAINS, chain or Chain({}), api),

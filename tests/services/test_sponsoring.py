@@ -15,7 +15,7 @@ from proxy.chains.evm import user_operation
 from proxy.core.access import Account, Key, Limits
 from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.services.gas import GasPrices
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor import policies as policies_room
 from proxy.services.sponsor.costs import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
@@ -65,7 +65,7 @@ class Window:
             for version in ("0.7", "0.8")
         ]  # fmt: skip
         app = found.worker.app
-        questions = Questions(app.rpc, app.networks)
+        questions = InternalCalls(app.rpc, app.networks)
         self.sponsoring = Sponsoring(
             self.policies, self.ledger, Paymasters(payers), Market(Coins(), GasPrices(questions)), questions,
             most_of_day=PLANS, wall=lambda: self.now,

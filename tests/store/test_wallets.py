@@ -13,8 +13,8 @@ import pytest
 from proxy.chains.evm import operations, user_operation
 from proxy.chains.evm.facts import Facts, Header, Log
 from proxy.core.paging import Page
-from proxy.services.bundler.cleanup import Forgetting
-from proxy.services.bundler.inclusions import Inclusions
+from proxy.services.bundler.cleanup import OperationCleanup
+from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.wallets import Births
 from proxy.settings import load_tables
 from proxy.store.blocks import Followed, Mark
@@ -227,7 +227,7 @@ def sent(name: bytes, lineage: str = LINEAGE) -> Sent:
 
 
 async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
-    store, inclusions = OperationStore(pool), Inclusions(TABLES.chains)
+    store, inclusions = OperationStore(pool), InclusionSink(TABLES.chains)
     one, two = b"\x01" * 32, b"\x02" * 32
     for name, lineage in ((one, LINEAGE), (two, LINEAGE), (one, "key_2")):
         await store.record(sent(name, lineage))
@@ -260,7 +260,7 @@ async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
 
 
 async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_undone(pool: Pool) -> None:
-    store, inclusions = OperationStore(pool), Inclusions(TABLES.chains)
+    store, inclusions = OperationStore(pool), InclusionSink(TABLES.chains)
     one, two = b"\x01" * 32, b"\x02" * 32
     later = dataclasses.replace(sent(b"\x03" * 32).operation, nonce=4)
     await store.record(sent(one))
@@ -288,7 +288,7 @@ async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_u
 
 
 async def test_refusal_is_kept_in_the_bundlers_words_although_another_has_used_the_nonce_meanwhile(pool: Pool) -> None:
-    store, inclusions = OperationStore(pool), Inclusions(TABLES.chains)
+    store, inclusions = OperationStore(pool), InclusionSink(TABLES.chains)
     one, two = b"\x01" * 32, b"\x02" * 32
     for name in (one, two):
         await store.record(sent(name))
@@ -312,12 +312,12 @@ async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(
         async with pool.connection() as connection:
             await inclusions.write(connection, FOLLOWED, [block(31, event(31, names["included"]))])
             await connection.execute("update operations set changed_at = now() - make_interval(days => $1)", days)
-        while await Forgetting(store, keep_days=90, keep_unsent_days=7).bite():
+        while await OperationCleanup(store, keep_days=90, keep_unsent_days=7).bite():
             pass
         rows = await store.list_of(LINEAGE, limit=10)
         return sorted(name for name, hashed in names.items() if hashed in [row["hash"] for row in rows])
 
-    inclusions = Inclusions(TABLES.chains)
+    inclusions = InclusionSink(TABLES.chains)
     assert await left(6) == ["included", "refused", "seen", "sent"]
     assert await left(8) == ["included", "sent"]
     assert await left(91) == []

@@ -11,11 +11,11 @@ from typing import Any
 import orjson
 
 from proxy.core.routing import Health
-from proxy.wire.address import Address
-from proxy.wire.connection import Connection, Piece
+from proxy.wire.address import UpstreamAddress
+from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
-from proxy.wire.write_buffer import Turn
+from proxy.wire.write_buffer import WriteBuffer
 from tests.wire.upstreams import Script, Scripted, stub
 
 GOOD = stub({"ask": "0x1"})
@@ -31,31 +31,31 @@ class Asked:
     body: bytes = b""
     reason: str = ""
     sent: bool | None = None
-    connection: Connection | None = None
+    connection: UpstreamConnection | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         self._end("reply")
         self.status, self.body = head.status, body
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         self.told.append("large")
         if self.takes_large:
             self.connection, self.body = connection, bytes(beginning)
         return self.takes_large
 
-    def on_piece(self, connection: Connection, piece: Piece) -> None:
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
         self.told.append("piece")
         self.body += piece
 
-    def on_end(self, connection: Connection) -> None:
+    def on_end(self, connection: UpstreamConnection) -> None:
         self._end("end")
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._end("fail")
         self.reason, self.sent = reason, sent
 
-    def on_tick(self, connection: Connection | None, now: float) -> None:
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         self.connection = connection
 
     def _end(self, how: str) -> None:
@@ -85,11 +85,13 @@ def ask(upstream: Upstream, number: int = 1, *, once: bool = False, takes_large:
 
 @asynccontextmanager
 async def pool(
-    script: Script = GOOD, *, limit: int = 4, depth: int = 1, turn: Turn | None = None
+    script: Script = GOOD, *, limit: int = 4, depth: int = 1, turn: WriteBuffer | None = None
 ) -> AsyncIterator[tuple[Upstream, Scripted]]:
     async with Scripted(script) as server:
-        turn = turn or Turn(asyncio.get_running_loop())
-        upstream = Upstream(Health("test#1"), Address.of(server.url, {}), turn, limit=limit, depth=depth, batch=1)
+        turn = turn or WriteBuffer(asyncio.get_running_loop())
+        upstream = Upstream(
+            Health("test#1"), UpstreamAddress.of(server.url, {}), turn, limit=limit, depth=depth, batch=1
+        )
         try:
             yield upstream, server
         finally:

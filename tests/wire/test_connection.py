@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from proxy.wire import connection as connection_room
-from proxy.wire.address import Address
+from proxy.wire.address import UpstreamAddress
 from proxy.wire.upstream import Upstream
-from proxy.wire.write_buffer import Turn
+from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
@@ -345,7 +345,7 @@ async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come()
     def reply(number: int) -> bytes:
         return http(answer({"id": number}, result="0x1"))
 
-    turn = Turn(asyncio.get_running_loop())
+    turn = WriteBuffer(asyncio.get_running_loop())
     async with pool(act, depth=2, turn=turn) as (upstream, server):
         several = [ask(upstream, number) for number in range(2 * upstream.limit)]
         await until(lambda: len(server.bodies) == len(several), within_s=2.0)
@@ -493,7 +493,7 @@ async def test_call_that_may_go_out_once_shares_no_connection_that_it_can_have_a
 
 
 def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
-    address = Address.of("http://user:secret@127.0.0.1:1/secret", {"X-Secret": "secret"})
+    address = UpstreamAddress.of("http://user:secret@127.0.0.1:1/secret", {"X-Secret": "secret"})
     assert "secret" not in repr(address)
     assert b"secret" in address.head
 
@@ -508,4 +508,4 @@ def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
     ],
 )
 def test_upstream_is_named_as_a_host_is_written(url: str, host: bytes) -> None:
-    assert b"\r\nHost: " + host + b"\r\n" in Address.of(url, {}).head
+    assert b"\r\nHost: " + host + b"\r\n" in UpstreamAddress.of(url, {}).head

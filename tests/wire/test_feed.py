@@ -15,9 +15,9 @@ from yarl import URL
 from proxy.core.routing import Health
 from proxy.wire import upstream_stream
 from proxy.wire.connection import NOBODY
-from proxy.wire.upstream_stream import Lost, Refused, Stream
-from proxy.wire.websocket_upstream import SocketUpstream
-from proxy.wire.write_buffer import Turn
+from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
+from proxy.wire.websocket_upstream import WebSocketUpstream
+from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
 
@@ -62,8 +62,8 @@ async def serving(answer: Answer) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def opened(server: Server, on_lost: Callable[[], None] = lambda: None) -> AsyncIterator[Stream]:
-    stream = Stream(server.url, {"X-Secret": "s"}, "net#1", on_lost)
+async def opened(server: Server, on_lost: Callable[[], None] = lambda: None) -> AsyncIterator[UpstreamStream]:
+    stream = UpstreamStream(server.url, {"X-Secret": "s"}, "net#1", on_lost)
     await stream.open()
     try:
         yield stream
@@ -141,7 +141,7 @@ async def test_refusal_is_raised_as_it_came() -> None:
         await socket.send_str(orjson.dumps({"jsonrpc": "2.0", "id": call["id"], "error": error}).decode())
 
     async with serving(refuse) as server, opened(server) as stream:
-        with pytest.raises(Refused, match="no such subscription"):
+        with pytest.raises(SubscriptionRefused, match="no such subscription"):
             await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
         assert stream.is_open
 
@@ -155,10 +155,10 @@ async def test_lost_connection_fails_what_was_asked_and_is_told_once() -> None:
 
     lost: list[int] = []
     async with serving(hang_up) as server, opened(server, lambda: lost.append(1)) as stream:
-        with pytest.raises(Lost):
+        with pytest.raises(StreamLost):
             await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
         await until(lambda: lost == [1])
-        with pytest.raises(Lost):
+        with pytest.raises(StreamLost):
             await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
     assert lost == [1]
 
@@ -170,7 +170,7 @@ async def test_silent_upstream_is_not_waited_for() -> None:
     limit, upstream_stream.ANSWER_S = upstream_stream.ANSWER_S, 0.1
     try:
         async with serving(ignore) as server, opened(server) as stream:
-            with pytest.raises(Lost, match=r"net#1 does not answer"):
+            with pytest.raises(StreamLost, match=r"net#1 does not answer"):
                 await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
     finally:
         upstream_stream.ANSWER_S = limit
@@ -186,7 +186,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
     try:
         lost = asyncio.Event()
         async with serving(flood) as server, opened(server, lost.set) as stream:
-            with pytest.raises(Lost):
+            with pytest.raises(StreamLost):
                 await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
             async with asyncio.timeout(10):
                 await lost.wait()
@@ -198,8 +198,8 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
 def test_upstream_that_is_not_there_is_lost_and_its_address_is_not_told(url: str) -> None:
     @on_uvloop
     async def run() -> None:
-        stream = Stream(URL(url), {}, "net#1", lambda: None)
-        with pytest.raises(Lost) as lost:
+        stream = UpstreamStream(URL(url), {}, "net#1", lambda: None)
+        with pytest.raises(StreamLost) as lost:
             await stream.open()
         await stream.close()
         assert "key" not in str(lost.value)
@@ -233,8 +233,8 @@ async def test_whoever_is_cancelled_while_it_closes_an_upstream_is_cancelled() -
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
     async with serving(ignore) as server:
-        turn = Turn(asyncio.get_running_loop())
-        upstream = SocketUpstream(Health("net#1"), str(server.url), {}, turn, batch=1)
+        turn = WriteBuffer(asyncio.get_running_loop())
+        upstream = WebSocketUpstream(Health("net#1"), str(server.url), {}, turn, batch=1)
         upstream.submit(NOBODY, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
         await until(lambda: server.asked)
         with pytest.raises(TimeoutError):

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.settings import Egress
 from proxy.wire.guard import UrlRefused
-from proxy.wire.webhook_guard import HookGuard
+from proxy.wire.webhook_guard import WebhookGuard
 
 STRICT = Egress(allow=(), deny=(), http=False, ports=(443,))
 HOSTILE = [
@@ -50,7 +50,7 @@ HOSTILE = [
 @pytest.mark.parametrize("url", HOSTILE)
 def test_hostile_url_is_refused(url: str) -> None:
     with pytest.raises(UrlRefused):
-        HookGuard(STRICT, dev=False).check(url)
+        WebhookGuard(STRICT, dev=False).check(url)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,16 @@ def test_hostile_url_is_refused(url: str) -> None:
     ["https://hooks.example.com/a?b=c", "https://8.8.8.8/", "https://localhost.example.com/", "HTTPS://Example.COM/"],
 )
 def test_public_https_url_is_taken(url: str) -> None:
-    assert HookGuard(STRICT, dev=False).check(url).scheme == "https"
+    assert WebhookGuard(STRICT, dev=False).check(url).scheme == "https"
 
 
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:3000/", "http://localhost:3000/", "http://[::1]:3000/", "https://127.0.0.1:8443/"]
 )
 def test_machine_itself_is_reached_only_while_developing(url: str) -> None:
-    assert str(HookGuard(STRICT, dev=True).check(url)) == url
+    assert str(WebhookGuard(STRICT, dev=True).check(url)) == url
     with pytest.raises(UrlRefused):
-        HookGuard(STRICT, dev=False).check(url)
+        WebhookGuard(STRICT, dev=False).check(url)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_machine_itself_is_reached_only_while_developing(url: str) -> None:
 )
 def test_development_opens_nothing_but_the_machine_itself(url: str) -> None:
     with pytest.raises(UrlRefused):
-        HookGuard(STRICT, dev=True).check(url)
+        WebhookGuard(STRICT, dev=True).check(url)
 
 
 def test_operator_may_allow_plain_http_and_addresses_of_a_house() -> None:
-    guard = HookGuard(Egress(allow=("10.0.0.0/8",), deny=(), http=True, ports=()), dev=False)
+    guard = WebhookGuard(Egress(allow=("10.0.0.0/8",), deny=(), http=True, ports=()), dev=False)
     assert guard.check("http://10.0.0.1:8080/").port == 8080

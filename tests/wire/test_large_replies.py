@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.wire import connection as connection_room
-from proxy.wire.connection import Connection
+from proxy.wire.connection import UpstreamConnection
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
@@ -109,7 +109,7 @@ async def test_connection_paused_at_the_end_of_a_reply_serves_the_next_call(has_
             def __init__(self) -> None:
                 self.size = 0
 
-            def on_piece(self, connection: Connection, piece: bytes) -> None:
+            def on_piece(self, connection: UpstreamConnection, piece: bytes) -> None:
                 self.size += len(piece)
                 connection.pause()
                 if self.size + len(asked.body) < (1 << 20) - 2:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.egress import Reach
 from proxy.wire.guard import Guard
-from proxy.wire.receiver import EXCERPT, Receiver, Reply
+from proxy.wire.receiver import EXCERPT, DeliveryReply, Receiver
 from proxy.wire.receiver_connection import MAX_REPLY
 from tests.service import until
 from tests.wire.strangers import Names, Pages, listener, pages
@@ -77,7 +77,7 @@ async def test_body_and_headers_arrive_as_they_are(site: Pages, receiver: Receiv
 
     site.pages["/hook"] = page
     body = '{"name": "Zoë \\u2028"}'.encode()
-    assert await receiver.post(site.url("/hook"), body, headers=HEADERS) == Reply("answered", 204)
+    assert await receiver.post(site.url("/hook"), body, headers=HEADERS) == DeliveryReply("answered", 204)
     assert came == [("POST", body)]
     head = site.heads[0]
     assert head["User-Agent"].startswith("Penstock-Webhooks/")
@@ -165,7 +165,7 @@ async def test_one_that_never_answers_is_given_up(hasty: Receiver) -> None:
         await asyncio.sleep(30)
 
     async with talking(talk) as url:
-        assert await hasty.post(url, b"{}", headers=HEADERS) == Reply("timeout")
+        assert await hasty.post(url, b"{}", headers=HEADERS) == DeliveryReply("timeout")
 
 
 async def test_head_that_drips_is_given_up(hasty: Receiver) -> None:
@@ -176,7 +176,7 @@ async def test_head_that_drips_is_given_up(hasty: Receiver) -> None:
             await asyncio.sleep(0.05)
 
     async with talking(talk) as url:
-        assert await hasty.post(url, b"{}", headers=HEADERS) == Reply("timeout")
+        assert await hasty.post(url, b"{}", headers=HEADERS) == DeliveryReply("timeout")
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -210,12 +210,12 @@ async def test_lost_connection_and_nonsense_have_their_words(receiver: Receiver)
         await reader.read(1)
 
     async with talking(hang_up) as url:
-        assert await receiver.post(url, b"{}", headers=HEADERS) == Reply("reset")
+        assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("reset")
     async with talking(babble) as url:
-        assert await receiver.post(url, b"{}", headers=HEADERS) == Reply("invalid")
+        assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("invalid")
     async with listener() as closed:
         port = closed.port
-    assert await receiver.post(f"http://127.0.0.1:{port}/", b"{}", headers=HEADERS) == Reply("unreachable")
+    assert await receiver.post(f"http://127.0.0.1:{port}/", b"{}", headers=HEADERS) == DeliveryReply("unreachable")
 
 
 async def test_address_that_may_not_be_reached_is_not_connected_to() -> None:
@@ -225,7 +225,7 @@ async def test_address_that_may_not_be_reached_is_not_connected_to() -> None:
         try:
             for host in ("127.0.0.1", "hooks.example.com", "2130706433", "0x7f.1", "[::1]", "127.0.0.1."):
                 reply = await strict.post(f"http://{host}:{other.port}/", b"{}", headers=HEADERS)
-                assert reply == Reply("refused"), host
+                assert reply == DeliveryReply("refused"), host
             assert other.connections == 0
         finally:
             await strict.close()
@@ -256,7 +256,7 @@ async def test_reply_is_read_however_it_is_framed_and_cut(
         await reader.read()
 
     async with talking(talk) as url:
-        assert await receiver.post(url, b"{}", headers=HEADERS) == Reply("answered", status, excerpt)
+        assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("answered", status, excerpt)
 
 
 async def test_body_without_a_length_ends_with_the_connection(receiver: Receiver) -> None:
@@ -265,7 +265,7 @@ async def test_body_without_a_length_ends_with_the_connection(receiver: Receiver
         await writer.drain()
 
     async with talking(talk) as url:
-        assert await receiver.post(url, b"{}", headers=HEADERS) == Reply("answered", 500, "all of it")
+        assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("answered", 500, "all of it")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ async def test_what_is_no_reply_is_no_acknowledgement(receiver: Receiver, reply:
         await reader.read()
 
     async with talking(talk) as url:
-        assert await receiver.post(url, b"{}", headers=HEADERS) == Reply("invalid")
+        assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("invalid")
 
 
 async def test_reply_that_nobody_asked_for_is_nobodys(receiver: Receiver) -> None:
@@ -381,9 +381,11 @@ async def test_only_a_certificate_for_the_name_by_somebody_we_trust_will_do(tmp_
     wary = Receiver(guard, timeout_s=5.0)
     url = f"https://hooks.example.com:{port}/x?y=1"
     for _ in range(2):
-        assert await trusting.post(url, b"{}", headers=HEADERS) == Reply("answered", 200)
-    assert await trusting.post(f"https://other.example.com:{port}/", b"{}", headers=HEADERS) == Reply("unreachable")
-    assert await wary.post(url, b"{}", headers=HEADERS) == Reply("unreachable")
+        assert await trusting.post(url, b"{}", headers=HEADERS) == DeliveryReply("answered", 200)
+    assert await trusting.post(f"https://other.example.com:{port}/", b"{}", headers=HEADERS) == DeliveryReply(
+        "unreachable"
+    )
+    assert await wary.post(url, b"{}", headers=HEADERS) == DeliveryReply("unreachable")
     assert len(posts) == 2
     assert posts[0].startswith(b"POST /x?y=1 HTTP/1.1\r\nHost: hooks.example.com:%d\r\n" % port)
     for each in (trusting, wary):

@@ -25,7 +25,7 @@ from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unava
 from proxy.settings import Dashboard
 from proxy.store.sessions import Session, SessionStore
 from proxy.tasks import Tasks
-from proxy.wire.mailer import Letter, Mailer, Undelivered
+from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 __all__ = ("Session", "SignIn", "SignedIn")
 
@@ -137,14 +137,16 @@ class SignIn:
         until = await self._store.add_link(token, account_id, lasts_s=self._settings.link_s)
         return link_of(self.url, token), until.strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def _letter(self, email: str, url: str) -> Letter:
+    def _letter(self, email: str, url: str) -> OutgoingMail:
         minutes = round(self._settings.link_s / 60)
         text = f"Sign in with this link. It works once, for {minutes} minutes:\n\n{url}\n\nYou did not ask for it? Ignore it.\n"
         html = (
             f'<!doctype html><html><body style="font-family: sans-serif"><p><a href="{url}">Sign in</a></p>'
             f"<p>The link works once, for {minutes} minutes. You did not ask for it? Ignore it.</p></body></html>"
         )
-        return Letter(id=f"link-{secrets.token_hex(8)}", to=email, subject="Your sign-in link", text=text, html=html)
+        return OutgoingMail(
+            id=f"link-{secrets.token_hex(8)}", to=email, subject="Your sign-in link", text=text, html=html
+        )
 
     async def by_link(self, token: str, *, password: str | None, address: str, before: str) -> SignedIn:
         """With a password, that is the new one."""

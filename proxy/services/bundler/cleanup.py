@@ -14,7 +14,7 @@ log = logging.getLogger("penstock.bundler")
 LOOK_S, BITE_S = 600.0, 0.2
 
 
-class Forgetting:
+class OperationCleanup:
     def __init__(self, store: OperationStore, *, keep_days: int, keep_unsent_days: int) -> None:
         self._store = store
         self._keep_days = keep_days

@@ -25,10 +25,10 @@ from proxy.chains.registry import Network
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.errors import Fault, InternalError, Unavailable
-from proxy.services.rpc.calls import Pending, RpcError
+from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.internal_calls import Questions
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.store.operations import OperationStore, Sent
 from proxy.tasks import Tasks
@@ -43,7 +43,7 @@ _serial = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class BundlerParams:
     """The params of a call, read."""
 
     operation: Operation
@@ -57,10 +57,10 @@ class Given:
         return b"[%b]" % b",".join((*parts, self.overrides) if self.overrides else parts)
 
 
-class Desk:
+class BundlerGuard:
     """Before the bundlers of one network."""
 
-    def __init__(self, route: Route, store: OperationStore, questions: Questions, tasks: Tasks) -> None:
+    def __init__(self, route: Route, store: OperationStore, questions: InternalCalls, tasks: Tasks) -> None:
         self._route = route
         self._network: Network = route.network
         self._store = store
@@ -70,7 +70,7 @@ class Desk:
     def __repr__(self) -> str:
         return f"<Desk of {self._network.id}>"
 
-    def read(self, plan: Plan, params: bytes) -> Given:
+    def read(self, plan: MethodPolicy, params: bytes) -> BundlerParams:
         """BadOperation names what is wrong."""
         items = _params(params)
         sends = plan.method.name == SEND
@@ -84,18 +84,18 @@ class Desk:
         if not isinstance(entry_point, str):
             raise BadOperation("entryPoint: must be an address")
         version = user_operation.version_of(entry_point, self._network.chain.entry_points)
-        return Given(
+        return BundlerParams(
             user_operation.parse(fields, version, draft=not sends), _without_nulls(fields), entry_point, overrides
         )
 
-    def fault_of(self, plan: Plan, params: bytes) -> bytes | None:
+    def fault_of(self, plan: MethodPolicy, params: bytes) -> bytes | None:
         try:
             self.read(plan, params)
         except BadOperation as exc:
             return jsonrpc.error(jsonrpc.INVALID_PARAMS, str(exc))
         return None
 
-    def flight(self, asker: Any, key: Key, plan: Plan, params: bytes, now: float) -> Flight | None:
+    def flight(self, asker: Any, key: Key, plan: MethodPolicy, params: bytes, now: float) -> Flight | None:
         """An estimate is a read like others. A send waits for its record, and is answered when it ends."""
         given = self.read(plan, params)
         if plan.method.name != SEND:
@@ -106,7 +106,7 @@ class Desk:
 
     # Sending
 
-    async def _send(self, asker: Any, key: Key, plan: Plan, given: Given) -> None:
+    async def _send(self, asker: Any, key: Key, plan: MethodPolicy, given: BundlerParams) -> None:
         """Whatever happens, the asker is told once, and nothing is sent twice: no exception leaves this."""
         try:
             outcome = await self._outcome(key, plan, given)
@@ -123,7 +123,7 @@ class Desk:
             case Fault():
                 asker.on_fault(outcome)
 
-    async def _outcome(self, key: Key, plan: Plan, given: Given) -> bytes | RpcError | Fault:
+    async def _outcome(self, key: Key, plan: MethodPolicy, given: BundlerParams) -> bytes | RpcError | Fault:
         entry_point = bytes.fromhex(given.entry_point[2:])
         operation_hash = user_operation.hash_of(
             given.operation,
@@ -156,7 +156,7 @@ class Desk:
         code = abi.unhex(await self._questions.ask(self._network, "eth_getCode", sender, "latest", fresh=True)) or b""
         return code[3:] if code.startswith(_DELEGATION) else None
 
-    async def _ask(self, plan: Plan, params: bytes, sent: Sent) -> bytes | RpcError | Fault:
+    async def _ask(self, plan: MethodPolicy, params: bytes, sent: Sent) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()
         try:
             result = await self._launch(plan, params).result()
@@ -184,8 +184,8 @@ class Desk:
         await self._note(self._store.taken(sent))
         return b'"%b"' % named.encode()
 
-    def _launch(self, plan: Plan, params: bytes) -> Pending:
-        pending = Pending()
+    def _launch(self, plan: MethodPolicy, params: bytes) -> PendingReply:
+        pending = PendingReply()
         now = time.monotonic()
         pending.flight = flight = Flight(self._route, plan, params, pending, now)
         self._route.launch(flight, now)

@@ -13,7 +13,7 @@ from proxy.store.blocks import Followed, Mark
 from proxy.store.pool import Connection
 
 
-class Inclusions:
+class InclusionSink:
     topics: frozenset[str] | None = frozenset((operations.INCLUDED,))
     blocks = False
     transactions = False

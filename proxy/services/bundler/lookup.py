@@ -25,9 +25,9 @@ from proxy.chains.evm.bundler_methods import RECEIPT
 from proxy.chains.evm.operations import Included
 from proxy.core import jsonrpc
 from proxy.errors import Fault
-from proxy.services.rpc.calls import Pending, RpcError
+from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store.operations import OperationStore, Row
 from proxy.tasks import Tasks
 from proxy.wire.upstream import Upstream
@@ -43,8 +43,8 @@ MOST_MISSES = 10_000
 WIDE_SEARCHES = 4
 
 
-class Recall:
-    def __init__(self, store: OperationStore, questions: Questions, tasks: Tasks, *, search_blocks: int) -> None:
+class OperationLookup:
+    def __init__(self, store: OperationStore, questions: InternalCalls, tasks: Tasks, *, search_blocks: int) -> None:
         self._store = store
         self._questions = questions
         self._tasks = tasks
@@ -107,7 +107,7 @@ class Recall:
         if flight.tried >> upstream.health.index & 1 or not upstream.health.takes_calls(now):
             return jsonrpc.NULL
         flight.tried |= 1 << upstream.health.index
-        pending = Pending()
+        pending = PendingReply()
         pending.flight = other = Flight(flight.route, flight.plan, flight.params, pending, now)
         other.is_piece = True  # Its null is ours to weigh.
         other.tried = -1  # Every bit: nobody else is asked because this one is late.

@@ -9,7 +9,7 @@ from proxy.chains.family import Method
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.pricing import Prices
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.telemetry import Tally
 
 SENDING = access.SCOPE_BIT["bundler:send"]
@@ -18,15 +18,15 @@ READING = SENDING | access.SCOPE_BIT["rpc:read"]
 ANY_SCOPE = READING
 
 
-def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, Plan]:
+def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     plans = {}
     for name, method in BUNDLER.methods.items():
         scope = SENDING if method.kind == "write" else READING
-        plan = plans[name] = Plan(method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope)
+        plan = plans[name] = MethodPolicy(method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope)
         plan.is_checked = name in (SEND, ESTIMATE)
         plan.asks_on = name in (BY_HASH, RECEIPT)
     return plans
 
 
-def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> Plan:
-    return Plan(Method("other"), BUNDLER, 0, tally(network.id, "other"))
+def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:
+    return MethodPolicy(Method("other"), BUNDLER, 0, tally(network.id, "other"))

@@ -29,7 +29,7 @@ from proxy.store.notices import Notices
 from proxy.store.pool import AWAY
 from proxy.store.secrets import Vault
 from proxy.tasks import until_set
-from proxy.wire.receiver import Receiver, Reply
+from proxy.wire.receiver import DeliveryReply, Receiver
 
 log = logging.getLogger("penstock.deliverer")
 
@@ -49,7 +49,7 @@ SECRETS = 10_000
 
 _LOST = (Unavailable, *AWAY, asyncpg.DeadlockDetectedError, asyncpg.OperatorInterventionError)
 # A delivery, its reply, when it began by the monotonic clock, and how long it took.
-Done = tuple[Claimed, Reply, float, float]
+Done = tuple[Claimed, DeliveryReply, float, float]
 
 
 class HasDeliveries(Protocol):
@@ -180,7 +180,7 @@ class Deliverer:
             reply = await self._receiver.post(claimed.url, claimed.body, headers=headers)
         except Exception:  # one delivery that cannot be made must not end all others
             log.exception("a delivery could not be attempted", extra={"event": claimed.event_id})
-            reply = Reply("invalid")
+            reply = DeliveryReply("invalid")
         self._done.append((claimed, reply, began, time.monotonic() - began))
         self._finished.set()
 
@@ -282,7 +282,7 @@ class Deliverer:
             telemetry.webhooks_stopped_total.labels(cause).inc()
             log.warning(f"webhook {said}", extra={"webhook": claimed.webhook_id, "event": claimed.event_id})
 
-    def _result(self, claimed: Claimed, reply: Reply, took_s: float, ago_s: float) -> Result:
+    def _result(self, claimed: Claimed, reply: DeliveryReply, took_s: float, ago_s: float) -> Result:
         form = retries.format_of(claimed.type)
         verdict = attempts.judge(
             form,

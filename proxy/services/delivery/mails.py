@@ -16,7 +16,7 @@ from typing import Any
 from proxy.errors import Unavailable
 from proxy.store.mails import Mail, MailStore
 from proxy.tasks import until_set
-from proxy.wire.mailer import Letter, Mailer, Undelivered
+from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 log = logging.getLogger("penstock.mail")
 
@@ -88,7 +88,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def paused(mail: Mail) -> Letter:
+def paused(mail: Mail) -> OutgoingMail:
     """Every retry of a delivery failed."""
     about = mail.about
     ended = f"the reply was {about['status']}" if about["status"] else _WORDS.get(about["outcome"], about["outcome"])
@@ -104,7 +104,7 @@ def paused(mail: Mail) -> Letter:
         "Nothing is lost: its events are kept, and delivered when you resume it. Mend the receiver, then send "
         f"POST /v1/webhooks/{about['webhook']}/resume, or PATCH it with the status active."
     )
-    return Letter(
+    return OutgoingMail(
         id=f"mail-{mail.id}-{mail.created_at.timestamp():.0f}",
         to=mail.email,
         subject=f"Webhook {about['webhook']} is paused",
@@ -130,4 +130,4 @@ _WORDS = {
     "refused": "its address may not be reached",
     "invalid": "the reply was no HTTP",
 }
-_WRITTEN: dict[str, Callable[[Mail], Letter]] = {"webhook_paused": paused}
+_WRITTEN: dict[str, Callable[[Mail], OutgoingMail]] = {"webhook_paused": paused}

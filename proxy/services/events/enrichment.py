@@ -22,7 +22,7 @@ from proxy.errors import Fault
 from proxy.services.events.drafting import Composition
 from proxy.services.events.notifications import Bell
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
 from proxy.store import sql
 from proxy.store.events import Lacking
@@ -61,7 +61,7 @@ class Composing:
     """Of one network. With `nfts` those events that lack metadata, without it all others."""
 
     def __init__(
-        self, composition: Composition, pool: Pool, questions: Questions, tokens: Tokens, nfts: Nfts | None = None
+        self, composition: Composition, pool: Pool, questions: InternalCalls, tokens: Tokens, nfts: Nfts | None = None
     ) -> None:
         self._composition = composition
         self._network = composition.network

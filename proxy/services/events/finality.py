@@ -18,7 +18,7 @@ from proxy.errors import Fault, Unavailable
 from proxy.services.events.enrichment import CHANNEL
 from proxy.services.events.notifications import Bell
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
 from proxy.store import sql
 from proxy.store.events import Final
@@ -34,7 +34,7 @@ LOOK_S, AGAIN_S = 20.0, 2.0
 class Finality:
     """Of one network."""
 
-    def __init__(self, network: Network, pool: Pool, questions: Questions) -> None:
+    def __init__(self, network: Network, pool: Pool, questions: InternalCalls) -> None:
         self._network = network
         self._pool = pool
         self._questions = questions

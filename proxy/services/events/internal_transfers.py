@@ -20,7 +20,7 @@ from proxy.services.events.enrichment import CHANNEL
 from proxy.services.events.notifications import Bell
 from proxy.services.events.watch import Watch
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.traces import Malformed, Traces
+from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.store import events as store
 from proxy.store.events import Job
 from proxy.store.pool import PATIENT_S, Pool
@@ -37,7 +37,7 @@ TRIES = 200
 
 
 class Tracing:
-    def __init__(self, watch: Watch, composition: Composition, pool: Pool, traces: Traces) -> None:
+    def __init__(self, watch: Watch, composition: Composition, pool: Pool, traces: TraceReader) -> None:
         self._watch = watch
         self._composition = composition
         self._network = composition.network
@@ -67,7 +67,7 @@ class Tracing:
             for job in jobs:
                 try:
                     await self._write(job, await self._traces.calls(job.block, job.hash))
-                except (Fault, RpcError, Malformed) as exc:
+                except (Fault, RpcError, MalformedTrace) as exc:
                     await self._fail(job, str(exc), counts=not _is_theirs(exc))
                     return False
             if len(jobs) < BATCH:
@@ -97,7 +97,7 @@ class Tracing:
             await store.end_job(connection, self._network.id, job)
 
 
-def _is_theirs(exc: Fault | RpcError | Malformed) -> bool:
+def _is_theirs(exc: Fault | RpcError | MalformedTrace) -> bool:
     """Whether nobody answers, or an upstream has trouble of its own: that passes. Else it is the block, or its traces."""
     if isinstance(exc, RpcError):
         return dialect.classify(exc.error).blame

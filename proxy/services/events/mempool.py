@@ -18,7 +18,7 @@ from proxy.services.events.drafting import Composition
 from proxy.services.events.pending_filters import Pinned
 from proxy.services.events.watch import Watch
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.events")
@@ -32,7 +32,7 @@ AT_ONCE, MOST = 100, 5_000
 
 class Mempool:
     def __init__(
-        self, watch: Watch, composition: Composition, pool: Pool, questions: Questions, pinned: Pinned
+        self, watch: Watch, composition: Composition, pool: Pool, questions: InternalCalls, pinned: Pinned
     ) -> None:
         self._watch = watch
         self._composition = composition

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.services.rpc.calls import Pending
+from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 
@@ -35,8 +35,8 @@ class Pinned:
         found = orjson.loads(await pending.result())
         return found if isinstance(found, list) else []
 
-    def _flight(self, method: str, params: bytes) -> tuple[Flight, Pending]:
-        pending = Pending()
+    def _flight(self, method: str, params: bytes) -> tuple[Flight, PendingReply]:
+        pending = PendingReply()
         flight = Flight(self._route, self._route.plans[method], params, pending, time.monotonic())
         pending.flight = flight
         return flight, pending

@@ -18,7 +18,7 @@ from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
 from proxy.core.head_chain import Block
 from proxy.errors import Fault
-from proxy.services.rpc.calls import Pending, RpcError, ask_upstream
+from proxy.services.rpc.calls import PendingReply, RpcError, ask_upstream
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.wire.upstream import Upstream
@@ -176,7 +176,7 @@ class Blocks:
             raise Unanswered(f"{method} of one that is behind")
         return result
 
-    def _is_behind(self, asked: Pending, least_head: int) -> bool:
+    def _is_behind(self, asked: PendingReply, least_head: int) -> bool:
         by = asked.flight.answered_by if asked.flight is not None else -1
         return by >= 0 and 0 < self._route.upstreams[by].health.head < least_head
 

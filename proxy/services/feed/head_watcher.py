@@ -22,8 +22,8 @@ from proxy.services.feed.blocks import Blocks, Unanswered, read_block
 from proxy.services.feed.sources import Source, Sources
 from proxy.services.feed.walk import Walk
 from proxy.services.rpc.networks import Route
-from proxy.wire.upstream_stream import Lost, Refused
-from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
+from proxy.wire.websocket_upstream import WebSocketUpstream
 
 log = logging.getLogger("penstock.feed")
 
@@ -132,7 +132,7 @@ class Lookout:
             await self._poll(source)
 
     async def _listen(self, source: Source) -> None:
-        assert isinstance(source.upstream, SocketUpstream)
+        assert isinstance(source.upstream, WebSocketUpstream)
         inbox = Inbox()
         stream = source.upstream.stream(inbox.lose)
         try:
@@ -144,7 +144,7 @@ class Lookout:
                 if notice is not None:
                     await self._hear(read_block(notice), source)
                 await self._check(source)
-        except (Lost, Refused) as exc:
+        except (StreamLost, SubscriptionRefused) as exc:
             raise Failed(str(exc)) from exc
         finally:
             await stream.close()

@@ -24,8 +24,8 @@ from proxy.services.feed.topics import Event, Listener
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.tasks import until_set
-from proxy.wire.upstream_stream import Lost, Refused, Stream
-from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
+from proxy.wire.websocket_upstream import WebSocketUpstream
 
 POLL_S = 1.0
 # How long a subscription waits for the first source.
@@ -141,7 +141,7 @@ class Pending:
 
     async def _listen(self, source: Source) -> None:
         """Until the stream is lost, a better one is there, or another kind is wanted."""
-        assert isinstance(source.upstream, SocketUpstream)
+        assert isinstance(source.upstream, WebSocketUpstream)
         lost = asyncio.Event()
         stream = source.upstream.stream(lost.set)
         kinds = self._kinds() or frozenset((False,))
@@ -153,15 +153,15 @@ class Pending:
             while self._kinds() <= kinds and self._sources.is_best(source, self._clock()):
                 if await until_set(lost, within_s=LOOK_S):
                     raise Failed("the connection was lost")
-        except (Lost, Refused) as exc:
+        except (StreamLost, SubscriptionRefused) as exc:
             raise Failed(str(exc)) from exc
         finally:
             await stream.close()
 
-    async def _begin_full(self, stream: Stream) -> None:
+    async def _begin_full(self, stream: UpstreamStream) -> None:
         try:
             await stream.subscribe("eth_subscribe", _WHOLE, self._hear_full)
-        except Refused:
+        except SubscriptionRefused:
             # Some refuse the flag, and tell hashes all the same.
             await stream.subscribe("eth_subscribe", _HASHES, self._hear_full)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream import Upstream
-from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.websocket_upstream import WebSocketUpstream
 
 FIRST_REST_S = 0.5
 LONGEST_REST_S = 30.0
@@ -42,7 +42,7 @@ class Sources:
         streamed = [
             Source(each, streams=True)
             for each in route.upstreams
-            if isinstance(each, SocketUpstream) and each.health.may_serve(subscribes)
+            if isinstance(each, WebSocketUpstream) and each.health.may_serve(subscribes)
         ]
         polled = [Source(each, streams=False) for each in route.upstreams if asks and each.health.may_serve(asks)]
         self._sources: Sequence[Source] = [*sorted(streamed, key=_rank), *sorted(polled, key=_rank)]

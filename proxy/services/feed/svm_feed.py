@@ -22,8 +22,8 @@ from proxy.services.feed.sources import Source, Sources
 from proxy.services.feed.topics import MOST_TOPICS, Event, Listener, Topic, refusal
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
-from proxy.wire.upstream_stream import Lost, Refused, Stream
-from proxy.wire.websocket_upstream import SocketUpstream
+from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
+from proxy.wire.websocket_upstream import WebSocketUpstream
 
 log = logging.getLogger("penstock.feed")
 
@@ -161,7 +161,7 @@ class SvmFeed:
                 log.info("feed moves to another source", extra=extra)
 
     async def _listen(self, source: Source) -> None:
-        assert isinstance(source.upstream, SocketUpstream)
+        assert isinstance(source.upstream, WebSocketUpstream)
         lost = asyncio.Event()
         stream = source.upstream.stream(lambda: self._lose(lost))
         self._todo = asyncio.Queue()
@@ -175,7 +175,7 @@ class SvmFeed:
                 await self._work(stream)
             if lost.is_set():
                 raise Failed("the connection was lost")
-        except Lost as exc:
+        except StreamLost as exc:
             raise Failed(str(exc)) from exc
         finally:
             await stream.close()
@@ -184,7 +184,7 @@ class SvmFeed:
         lost.set()
         self._todo.put_nowait(Channel(Topic("")))  # Wakes whoever waits for something to do.
 
-    async def _work(self, stream: Stream) -> None:
+    async def _work(self, stream: UpstreamStream) -> None:
         """A few at a time, each of them once: what comes for one of them meanwhile has its turn when they are done."""
         try:
             async with asyncio.timeout(LOOK_S):
@@ -199,14 +199,14 @@ class SvmFeed:
         if lost := next(filter(None, (task.result() for task in tasks)), None):
             raise lost
 
-    async def _settle(self, stream: Stream, channel: Channel) -> Lost | None:
+    async def _settle(self, stream: UpstreamStream, channel: Channel) -> StreamLost | None:
         """Make it or end it, whichever is wanted by now."""
         try:
             if self._channels.get(channel.topic) is channel:
                 await self._begin(stream, channel)
             elif channel.subscription:
                 await stream.unsubscribe(ENDS[channel.topic.kind], channel.subscription)
-        except Lost as exc:
+        except StreamLost as exc:
             return exc
         return None
 
@@ -215,14 +215,14 @@ class SvmFeed:
         if listens_to_slots and self._clock() - self._heard_at > SILENT_S:
             raise Failed("it has fallen silent")
 
-    async def _begin(self, stream: Stream, channel: Channel) -> None:
+    async def _begin(self, stream: UpstreamStream, channel: Channel) -> None:
         if channel.subscription:
             return
         try:
             channel.subscription = await stream.subscribe(
                 channel.topic.kind, channel.params, lambda notice: self._hear(stream, channel, notice)
             )
-        except Refused as exc:
+        except SubscriptionRefused as exc:
             channel.refused = exc.error
             if self._channels.get(channel.topic) is channel:
                 del self._channels[channel.topic]
@@ -230,7 +230,7 @@ class SvmFeed:
             stream.forget(channel.subscription)  # Its only notice may have come with the confirmation.
         channel.settled.set()
 
-    def _hear(self, stream: Stream, channel: Channel, result: bytes) -> None:
+    def _hear(self, stream: UpstreamStream, channel: Channel, result: bytes) -> None:
         self._heard_at = self._clock()
         try:
             notice = _notice(result)

@@ -23,7 +23,7 @@ from proxy.chains.evm.log_range import LogRange
 from proxy.core import dialect
 from proxy.core.range_size import Span
 from proxy.errors import Fault
-from proxy.services.rpc.calls import Pending, RpcError
+from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 
@@ -213,7 +213,7 @@ class Reader:
         return part
 
     async def _ask(self, method: str, params: bytes, *, least_head: int = 0, tells_head: bool = False) -> bytes:
-        pending = Pending()
+        pending = PendingReply()
         now = time.monotonic()
         flight = Flight(self.route, self.route.plans[method], params, pending, now)
         # Ranges are cut here, where their size is remembered.

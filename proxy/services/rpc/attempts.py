@@ -6,7 +6,7 @@ from proxy.core.routing import Health
 from proxy.wire.upstream import Upstream
 
 
-class Asked:
+class FlightAttempts:
     """The two attempts of a flight that may be under way at once. A flight begins them itself: one more call costs 0.1 µs."""
 
     __slots__ = ("_accused", "_asked_at", "_first", "_first_at", "_second", "_second_at")

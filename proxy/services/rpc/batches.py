@@ -16,24 +16,24 @@ from proxy.core.jsonrpc import Call, Malformed
 from proxy.core.usage import Sheet
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.waiters import Whole
+from proxy.services.rpc.waiters import WholeResultWaiter
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import Plan
+    from proxy.services.rpc.method_policy import MethodPolicy
 
 # What a call costs that is answered with an error of its own making.
 UNITS_OF_AN_ERROR = 1
 
 
-class Item(Whole):
+class BatchItem(WholeResultWaiter):
     """One place in a batch: its reply, when it is there."""
 
     __slots__ = ("batch", "cache", "fault", "flight", "id", "plan", "reply", "settled", "units")
 
-    def __init__(self, batch: Batch, id_: bytes | None) -> None:
+    def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
         self.batch = batch
         self.id = id_
-        self.plan: Plan | None = None
+        self.plan: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
@@ -73,15 +73,15 @@ class Item(Whole):
         self.batch.settled()
 
 
-class Batch:
+class CallBatch:
     """The items of one request, answered in order."""
 
     __slots__ = ("_done", "_open", "began", "items", "sheet", "units")
 
     def __init__(
-        self, calls: Sequence[Call | Malformed], done: Callable[[Batch], None], now: float, sheet: Sheet
+        self, calls: Sequence[Call | Malformed], done: Callable[[CallBatch], None], now: float, sheet: Sheet
     ) -> None:
-        self.items = [Item(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
+        self.items = [BatchItem(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
         self.units = 0
         self.began = now
         # Where its items are counted.
@@ -109,7 +109,7 @@ class Batch:
         replies = [item.reply for item in self.items if item.reply]
         return b"[" + b",".join(replies) + b"]" if replies else b""
 
-    def failed(self) -> list[Item]:
+    def failed(self) -> list[BatchItem]:
         return [item for item in self.items if isinstance(item.fault, InternalError)]
 
     def leave(self) -> None:

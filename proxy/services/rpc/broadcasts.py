@@ -12,14 +12,14 @@ import msgspec
 
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.waiters import Whole
+from proxy.services.rpc.waiters import WholeResultWaiter
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import Plan
+    from proxy.services.rpc.method_policy import MethodPolicy
     from proxy.services.rpc.networks import Route
 
 
-class Broadcast(Whole):
+class Broadcast(WholeResultWaiter):
     """The waiter of all its flights."""
 
     __slots__ = ("_asker", "_error", "_fault", "_open")
@@ -33,7 +33,7 @@ class Broadcast(Whole):
     def __repr__(self) -> str:
         return f"<Broadcast {self._open} open>"
 
-    def send(self, route: Route, plan: Plan, params: bytes, now: float) -> None:
+    def send(self, route: Route, plan: MethodPolicy, params: bytes, now: float) -> None:
         flights = [Flight(route, plan, params, self, now) for _ in range(route.broadcast)]
         self._asker.flight = flights[0]
         taken, ready = 0, []

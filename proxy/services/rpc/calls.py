@@ -23,52 +23,52 @@ from proxy.core.pricing import Prices
 from proxy.core.usage import Sheet
 from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, Item
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.broadcasts import Broadcast
-from proxy.services.rpc.filters import Filters
+from proxy.services.rpc.filters import FilterIds
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch, may_be_short
-from proxy.services.rpc.waiters import Waiter, Whole
+from proxy.services.rpc.waiters import Waiter, WholeResultWaiter
 from proxy.wire.upstream import Upstream
 
 
-class Asker(Waiter, Protocol):
+class Caller(Waiter, Protocol):
     """A waiter as this room sees it: it keeps what its reply will need."""
 
-    plan: Plan | None
+    plan: MethodPolicy | None
     flight: Flight | None
     units: int
     cache: str
 
 
-class Subscriber(Protocol):
+class SubscriptionCalls(Protocol):
     """Where an asker has a socket: it answers the calls that begin and end subscriptions."""
 
-    def subscribe(self, asker: Asker, plan: Plan, params: bytes) -> None: ...
+    def subscribe(self, asker: Caller, plan: MethodPolicy, params: bytes) -> None: ...
 
 
 class Rpc:
-    def __init__(self, admission: Admission, prices: Prices, filters: Filters) -> None:
+    def __init__(self, admission: Admission, prices: Prices, filters: FilterIds) -> None:
         self._admission = admission
         self._archive_minimum = prices.archive_minimum
         self._filters = filters
 
     def ask(
         self,
-        asker: Asker,
+        asker: Caller,
         route: Route,
         key: Key,
         call: Call,
         now: float,
         *,
         fresh: bool = False,
-        subscriber: Subscriber | None = None,
+        subscriber: SubscriptionCalls | None = None,
     ) -> None:
         """One call of one HTTP request or message: admit it, then answer it."""
         plan = self.check(asker, route, key, call, subscriber)
-        if not isinstance(plan, Plan):
+        if not isinstance(plan, MethodPolicy):
             self._decline(asker, key, plan, now)
             return
         units = plan.units if plan.is_plain else self._price(plan, route, call)
@@ -82,7 +82,7 @@ class Rpc:
             return
         self.answer(asker, route, key, plan, call[1], now, fresh=fresh)
 
-    def _decline(self, asker: Asker, key: Key, why: bytes | Fault, now: float) -> None:
+    def _decline(self, asker: Caller, key: Key, why: bytes | Fault, now: float) -> None:
         """A refusal is free; an error is an answer, and charged before it is given: the asker is told one thing only."""
         refusal = why if isinstance(why, Fault) else self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
         if refusal is not None:
@@ -93,8 +93,8 @@ class Rpc:
         asker.on_error(why)
 
     def check(
-        self, asker: Asker, route: Route, key: Key, call: Call, subscriber: Subscriber | None = None
-    ) -> Plan | bytes | Fault:
+        self, asker: Caller, route: Route, key: Key, call: Call, subscriber: SubscriptionCalls | None = None
+    ) -> MethodPolicy | bytes | Fault:
         """The call's plan; or why there is none: an error of the call's, or a fault."""
         plan = asker.plan = route.plans.get(call[0], route.unknown)
         if plan is route.unknown:
@@ -107,7 +107,7 @@ class Rpc:
             return route.desk.fault_of(plan, call[1]) or plan
         return plan
 
-    def _price(self, plan: Plan, route: Route, call: Call) -> int:
+    def _price(self, plan: MethodPolicy, route: Route, call: Call) -> int:
         """A read of old state costs at least the archive price."""
         family = plan.family
         if plan.units < self._archive_minimum and route.heads.tip:
@@ -118,10 +118,10 @@ class Rpc:
 
     def answer(
         self,
-        asker: Asker,
+        asker: Caller,
         route: Route,
         key: Key | None,
-        plan: Plan,
+        plan: MethodPolicy,
         params: bytes,
         now: float,
         *,
@@ -135,7 +135,7 @@ class Rpc:
 
     def answer_all(
         self,
-        asked: Iterable[tuple[Asker, Plan, bytes]],
+        asked: Iterable[tuple[Caller, MethodPolicy, bytes]],
         route: Route,
         key: Key | None,
         now: float,
@@ -154,10 +154,10 @@ class Rpc:
 
     def _flight(
         self,
-        asker: Asker,
+        asker: Caller,
         route: Route,
         key: Key | None,
-        plan: Plan,
+        plan: MethodPolicy,
         params: bytes,
         now: float,
         *,
@@ -195,7 +195,7 @@ class Rpc:
             flight.least_head = route.heads.tip
         return flight
 
-    def _from_memory(self, asker: Asker, route: Route, slot: bytes) -> bool:
+    def _from_memory(self, asker: Caller, route: Route, slot: bytes) -> bool:
         result = route.replies.get(slot) if route.keeps else None
         if result is not None:
             asker.cache = "hit"
@@ -209,7 +209,7 @@ class Rpc:
         flight.waiters.append(asker)
         return True
 
-    def _aim(self, flight: Flight, route: Route, plan: Plan, params: bytes) -> None:
+    def _aim(self, flight: Flight, route: Route, plan: MethodPolicy, params: bytes) -> None:
         """What the call's block asks of its upstream."""
         ref, tip = plan.family.block_ref(plan.method, params), route.heads.tip
         if ref.moves:
@@ -228,15 +228,15 @@ class Rpc:
         route: Route,
         key: Key,
         now: float,
-        done: Callable[[Batch | ShortBatch], None],
+        done: Callable[[CallBatch | ShortBatch], None],
         *,
         fresh: bool = False,
-        subscriber: Subscriber | None = None,
-    ) -> Batch | ShortBatch | Fault:
+        subscriber: SubscriptionCalls | None = None,
+    ) -> CallBatch | ShortBatch | Fault:
         """Admit a whole batch, then answer its items; `done` is called when the last one is in."""
-        batch = Batch(items, done, now, key.sheet)
-        planned: list[tuple[Item, Plan, Call, int]] = []
-        declined: list[tuple[Item, bytes | Fault]] = []
+        batch = CallBatch(items, done, now, key.sheet)
+        planned: list[tuple[BatchItem, MethodPolicy, Call, int]] = []
+        declined: list[tuple[BatchItem, bytes | Fault]] = []
         units = 0
         for item, what in zip(batch.items, items, strict=True):
             if isinstance(what, Malformed):
@@ -245,7 +245,7 @@ class Rpc:
                 units += UNITS_OF_AN_ERROR
                 continue
             plan = self.check(item, route, key, what, subscriber)
-            if not isinstance(plan, Plan):
+            if not isinstance(plan, MethodPolicy):
                 declined.append((item, plan))
                 units += 0 if isinstance(plan, Fault) else UNITS_OF_AN_ERROR
                 continue
@@ -275,7 +275,7 @@ class Rpc:
         self.answer_all(asked, route, key, now, fresh=fresh)
         return batch
 
-    def _short_way(self, route: Route, planned: Sequence[tuple[Item, Plan, Call, int]]) -> Upstream | None:
+    def _short_way(self, route: Route, planned: Sequence[tuple[BatchItem, MethodPolicy, Call, int]]) -> Upstream | None:
         """The one upstream, where all of these are plain reads and it takes them in one request."""
         upstream = route.only
         if upstream is None or not upstream.health.free or not 1 < len(planned) <= upstream.batch:
@@ -284,7 +284,7 @@ class Rpc:
 
     # Money back
 
-    def settle_batch(self, key: Key, batch: Batch | ShortBatch) -> int:
+    def settle_batch(self, key: Key, batch: CallBatch | ShortBatch) -> int:
         """What a batch costs in the end: items that we failed are free."""
         units = batch.units
         for item in batch.failed():
@@ -299,14 +299,14 @@ class Rpc:
             self._admission.refund(key, requests, units)
 
 
-class Pending(Whole):
+class PendingReply(WholeResultWaiter):
     """A waiter that a coroutine awaits: for handlers, sockets and our own questions."""
 
     __slots__ = ("cache", "flight", "future", "plan", "units")
 
     def __init__(self) -> None:
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.plan: Plan | None = None
+        self.plan: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
@@ -354,9 +354,9 @@ def _last_block(params: bytes, tip: int) -> int:
     return tip if asked is None else asked.last
 
 
-def ask_upstream(route: Route, method: str, params: bytes, *, least_head: int = 0) -> Pending:
+def ask_upstream(route: Route, method: str, params: bytes, *, least_head: int = 0) -> PendingReply:
     """A question of our own to a network: not admitted, not charged. Who is not at the least head is not asked."""
-    pending = Pending()
+    pending = PendingReply()
     now = time.monotonic()
     flight = Flight(route, route.plans[method], params, pending, now)
     flight.least_head = least_head

@@ -16,11 +16,11 @@ from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.waiters import Waiter, Whole
+from proxy.services.rpc.waiters import Waiter, WholeResultWaiter
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import Plan
+    from proxy.services.rpc.method_policy import MethodPolicy
     from proxy.services.rpc.networks import Route
 
 _MAKES = frozenset({"eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"})
@@ -29,11 +29,11 @@ _TAG = 16
 NOT_FOUND = jsonrpc.error(-32000, "filter not found")
 
 
-class Filters:
+class FilterIds:
     def __init__(self, pepper: str) -> None:
         self._pepper = pepper.encode()
 
-    def ask(self, asker: Any, route: Route, key: Key, plan: Plan, params: bytes, now: float) -> None:
+    def ask(self, asker: Any, route: Route, key: Key, plan: MethodPolicy, params: bytes, now: float) -> None:
         if plan.method.name in _MAKES:
             flight = Flight(route, plan, params, _Naming(self, asker, route, key), now)
             asker.flight = flight
@@ -75,10 +75,10 @@ class Filters:
         return hmac.digest(self._pepper, text, "sha256").hex()[:_TAG]
 
 
-class _Naming(Whole):
+class _Naming(WholeResultWaiter):
     """Between the upstream and the asker: writes the way back into the new filter's id."""
 
-    def __init__(self, filters: Filters, asker: Waiter, route: Route, key: Key) -> None:
+    def __init__(self, filters: FilterIds, asker: Waiter, route: Route, key: Key) -> None:
         self._filters = filters
         self._asker = asker
         self._route = route

@@ -21,14 +21,14 @@ import msgspec
 from proxy.core import dialect, jsonrpc
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.services.rpc.attempts import Asked
+from proxy.services.rpc.attempts import FlightAttempts
 from proxy.services.rpc.waiters import NOBODY, Waiter
-from proxy.wire.connection import OUT_OF_STEP, STALE, TOO_LARGE, Connection, Piece
+from proxy.wire.connection import OUT_OF_STEP, STALE, TOO_LARGE, Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import Plan
+    from proxy.services.rpc.method_policy import MethodPolicy
     from proxy.services.rpc.networks import Route
 
 # Upstreams asked for one read, counting the first.
@@ -38,7 +38,7 @@ next_id = itertools.count(1000).__next__
 _monotonic = time.monotonic
 
 
-def result_at(plan: Plan, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
+def result_at(plan: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
     """Where the result begins in a large reply to our call; 0 where it may not be passed on as it comes. What tells of a block
     is read first."""
     start = jsonrpc.result_start(id_)
@@ -46,13 +46,13 @@ def result_at(plan: Plan, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
     return len(start) if is_good else 0
 
 
-class Flight(Asked):
+class Flight(FlightAttempts):
     __slots__ = (
         "_spare", "_spare_error", "_streaming", "_tries", "answered_by", "archive", "began", "done", "id", "is_handed_on",
         "is_piece", "least_head", "moves", "params", "plan", "route", "slot", "tells_head", "tried", "waiters",
     )  # fmt: skip
 
-    def __init__(self, route: Route, plan: Plan, params: bytes, waiter: Waiter, now: float) -> None:
+    def __init__(self, route: Route, plan: MethodPolicy, params: bytes, waiter: Waiter, now: float) -> None:
         self.route = route
         self.plan = plan
         self.params = params
@@ -117,7 +117,15 @@ class Flight(Asked):
 
     @classmethod
     def taking_over(
-        cls, route: Route, plan: Plan, params: bytes, waiter: Waiter, upstream: Upstream, *, id_: bytes, began: float
+        cls,
+        route: Route,
+        plan: MethodPolicy,
+        params: bytes,
+        waiter: Waiter,
+        upstream: Upstream,
+        *,
+        id_: bytes,
+        began: float,
     ) -> Flight:
         """A call that somebody sent on the short way and that did not go as usual."""
         flight = cls(route, plan, params, waiter, began)
@@ -127,7 +135,7 @@ class Flight(Asked):
         flight._tries = 1
         return flight
 
-    def on_tick(self, connection: Connection | None, now: float) -> None:
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         """Called by the sweep: the deadline, and the hedge."""
         if self.done or self.is_handed_on:
             return
@@ -190,7 +198,7 @@ class Flight(Asked):
 
     # What the connection tells
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         now = _monotonic()
         began = self._ended(upstream)
@@ -251,7 +259,7 @@ class Flight(Asked):
             return
         self._after_failure(now, f"an upstream failed: {reason}", sent=sent)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         """Pass a large result on as it comes, if one waits who can take it and the beginning is a reply to our call."""
         if len(self.waiters) != 1 or not self.waiters[0].streams or self.tells_head or self.is_handed_on:
             return False
@@ -269,10 +277,10 @@ class Flight(Asked):
         self.waiters[0].on_stream(memoryview(beginning)[start:], left, connection)
         return True
 
-    def on_piece(self, connection: Connection, piece: Piece) -> None:
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
         self.waiters[0].on_stream_piece(piece)
 
-    def on_end(self, connection: Connection) -> None:
+    def on_end(self, connection: UpstreamConnection) -> None:
         began = self._ended(connection.upstream)
         now = _monotonic()
         connection.upstream.health.succeeded(now - began)

@@ -15,12 +15,12 @@ import orjson
 
 from proxy.chains.registry import Network
 from proxy.errors import NotFound
-from proxy.services.rpc.calls import Pending, Rpc, RpcError
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.calls import PendingReply, Rpc, RpcError
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Networks, Route
 
 
-class Questions:
+class InternalCalls:
     def __init__(self, rpc: Rpc, networks: Networks) -> None:
         self._rpc = rpc
         self._networks = networks
@@ -31,7 +31,7 @@ class Questions:
     async def ask(self, network: Network, method: str, *params: Any, fresh: bool = False) -> Any:
         """The result. RpcError for the upstream's error; a Fault where nobody answers."""
         route = self.route(network)
-        pending = Pending()
+        pending = PendingReply()
         plan = route.plans[method]
         self._rpc.answer(pending, route, None, plan, orjson.dumps(params), time.monotonic(), fresh=fresh)
         return orjson.loads(await pending.result())
@@ -41,8 +41,8 @@ class Questions:
     ) -> list[Any]:
         """The results in order, in as few requests as the upstream takes. An error stands in its place as an RpcError."""
         route = self.route(network)
-        asked: list[tuple[Pending, Plan, bytes]] = [
-            (Pending(), route.plans[method], orjson.dumps(params)) for method, params in calls
+        asked: list[tuple[PendingReply, MethodPolicy, bytes]] = [
+            (PendingReply(), route.plans[method], orjson.dumps(params)) for method, params in calls
         ]
         self._rpc.answer_all(asked, route, None, time.monotonic(), fresh=fresh)
         results = await asyncio.gather(*(pending.result() for pending, _, _ in asked), return_exceptions=True)

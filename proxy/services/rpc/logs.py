@@ -16,7 +16,7 @@ from proxy.chains.evm import log_range
 from proxy.chains.evm.log_range import LogRange
 from proxy.core import dialect
 from proxy.errors import Fault, InternalError, UpstreamTimeout
-from proxy.services.rpc.calls import Pending, RpcError
+from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.settings import Rpc as Limits
@@ -32,7 +32,7 @@ MOST_ASKED = 4 * MOST_PIECES
 _serial = itertools.count(1)
 
 
-class Logs:
+class LogQueries:
     def __init__(self, tasks: Tasks, limits: Limits) -> None:
         self._tasks = tasks
         self._limits = limits
@@ -56,7 +56,7 @@ class Logs:
         if asked.blocks > most:
             flight.land_error(log_range.refusal(asked.first, asked.first + most - 1))
             return True
-        self._tasks.start(f"logs {next(_serial)}", lambda: _answer(flight, Split(flight, asked, chunk)))
+        self._tasks.start(f"logs {next(_serial)}", lambda: _answer(flight, SplitLogQuery(flight, asked, chunk)))
         return True
 
     def _chunk(self, asked: LogRange, error: bytes) -> int:
@@ -67,7 +67,7 @@ class Logs:
         return min(self._limits.logs_chunk_blocks, (asked.blocks + 1) // 2)
 
 
-async def _answer(flight: Flight, split: Split) -> None:
+async def _answer(flight: Flight, split: SplitLogQuery) -> None:
     outcome = await _outcome(flight, split)
     if flight.done:
         return  # Nobody waits any more.
@@ -80,7 +80,7 @@ async def _answer(flight: Flight, split: Split) -> None:
             flight.land_fault(outcome)
 
 
-async def _outcome(flight: Flight, split: Split) -> bytes | RpcError | Fault:
+async def _outcome(flight: Flight, split: SplitLogQuery) -> bytes | RpcError | Fault:
     """The pieces have the time that the whole has."""
     limit_s = flight.route.call_timeout_s
     try:
@@ -94,7 +94,7 @@ async def _outcome(flight: Flight, split: Split) -> bytes | RpcError | Fault:
         return UpstreamTimeout(f"the logs did not come within {limit_s:g} s: ask for fewer blocks")
 
 
-class Split:
+class SplitLogQuery:
     """One question in pieces: those that are left, and what has come of the others."""
 
     def __init__(self, flight: Flight, asked: LogRange, chunk: int) -> None:
@@ -148,7 +148,7 @@ class Split:
         if self._bytes > MOST:
             raise self._too_much()
 
-    def _ask(self, part: LogRange) -> Pending:
+    def _ask(self, part: LogRange) -> PendingReply:
         """One piece, as a flight of its own that is not cut again on the way."""
         whole = self._flight
         if whole.done:
@@ -156,7 +156,7 @@ class Split:
         self._calls += 1
         if self._calls > MOST_ASKED:
             raise self._too_much()
-        pending = Pending()
+        pending = PendingReply()
         now = time.monotonic()
         flight = Flight(whole.route, whole.plan, part.params(), pending, now)
         flight.is_piece = True

@@ -36,7 +36,7 @@ def _latest_shape(method: Method) -> tuple[int, bytes, bytes]:
     return _FIRST if method.block_at == 0 else _SECOND
 
 
-class Plan:
+class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
@@ -94,12 +94,15 @@ class Plan:
         return tell(params) if tell else None
 
 
-def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> Plan:
+def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:
     """Calls of methods that do not exist are counted as one: their names are the callers' to invent."""
-    return Plan(Method("other"), families.FAMILIES[network.family], 0, tally(network.id, "other"))
+    return MethodPolicy(Method("other"), families.FAMILIES[network.family], 0, tally(network.id, "other"))
 
 
-def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, Plan]:
+def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     family = families.FAMILIES[network.family]
     units = prices.of_family(network.family)
-    return {name: Plan(method, family, units[name], tally(network.id, name)) for name, method in family.methods.items()}
+    return {
+        name: MethodPolicy(method, family, units[name], tally(network.id, name))
+        for name, method in family.methods.items()
+    }

@@ -22,19 +22,19 @@ from proxy.core.heads import HIGHEST, STALE_S, Heads
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import Budget, Group, Health
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.method_policy import ANY_SCOPE, Plan
-from proxy.services.rpc.shared_cache import Shelf
-from proxy.services.rpc.upstream_batch import Convoy
+from proxy.services.rpc.method_policy import ANY_SCOPE, MethodPolicy
+from proxy.services.rpc.shared_cache import SharedCache
+from proxy.services.rpc.upstream_batch import UpstreamBatch
 from proxy.wire.upstream import Upstream
 
-_NONE: Mapping[str, Plan] = {}
+_NONE: Mapping[str, MethodPolicy] = {}
 _NO_LIMIT = 1 << 62
 _NULL_BYTES = len(NULL)
 _NUMBER = re.compile(rb'"number"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
 _BLOCK = re.compile(rb'"blockNumber"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
 
 
-class Marks:
+class SharedHead:
     """Two numbers of one network in the memory that a host's workers share: the tip, and how often something moved.
 
     A client's next request may meet another worker. So whoever learns of a new head, or has sent a write, counts one up;
@@ -62,13 +62,13 @@ class Marks:
         return moves
 
 
-class Desk(Protocol):
+class CallGuard(Protocol):
     """Stands before a route whose calls are not simply passed on."""
 
-    def fault_of(self, plan: Plan, params: bytes) -> bytes | None:
+    def fault_of(self, plan: MethodPolicy, params: bytes) -> bytes | None:
         """An error where the params are not what the method takes."""
 
-    def flight(self, asker: Any, key: Key, plan: Plan, params: bytes, now: float) -> Flight | None:
+    def flight(self, asker: Any, key: Key, plan: MethodPolicy, params: bytes, now: float) -> Flight | None:
         """A flight that has to be launched; None where the asker is answered otherwise."""
 
 
@@ -85,11 +85,11 @@ class Route:
         self,
         network: Network,
         upstreams: Sequence[Upstream],
-        plans: dict[str, Plan],
+        plans: dict[str, MethodPolicy],
         replies: Replies,
-        marks: Marks,
+        marks: SharedHead,
         *,
-        unknown: Plan,
+        unknown: MethodPolicy,
         broadcast: int,
         call_timeout_s: float,
         lag_s: float,
@@ -124,10 +124,10 @@ class Route:
         # Flights that others may join, by what they ask.
         self.flights: dict[bytes, Flight] = {}
         # Where other workers' replies stand, if there is such a place.
-        self.shelf: Shelf | None = None
+        self.shelf: SharedCache | None = None
         self.on_split: Callable[[Flight, bytes], bool] | None = None
         self.on_null: Callable[[Flight], bool] | None = None
-        self.desk: Desk | None = None
+        self.desk: CallGuard | None = None
         # The route of the same network's chain, for one that is not the chain itself.
         self.beside: Route | None = None
         # Of these scopes a key needs one to ask here at all; and the most bytes that a request may have.
@@ -135,7 +135,7 @@ class Route:
         self.max_body = max_body
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
         self.is_live = network.is_live
-        self._short: dict[int, Mapping[str, Plan]] = {}
+        self._short: dict[int, Mapping[str, MethodPolicy]] = {}
         for plan in plans.values():
             plan.shared = plan.keeps and (keeps or coalesces)
             is_simple = plan.may_repeat and not plan.by_range and not plan.is_checked
@@ -144,10 +144,10 @@ class Route:
     def __repr__(self) -> str:
         return f"<Route {self.network.id}: {len(self.upstreams)} upstreams, {self.heads!r}>"
 
-    def _only_serves(self, plan: Plan) -> bool:
+    def _only_serves(self, plan: MethodPolicy) -> bool:
         return self.only is not None and self.only.health.may_serve(plan.method.name)
 
-    def short_plans(self, key: Key) -> Mapping[str, Plan]:
+    def short_plans(self, key: Key) -> Mapping[str, MethodPolicy]:
         """The methods whose calls may take the short way (web/front/client), if this key's may at all."""
         if key.locked or key.account.day_limit or key.dies_at < math.inf or (self.is_live and not key.live):
             return _NONE
@@ -178,7 +178,7 @@ class Route:
                 self.launch(flight, now)
         for start in range(0, len(together), upstream.batch if upstream else 1):
             assert upstream is not None
-            Convoy(together[start : start + upstream.batch]).send(upstream, now)
+            UpstreamBatch(together[start : start + upstream.batch]).send(upstream, now)
         for _ in together:
             self.budget.earn()
 

@@ -23,7 +23,7 @@ MOST_AT_ONCE = 256
 _serial = itertools.count(1)
 
 
-class Shelf:
+class SharedCache:
     def __init__(self, route: Route, store: SharedReplies, tasks: Tasks) -> None:
         self._route = route
         self._store = store

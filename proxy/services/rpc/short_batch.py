@@ -15,15 +15,15 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import Call
 from proxy.core.usage import Sheet
-from proxy.services.rpc.batches import Batch, Item
+from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight, next_id
-from proxy.services.rpc.upstream_batch import Convoy
-from proxy.wire.connection import Connection, Piece
+from proxy.services.rpc.upstream_batch import UpstreamBatch
+from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import Plan
+    from proxy.services.rpc.method_policy import MethodPolicy
     from proxy.services.rpc.networks import Route
 
 # A batch that has been under way for this long is looked at by the sweep.
@@ -31,7 +31,7 @@ LOOK_AFTER_S = 0.05
 _LATEST = (b'"latest"]', b"[]")
 
 
-def may_be_short(plan: Plan, call: Call) -> bool:
+def may_be_short(plan: MethodPolicy, call: Call) -> bool:
     """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
     is_simple = plan.short and not plan.shared and not plan.asks_on
     return is_simple and call[2] != b"" and (not plan.has_block or call[1].endswith(_LATEST))
@@ -45,9 +45,9 @@ class ShortBatch:
     def __init__(
         self,
         calls: Sequence[Call],
-        plans: Sequence[Plan],
+        plans: Sequence[MethodPolicy],
         route: Route,
-        done: Callable[[Batch | ShortBatch], None],
+        done: Callable[[CallBatch | ShortBatch], None],
         sheet: Sheet,
     ) -> None:
         self._calls = calls
@@ -57,7 +57,7 @@ class ShortBatch:
         self._sheet = sheet
         self._first_id = 0
         self._upstream: Upstream | None = None
-        self._became: Batch | None = None
+        self._became: CallBatch | None = None
         self._body = b""
         self.began = 0.0
         self.units = 0
@@ -81,7 +81,7 @@ class ShortBatch:
 
     # What the connection tells
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         results = self._results(head, body)
         if results is None:
             self._take_off().on_reply(connection, head, body)
@@ -124,7 +124,7 @@ class ShortBatch:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._take_off().on_fail(upstream, reason, sent=sent)
 
-    def on_tick(self, connection: Connection | None, now: float) -> None:
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         upstream = self._upstream
         if upstream is not None and now - self.began > LOOK_AFTER_S:
             convoy = self._take_off()
@@ -132,18 +132,18 @@ class ShortBatch:
             (connection or upstream).replace(self, convoy)
             convoy.on_tick(connection, now)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         return False
 
-    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
-    def on_end(self, connection: Connection) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
 
-    def _take_off(self) -> Convoy:
+    def _take_off(self) -> UpstreamBatch:
         """It did not go as usual: each item becomes a flight, and this batch an ordinary one."""
         upstream = self._upstream
         assert upstream is not None
         self._upstream = None
-        self._became = batch = Batch(self._calls, self._done, self.began, self._sheet)
+        self._became = batch = CallBatch(self._calls, self._done, self.began, self._sheet)
         batch.units = self.units
         batch.expect(len(self._calls))
         flights = []
@@ -160,14 +160,14 @@ class ShortBatch:
             )
             flights.append(item.flight)
         upstream.health.inflight += len(flights) - 1
-        return Convoy(flights, began=self.began)
+        return UpstreamBatch(flights, began=self.began)
 
     # What whoever asked wants to know: as of any batch
 
     def body(self) -> bytes:
         return self._body
 
-    def failed(self) -> list[Item]:
+    def failed(self) -> list[BatchItem]:
         return []
 
     def leave(self) -> None:

@@ -16,26 +16,26 @@ from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 
 # How long a way that is not the best is kept.
 KEEP_S = 600.0
 _TRACER = {"tracer": "callTracer"}
-Ways = tuple[Callable[[int, str], Awaitable[list[Call]]], ...]
+TraceMethods = tuple[Callable[[int, str], Awaitable[list[Call]]], ...]
 
 
-class Malformed(Exception):
+class MalformedTrace(Exception):
     """Traces that nobody can read."""
 
 
-class Traces:
+class TraceReader:
     """Of one network."""
 
-    def __init__(self, network: Network, questions: Questions) -> None:
+    def __init__(self, network: Network, questions: InternalCalls) -> None:
         self._network = network
         self._questions = questions
-        self._best: Ways = (self._by_tracer, self._by_list, self._one_by_one)
-        self._ways: Ways = self._best
+        self._best: TraceMethods = (self._by_tracer, self._by_list, self._one_by_one)
+        self._ways: TraceMethods = self._best
         self._chosen = 0.0
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Traces:
                     continue
                 raise
             except (ValueError, KeyError, TypeError) as exc:
-                raise Malformed(f"{type(exc).__name__}: {exc}") from exc
+                raise MalformedTrace(f"{type(exc).__name__}: {exc}") from exc
             if place:
                 self._ways, self._chosen = self._ways[place:] + self._ways[:place], time.monotonic()
             return found

@@ -18,7 +18,7 @@ from proxy.core import jsonrpc
 from proxy.core.heads import HIGHEST
 from proxy.services.rpc.flights import next_id
 from proxy.services.rpc.networks import Route
-from proxy.wire.connection import Connection, Piece
+from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -48,7 +48,7 @@ class Probe:
             self._upstream.leave(self)
             return None
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         try:
             reply = jsonrpc.read_reply(body, self._id)
         except ValueError:
@@ -59,12 +59,12 @@ class Probe:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._settle(None)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         return False
 
-    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
-    def on_end(self, connection: Connection) -> None: ...
-    def on_tick(self, connection: Connection | None, now: float) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
 
     def _settle(self, result: bytes | None) -> None:
         if not self._answer.done():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core import dialect, jsonrpc
-from proxy.wire.connection import OUT_OF_STEP, TOO_LARGE, Connection, Piece
+from proxy.wire.connection import OUT_OF_STEP, TOO_LARGE, Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxy.services.rpc.flights import Flight
 
 
-class Convoy:
+class UpstreamBatch:
     __slots__ = ("_began", "_flights")
 
     def __init__(self, flights: Sequence[Flight], *, began: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class Convoy:
         parts.append(b"]")
         upstream.submit(self, *parts)
 
-    def on_reply(self, connection: Connection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         now = time.monotonic()
         if head.wants_rest:
@@ -89,17 +89,17 @@ class Convoy:
         for place, flight in enumerate(self._still_carried(upstream)):
             flight.on_fail(upstream, reason, sent=sent, blame=not place and reason != TOO_LARGE)
 
-    def on_tick(self, connection: Connection | None, now: float) -> None:
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         for flight in self._flights:
             flight.on_tick(connection, now)
         if connection is not None and all(flight.done for flight in self._flights):
             connection.leave(self)
 
-    def on_large(self, connection: Connection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         return False
 
-    def on_piece(self, connection: Connection, piece: Piece) -> None: ...
-    def on_end(self, connection: Connection) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
 
 
 def _is_refused(head: ReplyHead, body: bytes) -> bool:

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from proxy.errors import Fault
-from proxy.wire.connection import Connection, Piece
+from proxy.wire.connection import Piece, UpstreamConnection
 
 
 class Waiter(Protocol):
@@ -18,19 +18,19 @@ class Waiter(Protocol):
     def on_result(self, result: bytes | msgspec.Raw) -> None: ...
     def on_error(self, error: bytes) -> None: ...
     def on_fault(self, fault: Fault) -> None: ...
-    def on_stream(self, beginning: memoryview, left: int | None, connection: Connection) -> None: ...
+    def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None: ...
     def on_stream_piece(self, piece: Piece) -> None: ...
     def on_stream_end(self) -> None: ...
     def on_stream_broken(self) -> None: ...
 
 
-class Whole:
+class WholeResultWaiter:
     """A waiter that takes its result whole: the half of a `Waiter` that is never called."""
 
     __slots__ = ()
     streams: bool = False
 
-    def on_stream(self, beginning: memoryview, left: int | None, connection: Connection) -> None:
+    def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         raise AssertionError("this waiter takes its result whole")
 
     def on_stream_piece(self, piece: Piece) -> None:
@@ -43,7 +43,7 @@ class Whole:
         raise AssertionError("this waiter takes its result whole")
 
 
-class _Nobody(Whole):
+class _AbsentWaiter(WholeResultWaiter):
     """Takes the place of a waiter that left."""
 
     def on_result(self, result: bytes | msgspec.Raw) -> None: ...
@@ -51,4 +51,4 @@ class _Nobody(Whole):
     def on_fault(self, fault: Fault) -> None: ...
 
 
-NOBODY = _Nobody()
+NOBODY = _AbsentWaiter()

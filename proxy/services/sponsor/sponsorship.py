@@ -27,7 +27,7 @@ from proxy.core.access import Key
 from proxy.core.policy import Asked, Refusal
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.costs import Market
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import Policies, Ready
@@ -84,7 +84,7 @@ class Sponsoring:
         ledger: LedgerStore,
         paymasters: Paymasters,
         market: Market,
-        questions: Questions,
+        questions: InternalCalls,
         *,
         most_of_day: Mapping[str, int | None],
         refused: Callable[[str, bytes, str, str], None] = lambda *_: None,

@@ -24,13 +24,13 @@ from proxy.errors import NotFound
 from proxy.settings import Nfts as NftSettings
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
-from proxy.wire.fetcher import Fetched, Fetcher, Outcome
+from proxy.wire.fetcher import Fetched, Fetcher, FetchOutcome
 
 log = logging.getLogger("penstock.nfts")
 
 T = TypeVar("T")
 
-Status = Outcome | Literal["none"]
+Status = FetchOutcome | Literal["none"]
 
 _KIND, _DOCUMENT = "nft", "document"
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}

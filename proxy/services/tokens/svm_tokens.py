@@ -21,7 +21,7 @@ from proxy.core import display_text, portfolio
 from proxy.core.portfolio import Balances, Holding, Token
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.contracts import KEPT_S, about_a_block
 from proxy.services.tokens.token_prices import Market
 from proxy.store.cache import Kept
@@ -41,7 +41,7 @@ class Account:
 
 
 class SvmTokens:
-    def __init__(self, questions: Questions, kept: Kept, market: Market) -> None:
+    def __init__(self, questions: InternalCalls, kept: Kept, market: Market) -> None:
         self._questions = questions
         self._kept = kept
         self._market = market

@@ -20,8 +20,8 @@ from proxy.chains.evm.watch_index import KINDS, Index, Watcher
 from proxy.chains.registry import Network
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import Questions
-from proxy.services.rpc.traces import Malformed, Traces
+from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.services.webhooks.webhooks import read_config, read_filter
 
 # Blocks of one back-test: of logs alone, where whole blocks must be read, and where they must be traced.
@@ -42,7 +42,7 @@ class Found:
 
 
 class Backtest:
-    def __init__(self, questions: Questions) -> None:
+    def __init__(self, questions: InternalCalls) -> None:
         self._questions = questions
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class Backtest:
 
     async def _traced(self, network: Network, index: Index, first: int, last: int) -> list[int]:
         """How many of each block."""
-        traces = Traces(network, self._questions)
+        traces = TraceReader(network, self._questions)
         counts = []
         for number in range(first, last + 1):
             block = await self._ask(network, "eth_getBlockByNumber", hex(number), False)
@@ -120,7 +120,7 @@ class Backtest:
                 raise Unavailable(f"the network {network.id} cannot be read there at the moment")
             try:
                 calls = await traces.calls(number, bytes.fromhex(block["hash"][2:]))
-            except (RpcError, Malformed) as exc:
+            except (RpcError, MalformedTrace) as exc:
                 raise Unavailable(f"the network {network.id} has no traces there: {str(exc)[:200]}") from None
             counts.append(len(matching.matched_calls(index.tables, calls)))
         return counts

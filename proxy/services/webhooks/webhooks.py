@@ -23,7 +23,7 @@ from proxy.errors import InvalidRequest
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import Delta, NewWebhook, Webhook, WebhookStore
 from proxy.wire.guard import UrlRefused
-from proxy.wire.webhook_guard import HookGuard
+from proxy.wire.webhook_guard import WebhookGuard
 
 __all__ = ("Change", "Made", "Webhook", "Webhooks", "read_config")
 
@@ -55,7 +55,7 @@ class Webhooks:
         self,
         store: WebhookStore,
         vault: Vault,
-        guard: HookGuard,
+        guard: WebhookGuard,
         *,
         most: Mapping[str, int],
         follows: Callable[[str], bool],

@@ -25,12 +25,11 @@ from proxy.core.nesting import is_deeper
 from proxy.core.usage import LATENCY_S
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.flights import Flight, result_at
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.writing import ReplyWriting
-from proxy.wire.connection import NEVER, Piece
-from proxy.wire.connection import Connection as UpstreamConnection
+from proxy.wire.connection import NEVER, Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
@@ -144,7 +143,7 @@ class FrontConnection(ReplyWriting):
         call = outline.read_call(data, start)
         self._ask_long(head, b"" if call else data[start:], None, call=call)
 
-    def _ask_memory(self, route: Route, key: Key, plan: Plan, params: bytes, now: float) -> None:
+    def _ask_memory(self, route: Route, key: Key, plan: MethodPolicy, params: bytes, now: float) -> None:
         """A call whose answer may be known, or asked for already."""
         if route.marks.moves != route.seen_moves:
             route.catch_up()
@@ -205,7 +204,7 @@ class FrontConnection(ReplyWriting):
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         client: RequestHead = self._head  # type: ignore[assignment]
-        plan: Plan = self.plan  # type: ignore[assignment]
+        plan: MethodPolicy = self.plan  # type: ignore[assignment]
         try:
             reply = _reply(body)
         except _NOT_ONE:
@@ -261,7 +260,7 @@ class FrontConnection(ReplyWriting):
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         """One that is all there is passed on as it is; with others it takes a flight to see them to their end."""
-        plan: Plan = self.plan  # type: ignore[assignment]
+        plan: MethodPolicy = self.plan  # type: ignore[assignment]
         start = result_at(plan, self._wire_id, head, beginning) if len(beginning) == head.length else 0
         if not start:
             flight = self._take_off(connection.upstream)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from proxy.errors import Fault, RequestTimeout
 from proxy.web.front.request_heads import HeadTemplate, RequestHead
-from proxy.wire.connection import NEVER
-from proxy.wire.connection import Connection as UpstreamConnection
+from proxy.wire.connection import NEVER, UpstreamConnection
 
 if TYPE_CHECKING:
     from proxy.web.front.connection_limiter import ConnectionLimiter

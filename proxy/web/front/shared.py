@@ -22,7 +22,7 @@ from proxy.telemetry import AccessLines
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.gate import STEM
 from proxy.web.reply import SERVER
-from proxy.wire.write_buffer import Turn
+from proxy.wire.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
     from proxy.web.front.writing import ReplyWriting
@@ -65,7 +65,7 @@ class FrontContext:
         heads: RequestHeadReader,
         rpc: Rpc,
         admission: Admission,
-        turn: Turn,
+        turn: WriteBuffer,
         *,
         max_head: int,
         max_requests: int,

@@ -14,9 +14,9 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
-from proxy.services.rpc.batches import Batch
+from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.reading import RequestReading
 from proxy.web.front.request_heads import RequestHead
@@ -24,8 +24,7 @@ from proxy.web.front.shared import CACHE as _CACHE
 from proxy.web.front.shared import DIGITS as _DIGITS
 from proxy.web.front.shared import REPLY_LENGTHS as _REPLY_LENGTHS
 from proxy.web.front.shared import reply_length
-from proxy.wire.connection import Connection as UpstreamConnection
-from proxy.wire.connection import Piece
+from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ class ReplyWriting(RequestReading):
 
     def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
         super().__init__(door, hot)
-        self.plan: Plan | None = None
+        self.plan: MethodPolicy | None = None
         self.flight: Flight | None = None
-        self.batch: Batch | ShortBatch | None = None
+        self.batch: CallBatch | ShortBatch | None = None
         self.id = b""
         self.units = 0
         self.cache = ""
@@ -59,12 +58,12 @@ class ReplyWriting(RequestReading):
             return
         self._finish(self._hot.result(self, result, _monotonic()) if self.id else self._hot.empty(self))
 
-    def _is_usual(self, plan: Plan) -> bool:
+    def _is_usual(self, plan: MethodPolicy) -> bool:
         """Whether nothing but the reply itself is to be written: its price is the plan's, and the connection goes on."""
         is_whole = self.id and self.units == plan.units
         return bool(is_whole and not (self._ahead or self.left <= 1 or self._hot.careful))
 
-    def _reply_shortly(self, result: bytes | msgspec.Raw, plan: Plan, now: float) -> None:
+    def _reply_shortly(self, result: bytes | msgspec.Raw, plan: MethodPolicy, now: float) -> None:
         """Write what `Hot.result` would, put together from the same parts with less ado."""
         hot = self._hot
         client: RequestHead = self._head  # type: ignore[assignment]
@@ -114,7 +113,7 @@ class ReplyWriting(RequestReading):
         self.units = 0
         self._count("faults")
 
-    def _on_batch(self, batch: Batch | ShortBatch) -> None:
+    def _on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self.batch = None
         assert self._head is not None
         self.units = self._hot.rpc.settle_batch(self._head.key, batch)

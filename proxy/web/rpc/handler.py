@@ -11,8 +11,8 @@ from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import Call, Malformed
 from proxy.errors import Fault, InvalidRequest
-from proxy.services.rpc.batches import Batch
-from proxy.services.rpc.calls import Pending, Rpc, RpcError
+from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.calls import PendingReply, Rpc, RpcError
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch
@@ -57,7 +57,7 @@ class RpcHandler:
         return web.Response(body=reply, content_type="application/json")
 
     async def _single(self, request: web.Request, route: Route, key: Key, call: Call, *, fresh: bool) -> bytes:
-        pending = Pending()
+        pending = PendingReply()
         began = time.monotonic()
         self._rpc.ask(pending, route, key, call, began, fresh=fresh)
         try:
@@ -82,9 +82,9 @@ class RpcHandler:
     async def _batch(
         self, request: web.Request, route: Route, key: Key, items: list[Call | Malformed], *, fresh: bool
     ) -> bytes:
-        pending = Pending()
+        pending = PendingReply()
 
-        def done(batch: Batch | ShortBatch) -> None:
+        def done(batch: CallBatch | ShortBatch) -> None:
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 
@@ -98,7 +98,7 @@ class RpcHandler:
             raise
 
 
-async def _unless_left(request: web.Request, pending: Pending) -> bytes:
+async def _unless_left(request: web.Request, pending: PendingReply) -> bytes:
     """What it waits for; a client that leaves first takes its question back, as on the hot path."""
     visitor = request.protocol
     if not isinstance(visitor, HandlerConnection):

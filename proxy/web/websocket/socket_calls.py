@@ -13,11 +13,11 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import Malformed
 from proxy.errors import Fault
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, Batch, rpc_error_of
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.services.rpc.waiters import Whole
+from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.web.websocket.frames import frame, frame_head
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _decline(socket: ClientSocket, exc: Malformed) -> None:
     socket.send(frame(jsonrpc.error_reply(exc.id, error)))
 
 
-class SocketCall(Whole):
+class SocketCall(WholeResultWaiter):
     """A single call: the waiter of its answer."""
 
     __slots__ = ("_began", "_socket", "cache", "flight", "id", "plan", "units")
@@ -53,7 +53,7 @@ class SocketCall(Whole):
         self._socket = socket
         self._began = now
         self.id = b""
-        self.plan: Plan | None = None
+        self.plan: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
@@ -106,7 +106,7 @@ class SocketBatch:
     def __init__(self, socket: ClientSocket, now: float) -> None:
         self._socket = socket
         self._began = now
-        self._batch: Batch | ShortBatch | None = None
+        self._batch: CallBatch | ShortBatch | None = None
         self._is_done = False
 
     def __repr__(self) -> str:
@@ -134,12 +134,12 @@ class SocketBatch:
         if self._batch is not None:
             self._batch.leave()
 
-    def _on_batch(self, batch: Batch | ShortBatch) -> None:
+    def _on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self._is_done = True
         units = self._socket.room.rpc.settle_batch(self._socket.key, batch)
         if body := batch.body():
             self._socket.send(frame(body))
-        if isinstance(batch, Batch):  # A short one is of plain reads only.
+        if isinstance(batch, CallBatch):  # A short one is of plain reads only.
             self._socket.subscriptions.confirm(batch.items)
         self._end("results", units)
 

@@ -19,9 +19,9 @@ from proxy.core import jsonrpc
 from proxy.core.usage import Tally
 from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.feed.topics import Event, Feed, Topic
-from proxy.services.rpc.batches import Item, rpc_error_of
-from proxy.services.rpc.calls import Asker, RpcError
-from proxy.services.rpc.method_policy import Plan
+from proxy.services.rpc.batches import BatchItem, rpc_error_of
+from proxy.services.rpc.calls import Caller, RpcError
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.websocket.frames import frame
 from proxy.web.websocket.subscription_request import SVM, SubscriptionRequest, read_id, read_wish
 
@@ -105,7 +105,7 @@ class Subscription:
     )  # fmt: skip
 
     def __init__(
-        self, socket: ClientSocket, wish: SubscriptionRequest, *, id_: bytes, kind: EventKind, asker: Asker
+        self, socket: ClientSocket, wish: SubscriptionRequest, *, id_: bytes, kind: EventKind, asker: Caller
     ) -> None:
         self.socket = socket
         self.topic = wish.topic
@@ -117,7 +117,7 @@ class Subscription:
         # Whether it is told of old blocks. That waits for room by itself, so nothing of it is ever dropped.
         self.replays = wish.from_block is not None
         # Whoever asked for it; events that come before the answer to that wait for it.
-        self.asker: Asker | None = asker
+        self.asker: Caller | None = asker
         self.early: list[Event] | None = []
         # What a replay waits for until then.
         self._settled: asyncio.Future[None] | None = None
@@ -228,7 +228,7 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def subscribe(self, asker: Asker, plan: Plan, params: bytes) -> None:
+    def subscribe(self, asker: Caller, plan: MethodPolicy, params: bytes) -> None:
         """A call that begins or ends one: it is told what became of it, now or later."""
         name = plan.method.name
         try:
@@ -242,7 +242,7 @@ class Subscriptions:
         except Fault as fault:
             asker.on_fault(fault)
 
-    def _begin(self, asker: Asker, method: str, params: bytes) -> None:
+    def _begin(self, asker: Caller, method: str, params: bytes) -> None:
         socket, room = self._socket, self._socket.room
         wish = read_wish(method, params)
         feed = self._feed()
@@ -291,10 +291,10 @@ class Subscriptions:
             return
         asker.on_result(made.id)
         # A batch has its answer when all of it is there.
-        if not isinstance(asker, Item):
+        if not isinstance(asker, BatchItem):
             made.confirm()
 
-    def confirm(self, items: Collection[Item]) -> None:
+    def confirm(self, items: Collection[BatchItem]) -> None:
         """The answer to a batch is on its way."""
         for made in [*self._by_id.values()]:
             if made.asker in items:
