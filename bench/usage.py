@@ -12,7 +12,7 @@ from bench.processes import StartFailed
 from proxy.core.usage import Sheet, Tally, Touched
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
-from proxy.services.usage import Usage
+from proxy.services.usage import UsageService
 from proxy.store import migrate
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore, Wanted
@@ -84,7 +84,7 @@ def _by_key() -> float:
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
     touched: Touched = []
     sheets = [Sheet("account", f"key_{n}", touched) for n in range(KEYS)]
-    usage = Usage(UsageStore(Pool("", size=1, acquire_timeout_s=1.0)), touched, flush_s=2.0, keep_s={})
+    usage = UsageService(UsageStore(Pool("", size=1, acquire_timeout_s=1.0)), touched, flush_s=2.0, keep_s={})
     turns = [sheets[n % KEYS] for n in range(CALLS)]
     began = time.perf_counter()
     for n in range(CALLS):
@@ -102,7 +102,7 @@ async def _flush_cost(pool: Pool) -> float:
     touched: Touched = []
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
     sheets = [Sheet("account", f"key_{n}", touched) for n in range(KEYS)]
-    usage = Usage(UsageStore(pool), touched, flush_s=2.0, keep_s={})
+    usage = UsageService(UsageStore(pool), touched, flush_s=2.0, keep_s={})
     taken = []
     for _ in range(BEST_OF):
         for _ in range(GATHERS):

@@ -18,7 +18,7 @@ from aiohttp import WSMsgType, web
 from proxy.chains.evm import log_filter
 from proxy.errors import Fault
 from proxy.services.feed.evm_feed import EvmFeed
-from proxy.services.feed.topics import Event, Feed, Topic
+from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
 from tests.service import until
 from tests.web.worker import Worker, worker
@@ -274,13 +274,13 @@ def matches(wanted: log_filter.LogFilter, log: dict[str, Any]) -> bool:
 class Ear:
     """A listener that checks what it hears: no head without its parent, no log twice, none taken back that was not told."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[FeedEvent] = field(default_factory=list)
     # Where a listener has to wait for room; it counts how often it was asked.
     asked_for_room: int = 0
     # Why nothing more is told.
     ended: list[Fault] = field(default_factory=list)
 
-    def on_events(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[FeedEvent]) -> None:
         self.events += events
 
     def on_end(self, why: Fault) -> None:
@@ -335,7 +335,7 @@ class FeedScene:
         self.network = network
 
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> NetworkFeed:
         found = self.worker.app.feeds.find(self.network)
         assert found is not None
         return found

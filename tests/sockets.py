@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.services.feed.topics import Event, Listener, Topic
+from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.web.websocket import frames
 from tests.flows.talk import Reply, Talk
 from tests.web.worker import LIVE, Worker
@@ -194,7 +194,7 @@ class Announcer:
         self.listeners: dict[Topic, list[Listener]] = {}
         self.replays: list[tuple[Topic, int]] = []
         # What a replay tells, in batches.
-        self.past: list[list[Event]] = []
+        self.past: list[list[FeedEvent]] = []
         self.refusal: Exception | None = None
 
     async def subscribe(self, topic: Topic, listener: Listener) -> None:
@@ -220,7 +220,7 @@ class Announcer:
 
     async def run(self) -> None: ...
 
-    def tell(self, topic: Topic, *events: Event) -> None:
+    def tell(self, topic: Topic, *events: FeedEvent) -> None:
         for listener in [*self.listeners.get(topic, ())]:
             listener.on_events(events)
 
@@ -236,13 +236,13 @@ def announce(worker: Worker, network: str = LIVE) -> Announcer:
     return found
 
 
-def head(number: int, *, size: int = 0) -> Event:
+def head(number: int, *, size: int = 0) -> FeedEvent:
     """A new head; with a size, of about so many bytes."""
     filling = {"extraData": "0x" + "00" * (size // 2)} if size else {}
-    return Event(orjson.dumps({"number": hex(number), **filling}), number)
+    return FeedEvent(orjson.dumps({"number": hex(number), **filling}), number)
 
 
-def heads(numbers: Sequence[int], **options: int) -> list[Event]:
+def heads(numbers: Sequence[int], **options: int) -> list[FeedEvent]:
     return [head(number, **options) for number in numbers]
 
 

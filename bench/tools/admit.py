@@ -11,7 +11,7 @@ import time
 
 from proxy import settings as settings_room
 from proxy.core import access
-from proxy.services.accounts.admission import Admission, Failures
+from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.keys import KeyStore
@@ -34,7 +34,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     await keyring.load()
     loaded_s = time.perf_counter() - began
     quotas = Quotas(QuotaStore(pool), chunk=1000, flush_s=1.0, day=utc_day, accounts=keyring.accounts.values)
-    admission = Admission(keyring, windows, quotas, Failures(60))
+    admission = Admission(keyring, windows, quotas, AuthFailures(60))
     with open(keys_file) as file:
         texts = file.read().split()
     costs = [_admit(admission, random.choices(texts, k=count)) for _ in range(ROUNDS)]

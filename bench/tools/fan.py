@@ -18,7 +18,7 @@ from aiohttp import web
 from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
-from proxy.services.feed.topics import Event, Listener, Topic
+from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.settings import load, load_tables
 from proxy.store import windows
 from proxy.store.windows import OwnWindows
@@ -59,7 +59,7 @@ class Announcer:
 
     async def send(self, size: int, together: int) -> None:
         """Pass all events in one call, as a feed does with a block's matching logs."""
-        events = [Event(head(size), 1) for _ in range(together)]
+        events = [FeedEvent(head(size), 1) for _ in range(together)]
         for listener in self._listeners:
             listener.on_events(events)
 

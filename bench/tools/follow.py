@@ -11,7 +11,7 @@ import asyncpg
 import uvloop
 
 from proxy.compose.background import Background
-from proxy.services.follower.network_follower import Following
+from proxy.services.follower.network_follower import NetworkFollower
 from proxy.settings import load, load_tables
 from proxy.store import migrate
 
@@ -36,7 +36,7 @@ async def main(database: str, port: int, blocks: int, keep: int) -> None:
     running = Background(load(environ={}, overrides=over), load_tables())
     await running.open()
     route = running.networks.routes[NETWORK]
-    following = Following(running.reader(route), running.blocks, running.sinks, start=0, keep=keep)
+    following = NetworkFollower(running.reader(route), running.blocks, running.sinks, start=0, keep=keep)
     following.keep = keep
     async with running.blocks.lead(NETWORK) as term:
         ours, began = Spent(term._connection.get_server_pid()), time.perf_counter()

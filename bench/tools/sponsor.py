@@ -18,10 +18,10 @@ import uvloop
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
 from proxy.core.access import Account, Key, Limits
-from proxy.services.sponsor.costs import Market
+from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
-from proxy.services.sponsor.policies import Policies
-from proxy.services.sponsor.sponsorship import Sponsoring
+from proxy.services.sponsor.policies import PolicyService
+from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
@@ -92,12 +92,12 @@ async def main(url: str, seconds: float) -> None:
     entry_point = bytes.fromhex(network.chain.entry_points["0.7"][2:])
     payer = Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))
     ledger = LedgerStore(pool)
-    policies = Policies(PolicyStore(pool), ledger, most={"free": POLICIES})
+    policies = PolicyService(PolicyStore(pool), ledger, most={"free": POLICIES})
     made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
-    market = Market(Prices(), GasPrices())
+    market = SponsorCosts(Prices(), GasPrices())
     # No daily limit for the account: with one, reservations of an account run one at a time.
     most = {"free": None}
-    sponsoring: Any = Sponsoring(
+    sponsoring: Any = SponsorService(
         policies,
         ledger,
         Paymasters([payer]),

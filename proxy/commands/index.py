@@ -16,7 +16,7 @@ from proxy.errors import InvalidRequest, StartError
 
 if TYPE_CHECKING:
     from proxy.compose.background import Background
-    from proxy.services.follower.backfill import Progress
+    from proxy.services.follower.backfill import BackfillProgress
     from proxy.services.rpc.networks import Route
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
@@ -112,15 +112,15 @@ async def _backfill(running: Background, route: Route, args: argparse.Namespace)
     print(_summary(route.network.id, args, done))
 
 
-async def _run_patiently(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> Progress:
+async def _run_patiently(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> BackfillProgress:
     """What was covered before a read failed is kept: the next try goes on from there."""
-    from proxy.services.follower.block_reader import Unread
+    from proxy.services.follower.block_reader import ReadFailed
 
     left = TRIES
     while True:
         try:
             return await _run_once(running, route, args, bar)
-        except Unread as exc:
+        except ReadFailed as exc:
             left -= 1
             if not left:
                 raise InvalidRequest(f"stopped; run it again, and it goes on from there: {exc}") from None
@@ -128,14 +128,14 @@ async def _run_patiently(running: Background, route: Route, args: argparse.Names
             await asyncio.sleep(PAUSE_S)
 
 
-async def _run_once(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> Progress:
+async def _run_once(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> BackfillProgress:
     from proxy.chains.evm.facts import TOPICS
     from proxy.services.follower.backfill import Backfill
-    from proxy.services.follower.block_reader import Reader
+    from proxy.services.follower.block_reader import BlockReader
 
     contract = args.contract or ""
     fill = Backfill(
-        Reader(route, topics=TOPICS, contract=contract),
+        BlockReader(route, topics=TOPICS, contract=contract),
         running.blocks,
         running.settings.follower.start.get(route.network.id),
         bytes.fromhex(contract[2:]),
@@ -143,7 +143,7 @@ async def _run_once(running: Background, route: Route, args: argparse.Namespace,
     return await fill.run(args.first, args.last, bar.show)
 
 
-def _summary(network: str, args: argparse.Namespace, done: Progress) -> str:
+def _summary(network: str, args: argparse.Namespace, done: BackfillProgress) -> str:
     whose = f" of {args.contract}" if args.contract else ""
     if args.first > done.last:
         return (
@@ -164,7 +164,7 @@ class Bar:
         self._live = sys.stdout.isatty()
         self._began = self._said = time.monotonic()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: BackfillProgress) -> None:
         now = time.monotonic()
         if self._live:
             print(f"\r\033[K{line(progress, now - self._began)}", end="", flush=True)
@@ -180,7 +180,7 @@ class Bar:
             print("\r\033[K", end="")
 
 
-def line(progress: Progress, took_s: float, *, width: int = WIDTH) -> str:
+def line(progress: BackfillProgress, took_s: float, *, width: int = WIDTH) -> str:
     """`[=======>       ] 45 %  block 12,345  20,000 transfers/s  3 min left`"""
     share = progress.done / max(1, progress.total)
     left_s = took_s / share - took_s if share else 0.0

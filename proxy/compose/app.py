@@ -19,7 +19,7 @@ from proxy.compose.gas import Gas
 from proxy.compose.networks import Builder
 from proxy.compose.smart_wallets import Smart
 from proxy.compose.webhooks import Hooks
-from proxy.services.accounts.admission import Admission, Failures
+from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
@@ -31,7 +31,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.tracker import Tracker
-from proxy.services.usage import Usage
+from proxy.services.usage import UsageService
 from proxy.settings import SCHEMAS, Settings, Tables
 from proxy.store.cache import SharedReplies
 from proxy.store.keys import KeyStore
@@ -94,8 +94,10 @@ class App:
             day=utc_day,
             accounts=self.keyring.accounts.values,
         )
-        self.admission = Admission(self.keyring, windows, self.quotas, Failures(settings.keys.auth_failures_per_minute))
-        self.usage = Usage(
+        self.admission = Admission(
+            self.keyring, windows, self.quotas, AuthFailures(settings.keys.auth_failures_per_minute)
+        )
+        self.usage = UsageService(
             UsageStore(self.pool),
             self.keyring.touched,
             flush_s=settings.usage.flush_s,

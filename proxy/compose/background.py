@@ -25,18 +25,18 @@ from proxy.compose.webhooks import Events
 from proxy.processes.supervisor import READY
 from proxy.processes.worker import first_line, heed_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
-from proxy.services.events.notifications import Bell
+from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
-from proxy.services.follower.block_reader import Reader, Wanted
-from proxy.services.follower.network_follower import Following
-from proxy.services.follower.sinks import Holdings, Sink, topics_of
+from proxy.services.follower.block_reader import BlockDemand, BlockReader
+from proxy.services.follower.network_follower import NetworkFollower
+from proxy.services.follower.sinks import FollowerSink, HoldingsSink, topics_of
 from proxy.services.readiness import PROBE_S
 from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.filters import FilterIds
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker
-from proxy.services.wallets import Births
+from proxy.services.wallets import DeploymentSink
 from proxy.settings import Settings, Tables
 from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
@@ -72,33 +72,40 @@ class Background:
         turn = WriteBuffer(asyncio.get_running_loop())
         # Its own marks: it answers nobody who could have been told something else.
         self.networks = Builder(settings, tables, turn, tally=Tallies().of, marks=[0] * MARKS).networks()
-        self.sinks: list[Sink] = [Holdings(), Births(), InclusionSink(tables.chains), gas.settlements(settings, tables)]
+        self.sinks: list[FollowerSink] = [
+            HoldingsSink(),
+            DeploymentSink(),
+            InclusionSink(tables.chains),
+            gas.settlements(settings, tables),
+        ]
         self.blocks = BlockStore(self.pool)
         # What is asked here is asked by ourselves: there is no key, and nobody to admit.
         rpc = Rpc(cast("Admission", None), tables.prices, FilterIds(settings.keys.pepper))
         self.questions = InternalCalls(rpc, self.networks)
         self.data = Data(settings, tables, self.pool, self.questions)
         self.notices = Notices(self.pool)
-        self.bell = Bell(self.notices)
+        self.bell = Notifications(self.notices)
         self.delivery: Delivery | None = None
 
     def __repr__(self) -> str:
         return f"<Background {self.networks!r} {self.tasks!r}>"
 
-    def reader(self, route: Route, sinks: Sequence[Sink] = ()) -> Reader:
+    def reader(self, route: Route, sinks: Sequence[FollowerSink] = ()) -> BlockReader:
         """For all sinks, or for these."""
         asking = sinks or self.sinks
-        return Reader(route, wants=lambda: Wanted(topics_of(asking), any(sink.transactions for sink in asking)))
+        return BlockReader(
+            route, wants=lambda: BlockDemand(topics_of(asking), any(sink.transactions for sink in asking))
+        )
 
     def events(self, route: Route) -> Events:
         """What is made for webhooks of a network's blocks."""
         data = self.data
         return Events(route, self.pool, self.bell, self.questions, tokens=data.contracts, nfts=data.nft_metadata)
 
-    def following(self, route: Route, *more: Sink) -> Following:
+    def following(self, route: Route, *more: FollowerSink) -> NetworkFollower:
         wanted = self.settings.follower
         sinks = [*self.sinks, *more]
-        return Following(
+        return NetworkFollower(
             self.reader(route, sinks),
             self.blocks,
             sinks,

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.services.accounts.accounts import Accounts
+from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import SignIn
-from proxy.services.fleet import Cordons, Fleet
+from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
-from proxy.services.usage import Usage
+from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
 from proxy.store.fleet import FleetStore
 from proxy.store.keys import KeyStore
@@ -42,7 +42,7 @@ class Dashboard:
         notices: Notices,
         *,
         keys: KeyStore,
-        usage: Usage,
+        usage: UsageService,
         networks: Networks,
         bundlers: Networks,
         figures: Callable[[], dict[str, Any]],
@@ -55,10 +55,10 @@ class Dashboard:
         self._networks = [route.network for route in networks.routes.values()]
         store = SessionStore(pool, pepper=settings.keys.pepper)
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
-        self.accounts = Accounts(keys, usage, plans=tables.plans)
+        self.accounts = AccountService(keys, usage, plans=tables.plans)
         fleet = FleetStore(pool)
         self.cordons = Cordons(fleet, notices, (networks, bundlers))
-        self.fleet = Fleet(
+        self.fleet = FleetView(
             fleet,
             networks=networks,
             bundlers=bundlers,

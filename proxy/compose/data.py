@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from proxy.core.egress import Reach
 from proxy.services.multicall import Multicall
-from proxy.services.names import Names
-from proxy.services.prices import Prices, sources_of
+from proxy.services.names import EnsNames
+from proxy.services.prices import PriceService, sources_of
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.services.tokens.collections import Collections
-from proxy.services.tokens.contracts import Contracts
+from proxy.services.tokens.collections import CollectionService
+from proxy.services.tokens.contracts import TokenContracts
 from proxy.services.tokens.evm_tokens import EvmTokens
 from proxy.services.tokens.floor_prices import Marketplace
 from proxy.services.tokens.nft_metadata import NftMetadata
 from proxy.services.tokens.svm_tokens import SvmTokens
-from proxy.services.tokens.token_prices import Market
+from proxy.services.tokens.token_prices import TokenPrices
 from proxy.settings import Egress, PriceSources, Settings, Tables
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
@@ -36,15 +36,15 @@ class Data:
         self.kept = Kept(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
         self.multicall = Multicall(questions)
         self._quotes = _quotes(settings.prices)
-        self.prices = Prices(
+        self.prices = PriceService(
             sources_of(settings.prices, tables.chains, self.multicall, self._quotes),
             self.kept,
             keep_s=settings.prices.keep_s,
             stale_s=settings.prices.stale_s,
         )
         holdings = HoldingStore(pool)
-        self.contracts = Contracts(self.multicall, holdings, self.kept, follows=settings.follower.follows)
-        market = Market(self.prices, tables.logos)
+        self.contracts = TokenContracts(self.multicall, holdings, self.kept, follows=settings.follower.follows)
+        market = TokenPrices(self.prices, tables.logos)
         self.tokens: dict[str, TokenReader] = {
             "evm": EvmTokens(self.contracts, self.multicall, holdings, self.kept, market),
             "svm": SvmTokens(questions, self.kept, market),
@@ -54,7 +54,7 @@ class Data:
             self.guard, timeout_s=settings.nfts.fetch_timeout_s, max_bytes=settings.nfts.max_metadata_bytes
         )
         self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.kept, settings=settings.nfts)
-        self.collections = Collections(
+        self.collections = CollectionService(
             self.contracts,
             self.multicall,
             holdings,
@@ -63,7 +63,7 @@ class Data:
             pictures=self.nft_metadata,
             floors=Marketplace(self._fetcher, settings.nfts.floor_url),
         )
-        self._holders = PathAddresses(Names(self.multicall, self.kept))
+        self._holders = PathAddresses(EnsNames(self.multicall, self.kept))
 
     def __repr__(self) -> str:
         return f"<Data {self.kept!r}>"

@@ -12,7 +12,7 @@ from proxy.compose.webhooks import vault_of
 from proxy.core.lanes import Lanes
 from proxy.errors import Unavailable
 from proxy.services.delivery.deliverer import Deliverer
-from proxy.services.delivery.mails import Letters
+from proxy.services.delivery.mails import Mails
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.mails import MailStore
@@ -57,7 +57,7 @@ class Delivery:
             # An attempt is over well before its lease is.
             lease_s=2 * given.timeout_s,
         )
-        self.letters = Letters(MailStore(pool), Mailer(settings.mail))
+        self.letters = Mails(MailStore(pool), Mailer(settings.mail))
 
     def __repr__(self) -> str:
         return f"<Delivery {self.deliverer!r} {self.letters!r}>"

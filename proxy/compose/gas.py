@@ -8,16 +8,16 @@ from collections.abc import Iterable, Mapping
 from proxy.chains.evm.facts import Facts, Header
 from proxy.chains.registry import Network
 from proxy.core import fees, policy
-from proxy.services.follower.block_reader import Reader
+from proxy.services.follower.block_reader import BlockReader
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
-from proxy.services.sponsor.costs import Market, Prices
+from proxy.services.sponsor.costs import NativePriceSource, SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
-from proxy.services.sponsor.policies import Policies
-from proxy.services.sponsor.refusals import Refusals
-from proxy.services.sponsor.settlement import TOPICS, Settlements, Settling
-from proxy.services.sponsor.sponsorship import Sponsoring
+from proxy.services.sponsor.policies import PolicyService
+from proxy.services.sponsor.refusals import RefusalLog
+from proxy.services.sponsor.settlement import TOPICS, SettlementLoop, SettlementSink
+from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.settings import Settings, Tables, environment, signer_key
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
@@ -29,7 +29,7 @@ from proxy.web.rest.gas import GasHandlers
 
 class Gas:
     def __init__(
-        self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls, prices: Prices
+        self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls, prices: NativePriceSource
     ) -> None:
         self._tables = tables
         self.ledger = LedgerStore(pool)
@@ -37,14 +37,14 @@ class Gas:
         plans = tables.plans.items()
         most = {name: plan.policies for name, plan in plans}
         most_usd = {name: policy.pico(str(plan.sponsored_usd_per_day)) for name, plan in plans}
-        self.policies = Policies(PolicyStore(pool), self.ledger, most=most)
+        self.policies = PolicyService(PolicyStore(pool), self.ledger, most=most)
         self.paymasters = paymasters(settings, tables, environment())
-        self.refusals = Refusals(RefusalStore(pool))
-        self.sponsoring = Sponsoring(
+        self.refusals = RefusalLog(RefusalStore(pool))
+        self.sponsoring = SponsorService(
             self.policies,
             self.ledger,
             self.paymasters,
-            Market(prices, self.prices),
+            SponsorCosts(prices, self.prices),
             questions,
             most_of_day={name: most or None for name, most in most_usd.items()},
             refused=self.refusals.note,
@@ -85,14 +85,14 @@ def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -
 # For those who follow the chain: they need no key
 
 
-def settlements(settings: Settings, tables: Tables) -> Settlements:
+def settlements(settings: Settings, tables: Tables) -> SettlementSink:
     """The follower's part."""
-    return Settlements(tables.chains.networks(), _payers(settings, tables))
+    return SettlementSink(tables.chains.networks(), _payers(settings, tables))
 
 
-def settling(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> Settling:
-    chains = [_Watched(Reader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
-    return Settling(LedgerStore(pool), chains, _payers(settings, tables))
+def settling(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> SettlementLoop:
+    chains = [_Watched(BlockReader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
+    return SettlementLoop(LedgerStore(pool), chains, _payers(settings, tables))
 
 
 def _payers(settings: Settings, tables: Tables) -> Mapping[str, set[bytes]]:
@@ -107,7 +107,7 @@ def _payers(settings: Settings, tables: Tables) -> Mapping[str, set[bytes]]:
 class _Watched:
     """A network as the ledger asks it."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: BlockReader) -> None:
         self._reader = reader
 
     @property

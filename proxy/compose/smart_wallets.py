@@ -8,7 +8,7 @@ from proxy.services.bundler.guard import BundlerGuard
 from proxy.services.bundler.lookup import OperationLookup
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Networks
-from proxy.services.wallets import Wallets
+from proxy.services.wallets import WalletService
 from proxy.settings import Settings, Tables
 from proxy.store.operations import OperationStore
 from proxy.store.pool import Pool
@@ -41,7 +41,7 @@ class Smart:
         self._tasks = tasks
         self.operations = OperationStore(pool)
         self.recall = OperationLookup(self.operations, questions, tasks, search_blocks=settings.bundler.search_blocks)
-        self.wallets = Wallets(
+        self.wallets = WalletService(
             WalletStore(pool),
             questions,
             tables.chains,

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.services.delivery.history import Deliveries
-from proxy.services.events.drafting import Composition
-from proxy.services.events.enrichment import Composing, Nfts, Tokens
-from proxy.services.events.finality import Finality
-from proxy.services.events.internal_transfers import Tracing
-from proxy.services.events.mempool import Mempool
-from proxy.services.events.notifications import Bell
-from proxy.services.events.pending_filters import Pinned
+from proxy.services.delivery.history import DeliveryHistory
+from proxy.services.events.drafting import EventDrafter
+from proxy.services.events.enrichment import EventEnricher, NftSource, TokenSource
+from proxy.services.events.finality import FinalityGate
+from proxy.services.events.internal_transfers import InternalTransfers
+from proxy.services.events.mempool import MempoolWatcher
+from proxy.services.events.notifications import Notifications
+from proxy.services.events.pending_filters import PendingFilters
 from proxy.services.events.sink import EventSink
-from proxy.services.events.watch import Watch
+from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.traces import TraceReader
 from proxy.services.webhooks.backtest import Backtest
-from proxy.services.webhooks.webhooks import Webhooks
+from proxy.services.webhooks.webhooks import WebhookService
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.pool import Pool
@@ -35,7 +35,7 @@ class Hooks:
     """A worker's: what owners ask."""
 
     def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
-        self.webhooks = Webhooks(
+        self.webhooks = WebhookService(
             WebhookStore(pool),
             vault_of(settings),
             WebhookGuard(settings.egress, dev=settings.server.dev),
@@ -43,7 +43,7 @@ class Hooks:
             follows=settings.follower.follows,
         )
         self.web = WebhookHandlers(self.webhooks, Backtest(questions), tables.chains)
-        self.deliveries = DeliveryHandlers(Deliveries(DeliveryStore(pool)), self.web.own, tables.chains)
+        self.deliveries = DeliveryHandlers(DeliveryHistory(DeliveryStore(pool)), self.web.own, tables.chains)
 
     def __repr__(self) -> str:
         return f"<Hooks {self.webhooks!r}>"
@@ -57,19 +57,26 @@ class Events:
     """A follower's: the events of one network. `sink` is one of its follower's."""
 
     def __init__(
-        self, route: Route, pool: Pool, bell: Bell, questions: InternalCalls, *, tokens: Tokens, nfts: Nfts
+        self,
+        route: Route,
+        pool: Pool,
+        bell: Notifications,
+        questions: InternalCalls,
+        *,
+        tokens: TokenSource,
+        nfts: NftSource,
     ) -> None:
         network = route.network
         self._pool = pool
         self._bell = bell
-        self.watch = Watch(network)
-        self.composition = Composition(network)
+        self.watch = WebhookWatch(network)
+        self.composition = EventDrafter(network)
         self.sink = EventSink(self.watch, self.composition)
-        self.composing = Composing(self.composition, pool, questions, tokens)
-        self.describing = Composing(self.composition, pool, questions, tokens, nfts)
-        self.finality = Finality(network, pool, questions)
-        self.tracing = Tracing(self.watch, self.composition, pool, TraceReader(network, questions))
-        self.mempool = Mempool(self.watch, self.composition, pool, questions, Pinned(route))
+        self.composing = EventEnricher(self.composition, pool, questions, tokens)
+        self.describing = EventEnricher(self.composition, pool, questions, tokens, nfts)
+        self.finality = FinalityGate(network, pool, questions)
+        self.tracing = InternalTransfers(self.watch, self.composition, pool, TraceReader(network, questions))
+        self.mempool = MempoolWatcher(self.watch, self.composition, pool, questions, PendingFilters(route))
 
     def __repr__(self) -> str:
         return f"<Events {self.watch!r}>"

@@ -75,7 +75,7 @@ class Cordons:
         self._wake.set()
 
 
-class Fleet:
+class FleetView:
     """One process's own view, told to all; and all views, for whoever asks."""
 
     def __init__(

@@ -31,7 +31,7 @@ PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GasReading:
     """`at` is when it was made, in seconds since 1970."""
 
     fees: Fees
@@ -39,8 +39,8 @@ class Reading:
 
 
 @dataclass(slots=True)
-class _Kept:
-    reading: Reading
+class _CachedReading:
+    reading: GasReading
     tip: int
     made_at: float
 
@@ -56,14 +56,14 @@ class GasPrices:
         self._questions = questions
         self._clock = clock
         self._wall = wall
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _CachedReading] = {}
         self._paused_until: dict[str, float] = {}
         self._flights: dict[str, asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
         return f"<GasPrices of {', '.join(self._kept) or 'nothing yet'}>"
 
-    async def read(self, network: Network) -> Reading:
+    async def read(self, network: Network) -> GasReading:
         """NotFound for a chain that has no such prices, Unavailable where none is known that is young enough."""
         if network.family != "evm":
             raise NotFound(f"there are no gas prices on {network.id}: its fees are not per unit of gas")
@@ -75,7 +75,7 @@ class GasPrices:
             await asyncio.wait((flight,))
         return kept.reading
 
-    def _good(self, route: Route) -> _Kept | None:
+    def _good(self, route: Route) -> _CachedReading | None:
         """What can be answered at once."""
         kept, now = self._kept.get(route.network.id), self._clock()
         if kept is None or now - kept.made_at > STALE_S:
@@ -83,15 +83,15 @@ class GasPrices:
         is_true = kept.tip == route.heads.tip and now - kept.made_at < RENEW_S
         return kept if is_true or now < self._paused_until.get(route.network.id, 0.0) else None
 
-    async def _renew(self, network: Network, route: Route) -> Reading:
+    async def _renew(self, network: Network, route: Route) -> GasReading:
         name = network.id
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
         tip = route.heads.tip
         try:
             async with asyncio.timeout(ANSWER_S):
                 found = await self._ask(network, tip)
-            reading = Reading(found, self._wall())
-            self._kept[name] = _Kept(reading, tip, self._clock())
+            reading = GasReading(found, self._wall())
+            self._kept[name] = _CachedReading(reading, tip, self._clock())
             return reading
         except (Fault, RpcError, ValueError, TimeoutError) as exc:
             self._paused_until[name] = self._clock() + PAUSE_S

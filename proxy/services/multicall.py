@@ -19,7 +19,7 @@ from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 
-Call = tuple[bytes, bytes]
+ContractCall = tuple[bytes, bytes]
 # Calls in one: 1,500 (name, symbol and decimals of 500 tokens) take about 10 million gas and 0.7 MB of JSON.
 MOST = 1536
 # Below this, calls that failed together are asked one by one instead of halved again.
@@ -49,7 +49,9 @@ class Multicall:
         except (RpcError, TypeError, ValueError):
             raise _unreadable(network) from None
 
-    async def read(self, network: Network, calls: Sequence[Call], *, block: int | None = None) -> list[bytes | None]:
+    async def read(
+        self, network: Network, calls: Sequence[ContractCall], *, block: int | None = None
+    ) -> list[bytes | None]:
         """What each call (contract, calldata) returns at the block, which is the newest unless it is given."""
         if not calls:
             return []
@@ -65,7 +67,7 @@ class Multicall:
     def _is_there(self, network: Network) -> bool:
         return network.chain.multicall is not None and time.monotonic() >= self._absent_until.get(network.id, 0.0)
 
-    async def _together(self, network: Network, calls: Sequence[Call], at: str) -> list[bytes | None]:
+    async def _together(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
         try:
             found = abi.aggregated(await self._aggregate(network, calls, at), len(calls))
         except RpcError as exc:
@@ -77,13 +79,13 @@ class Multicall:
             return await self._one_by_one(network, calls, at)
         return await self._without_silence(network, calls, at, found=found)
 
-    async def _aggregate(self, network: Network, calls: Sequence[Call], at: str) -> bytes | None:
+    async def _aggregate(self, network: Network, calls: Sequence[ContractCall], at: str) -> bytes | None:
         assert network.chain.multicall is not None
         target = network.chain.multicall
         data = "0x" + abi.aggregate(calls).hex()
         return abi.unhex(await self._questions.ask(network, "eth_call", {"to": target, "data": data}, at))
 
-    async def _in_halves(self, network: Network, calls: Sequence[Call], at: str) -> list[bytes | None]:
+    async def _in_halves(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
         """Out of gas, out of time, or too large together."""
         if len(calls) <= FEW:
             return await self._one_by_one(network, calls, at)
@@ -92,7 +94,7 @@ class Multicall:
         return one + await self._together(network, calls[middle:], at)
 
     async def _without_silence(
-        self, network: Network, calls: Sequence[Call], at: str, *, found: list[bytes | None]
+        self, network: Network, calls: Sequence[ContractCall], at: str, *, found: list[bytes | None]
     ) -> list[bytes | None]:
         """Failures without a word may be for want of gas: each is asked again with all there is."""
         silent = [place for place, result in enumerate(found) if result is abi.SILENT]
@@ -102,7 +104,7 @@ class Multicall:
                 found[place] = result
         return [result or None for result in found]
 
-    async def _one_by_one(self, network: Network, calls: Sequence[Call], at: str) -> list[bytes | None]:
+    async def _one_by_one(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
         asked = [
             ("eth_call", ({"to": address.checksum(target), "data": f"0x{data.hex()}"}, at)) for target, data in calls
         ]
@@ -117,7 +119,7 @@ class Multicall:
         return None
 
 
-def _parts(calls: Sequence[Call]) -> Iterator[Sequence[Call]]:
+def _parts(calls: Sequence[ContractCall]) -> Iterator[Sequence[ContractCall]]:
     """Of about the same size: two halves are quicker than a whole and a rest."""
     count = -(-len(calls) // MOST)
     size = -(-len(calls) // count)

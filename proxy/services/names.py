@@ -18,14 +18,14 @@ KEPT_S = 15.0
 _KIND = "ens"
 
 
-class Contracts(Protocol):
+class NameContracts(Protocol):
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
         """What each call (contract, calldata) returns; None where the contract refuses it."""
         ...
 
 
-class Names:
-    def __init__(self, contracts: Contracts, kept: Kept) -> None:
+class EnsNames:
+    def __init__(self, contracts: NameContracts, kept: Kept) -> None:
         self._contracts = contracts
         self._kept = kept
 

@@ -44,13 +44,13 @@ class Price:
     source: Literal["feeds", "http", "fixed"]
 
 
-class Contracts(Protocol):
+class PriceContracts(Protocol):
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
         """What each call (contract, calldata) returns; None where the contract refuses it."""
         ...
 
 
-class Source(Protocol):
+class PriceSource(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -63,10 +63,10 @@ class Source(Protocol):
         ...
 
 
-class Prices:
+class PriceService:
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[PriceSource],
         kept: Kept,
         *,
         keep_s: float,
@@ -187,12 +187,12 @@ def _name(network: Network, contract: str | None) -> str:
 # The sources
 
 
-class Feeds:
+class OnChainPrices:
     """Contracts with Chainlink's interface, all asked at once."""
 
     name = "feeds"
 
-    def __init__(self, contracts: Contracts, own: Mapping[tuple[str, str], Feed]) -> None:
+    def __init__(self, contracts: PriceContracts, own: Mapping[tuple[str, str], Feed]) -> None:
         self._contracts = contracts
         self._own = own
 
@@ -228,7 +228,7 @@ def _of_feed(feed: Feed, latest: bytes | None, decimals: bytes | None, now: floa
     return None if usd is None else Price(usd, _time(found.updated_at), "feeds")
 
 
-class Quotes:
+class ApiPrices:
     """A price API. Coins of test networks are worth nothing there."""
 
     name = "http"
@@ -257,7 +257,7 @@ def _of_quote(quote: Quote, now: float) -> Price:
     return Price(quote.usd, _time(at if at is not None and 0 < at <= _LATEST else now), "http")
 
 
-class Fixed:
+class FixedPrices:
     """What the operator says it is worth."""
 
     name = "fixed"
@@ -277,13 +277,15 @@ def _time(seconds: float) -> datetime:
     return datetime.fromtimestamp(min(seconds, _LATEST), UTC)
 
 
-def sources_of(given: PriceSources, chains: Registry, contracts: Contracts, api: PriceApi | None) -> list[Source]:
+def sources_of(
+    given: PriceSources, chains: Registry, contracts: PriceContracts, api: PriceApi | None
+) -> list[PriceSource]:
     """The sources in the operator's order; a price API only where there is one."""
     own = {_place(chains, each): Feed(each.feed, each.max_age_s) for each in given.feeds}
     usd = {_place(chains, each): each.usd for each in given.fixed}
-    every: dict[str, Source] = {"feeds": Feeds(contracts, own), "fixed": Fixed(usd)}
+    every: dict[str, PriceSource] = {"feeds": OnChainPrices(contracts, own), "fixed": FixedPrices(usd)}
     if api is not None:
-        every["http"] = Quotes(api)
+        every["http"] = ApiPrices(api)
     return [every[name] for name in given.sources if name in every]
 
 

@@ -13,7 +13,7 @@ PROBE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReadinessState:
     missing: tuple[str, ...]
     degraded: tuple[str, ...]
 
@@ -32,9 +32,9 @@ class Readiness:
         self.keys_loaded = False
         self.draining = False
 
-    def state(self) -> State:
+    def state(self) -> ReadinessState:
         missing = [name for name, absent in (("keys", not self.keys_loaded), ("draining", self.draining)) if absent]
-        return State(tuple(missing), () if self.database_up else ("database",))
+        return ReadinessState(tuple(missing), () if self.database_up else ("database",))
 
     async def watch(self) -> None:
         """A supervised loop."""

@@ -24,7 +24,7 @@ from proxy.core.usage import STEPS, Line, Step, Tally, Touched, Used, gather
 from proxy.errors import Fault, InvalidRequest, Unavailable
 from proxy.store.usage import NO_NETWORK, Series, UsageStore, Wanted, used_in
 
-__all__ = ("Usage", "Wanted")
+__all__ = ("UsageService", "Wanted")
 
 _T = TypeVar("_T")
 
@@ -45,11 +45,11 @@ READ_AT_ONCE = 2
 # How long one waits for its turn.
 TURN_S = 10.0
 
-Batch = dict[tuple[Series, int], Used]
-Rows = Iterable[tuple[Mapping[str, Any], Used]]
+UsageBatch = dict[tuple[Series, int], Used]
+UsageRows = Iterable[tuple[Mapping[str, Any], Used]]
 
 
-class Usage:
+class UsageService:
     def __init__(
         self,
         store: UsageStore,
@@ -64,9 +64,9 @@ class Usage:
         self._keep_s = keep_s
         self._most_waiting = most_waiting
         self._worker = secrets.token_hex(8)
-        self._waiting: Batch = {}
+        self._waiting: UsageBatch = {}
         # The batch that was sent, and whose end is not known.
-        self._sent: Batch | None = None
+        self._sent: UsageBatch | None = None
         self._number = 0
         # What is not JSON-RPC has no tally of all keys that metrics would show.
         self._operations: dict[tuple[str, str], Tally] = {}
@@ -153,7 +153,7 @@ class Usage:
         async with self._turn():
             return await self._store.chart(wanted)
 
-    async def table(self, wanted: Wanted, write: Callable[[Rows], _T]) -> _T:
+    async def table(self, wanted: Wanted, write: Callable[[UsageRows], _T]) -> _T:
         """Every row of an account's span, as `write` has it: in a thread, since there may be many."""
         _check(wanted)
         async with self._turn():

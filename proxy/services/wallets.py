@@ -30,7 +30,7 @@ from proxy.store.blocks import Followed, Mark
 from proxy.store.pool import Connection
 from proxy.store.wallets import Deployment, Wallet, WalletStore
 
-__all__ = ("Births", "Seen", "Wallet", "Wallets")
+__all__ = ("DeploymentSink", "Wallet", "WalletService", "WalletState")
 
 log = logging.getLogger("penstock.wallets")
 
@@ -41,7 +41,7 @@ PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WalletState:
     """A wallet as it is on the chain now; its nonce where that was asked for."""
 
     wallet: Wallet
@@ -49,7 +49,7 @@ class Seen:
     nonce: int | None = None
 
 
-class Wallets:
+class WalletService:
     def __init__(
         self,
         store: WalletStore,
@@ -73,7 +73,7 @@ class Wallets:
 
     async def create(
         self, key: Key, network: Network, *, owner: bytes, salt: str | None, version: str | None
-    ) -> tuple[Seen, bool]:
+    ) -> tuple[WalletState, bool]:
         """The wallet, and whether it is new."""
         factory = self._factory(network, version)
         try:
@@ -107,7 +107,7 @@ class Wallets:
             raise InvalidRequest(f"version: {network.id} has factories for {', '.join(known)}, not for {version}")
         return known[version]
 
-    async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[Seen], int]:
+    async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[WalletState], int]:
         found, total = await self._store.page(key.lineage, page, network=None if network is None else network.id)
         return await self._glances(found), total
 
@@ -117,7 +117,7 @@ class Wallets:
 
     # What the chain says
 
-    async def look(self, network: Network, wallet: Wallet) -> Seen:
+    async def look(self, network: Network, wallet: Wallet) -> WalletState:
         """The wallet as it is now. A Fault where the chain cannot be asked."""
         nonce_call = {
             "to": network.chain.entry_points[wallet.version],
@@ -137,16 +137,16 @@ class Wallets:
             wallet = await self._located(network, wallet)
         return dataclasses.replace(await self._weighed(network, wallet, has_code), nonce=nonce)
 
-    async def _glances(self, wallets: Sequence[Wallet]) -> list[Seen]:
+    async def _glances(self, wallets: Sequence[Wallet]) -> list[WalletState]:
         """Each as it is now, as far as its chain says so in time; else as it is written down."""
-        seen = {wallet: Seen(wallet, wallet.deploy_tx is not None) for wallet in wallets}
+        seen = {wallet: WalletState(wallet, wallet.deploy_tx is not None) for wallet in wallets}
         async with asyncio.TaskGroup() as group:
             for network in {wallet.network: self._networks.get(wallet.network) for wallet in wallets}.values():
                 if network is not None:
                     group.create_task(self._glance(network, seen))
         return [seen[wallet] for wallet in wallets]
 
-    async def _glance(self, network: Network, seen: dict[Wallet, Seen]) -> None:
+    async def _glance(self, network: Network, seen: dict[Wallet, WalletState]) -> None:
         """Whether there is code at their addresses. What is final stays, and is not asked for."""
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -159,17 +159,17 @@ class Wallets:
         except (Fault, TimeoutError) as exc:
             log.info("wallets are told as they were", extra={"network": network.id, "why": type(exc).__name__})
 
-    async def _weighed(self, network: Network, wallet: Wallet, has_code: bool) -> Seen:
+    async def _weighed(self, network: Network, wallet: Wallet, has_code: bool) -> WalletState:
         """What there is at an address against what is written down of it."""
         if has_code or wallet.deploy_block is None:
-            return Seen(wallet, has_code)
+            return WalletState(wallet, has_code)
         block = await self._ask(network, "eth_getBlockByNumber", hex(wallet.deploy_block), False)
         found = abi.unhex(block.get("hash")) if isinstance(block, dict) else None
         if found is None or found == wallet.deploy_block_hash:
-            return Seen(wallet, is_deployed=True)
+            return WalletState(wallet, is_deployed=True)
         await self._store.lost(wallet)
         gone = dataclasses.replace(wallet, deployed_at=None, deploy_tx=None, deploy_block=None, deploy_block_hash=None)
-        return Seen(gone, is_deployed=False)
+        return WalletState(gone, is_deployed=False)
 
     async def _ask(self, network: Network, method: str, *params: Any) -> Any:
         """None where the upstream itself says no, as one that has no old state does."""
@@ -238,7 +238,7 @@ class Wallets:
         return low
 
 
-class Births:
+class DeploymentSink:
     """The follower's part: wallets that a block has deployed, and those that it has not, whatever a reader had seen."""
 
     topics: frozenset[str] | None = frozenset((operations.INITIALIZED,))

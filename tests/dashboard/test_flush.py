@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from proxy.core.usage import Sheet, Tally, Touched
-from proxy.services.usage import READ_AT_ONCE, Usage, Wanted
+from proxy.services.usage import READ_AT_ONCE, UsageService, Wanted
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore
 from proxy.tasks import Tasks
@@ -30,7 +30,7 @@ async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_writ
 ) -> None:
     touched: Touched = []
     sheet = Sheet("acct", "key", touched)
-    usage = Usage(UsageStore(pool), touched, flush_s=0.02, keep_s={}, most_waiting=3)
+    usage = UsageService(UsageStore(pool), touched, flush_s=0.02, keep_s={}, most_waiting=3)
     tasks = Tasks()
 
     def count() -> None:
@@ -60,7 +60,7 @@ async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_writ
 
 
 async def test_tables_are_written_in_threads_and_only_some_at_once(pool: Pool) -> None:
-    usage = Usage(UsageStore(pool), [], flush_s=1.0, keep_s={})
+    usage = UsageService(UsageStore(pool), [], flush_s=1.0, keep_s={})
     loops, at_once, most = threading.get_ident(), 0, 0
     counting, together = threading.Lock(), threading.Barrier(READ_AT_ONCE)
 

@@ -12,7 +12,7 @@ from email.policy import default
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from proxy.services.delivery.mails import Letters
+from proxy.services.delivery.mails import Mails
 from proxy.settings import Mail as MailSettings
 from proxy.store.mails import MailStore
 from proxy.tasks import Tasks
@@ -62,7 +62,7 @@ async def test_pause_sends_exactly_one_letter_however_many_fail_and_send(scene: 
     hook = await scene.webhook("/x?<b>=1&c")
     scene.inbox.answer("/x", 503)
     tasks = Tasks()
-    letters = [Letters(MailStore(scene.pool), office.mailer(), quiet_s=0.05) for _ in range(3)]
+    letters = [Mails(MailStore(scene.pool), office.mailer(), quiet_s=0.05) for _ in range(3)]
     for place, each in enumerate(letters):
         tasks.start(f"letters {place}", each.run)
     async with scene.delivering(schedules=NEVER, each=8):
@@ -97,7 +97,7 @@ async def test_letter_that_is_not_taken_is_sent_again_with_the_same_id(scene: Sc
     hook = await scene.webhook()
     office.says = ["451 try later", "451 try later"]
     store = MailStore(scene.pool)
-    letters = Letters(store, office.mailer(), again_s=(0.0, 0.0, 0.0))
+    letters = Mails(store, office.mailer(), again_s=(0.0, 0.0, 0.0))
     await scene.execute(
         "insert into mails (account_id, kind, about) values ($1, 'webhook_paused', $2)",
         hook.account,
@@ -125,7 +125,7 @@ async def test_letter_that_is_refused_for_good_is_given_up_and_said(
         ' "outcome": "timeout", "status": null}',
     )
     with caplog.at_level(logging.ERROR, "penstock.mail"):
-        await Letters(MailStore(scene.pool), office.mailer()).send_due()
+        await Mails(MailStore(scene.pool), office.mailer()).send_due()
     assert [record.getMessage() for record in caplog.records] == ["mail given up"]
     (row,) = await scene.rows("select sent, ended_at is null as open from mails")
     assert (row["sent"], row["open"]) == (False, False)

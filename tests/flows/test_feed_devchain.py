@@ -12,7 +12,7 @@ import pytest
 
 from proxy.dev.accounts import FUNDED
 from proxy.dev.chain import development_chain
-from proxy.services.feed.topics import Feed, Topic
+from proxy.services.feed.topics import NetworkFeed, Topic
 from tests.feed_upstreams import HEADS, Ear, logs_topic
 from tests.service import until
 from tests.web.worker import on_uvloop, worker
@@ -63,7 +63,7 @@ async def dev_chain(place: Path) -> AsyncIterator[DevChain]:
         await child.stop()
 
 
-async def listen(feed: Feed, topic: Topic, first: int | None = None) -> Ear:
+async def listen(feed: NetworkFeed, topic: Topic, first: int | None = None) -> Ear:
     ear = Ear()
     await (feed.subscribe(topic, ear) if first is None else feed.subscribe_from(topic, ear, first))
     return ear

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.errors import Unavailable
 from proxy.services.feed import replay
-from proxy.services.feed.topics import Event, Topic
+from proxy.services.feed.topics import FeedEvent, Topic
 from proxy.services.rpc.calls import RpcError
 from tests.feed_upstreams import CONTRACTS, HEADS, Ear, FeedScene, feed_scene, logs_topic
 from tests.flows.test_feed_logs import record, until_logs
@@ -331,7 +331,7 @@ async def test_batches_are_small_and_wait_for_room() -> None:
     sizes: list[int] = []
 
     class Counting(Ear):
-        def on_events(self, events: Sequence[Event]) -> None:
+        def on_events(self, events: Sequence[FeedEvent]) -> None:
             super().on_events(events)
             sizes.append(len(events))
 

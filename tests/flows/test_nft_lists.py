@@ -156,7 +156,7 @@ async def test_long_documents_in_their_uris_are_left_out_of_lists_and_others_hav
         seen: list[int] = []
         whole = found.nfts._read
 
-        async def read(uri: str) -> nft_metadata.Described:
+        async def read(uri: str) -> nft_metadata.DescribedNft:
             seen.append(len(uri))
             return await whole(uri)
 

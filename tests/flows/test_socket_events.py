@@ -15,7 +15,7 @@ import pytest
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.access import Key, Limits
 from proxy.errors import Unavailable
-from proxy.services.feed.topics import Event, Topic, refusal
+from proxy.services.feed.topics import FeedEvent, Topic, refusal
 from proxy.web.websocket import frames
 from proxy.web.websocket.socket import ClientSocket
 from tests.flows.talk import rpc
@@ -107,7 +107,7 @@ async def test_equal_filters_are_one_topic_and_others_are_not() -> None:
             topic: 2,
             Topic("logs", LogFilter((a,))): 1,
         }
-        feed.tell(topic, Event(b'{"logIndex":"0x0"}', 1))
+        feed.tell(topic, FeedEvent(b'{"logIndex":"0x0"}', 1))
         assert {(await client.event())["subscription"] for _ in range(2)} == {first, second}
 
 
@@ -262,8 +262,8 @@ async def test_solanas_subscriptions_have_their_own_form() -> None:
         kinds = {topic.kind: topic for topic in feed.listeners}
         assert kinds["slotSubscribe"] == Topic("slotSubscribe", b"[]")
         assert orjson.loads(kinds["accountSubscribe"].detail) == [account, {"encoding": "base64"}]  # type: ignore[arg-type]
-        feed.tell(kinds["slotSubscribe"], Event(b'{"slot":9}'))
-        feed.tell(kinds["signatureSubscribe"], Event(b'{"value":{"err":null}}', last=True))
+        feed.tell(kinds["slotSubscribe"], FeedEvent(b'{"slot":9}'))
+        feed.tell(kinds["signatureSubscribe"], FeedEvent(b'{"value":{"err":null}}', last=True))
         assert await client.message() == {
             "jsonrpc": "2.0",
             "method": "slotNotification",
@@ -464,7 +464,7 @@ async def test_free_events_are_told_to_a_key_without_units() -> None:
         await client.result("eth_subscribe", "syncing")
         await client.result("eth_subscribe", "newHeads")
         syncing = Topic("syncing")
-        feed.tell(syncing, *(Event(b"%d" % n) for n in range(100)))
+        feed.tell(syncing, *(FeedEvent(b"%d" % n) for n in range(100)))
         for n in range(100):
             assert (await client.event())["result"] == n
 

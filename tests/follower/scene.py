@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from proxy.compose.background import Background
-from proxy.services.follower.network_follower import Following
-from proxy.services.follower.sinks import Sink
+from proxy.services.follower.network_follower import NetworkFollower
+from proxy.services.follower.sinks import FollowerSink
 from proxy.services.rpc.networks import Route
 from proxy.settings import load, load_tables
 from proxy.store.blocks import BlockStore, Term
@@ -74,15 +74,19 @@ class Scene:
     def upstream(self) -> ChainUpstream:
         return self.upstreams[0]
 
-    def following(self, *more: Sink, keep: int = 16, start: int | None = 0, renews: bool = False) -> Following:
+    def following(
+        self, *more: FollowerSink, keep: int = 16, start: int | None = 0, renews: bool = False
+    ) -> NetworkFollower:
         self.running.sinks = [*self.running.sinks, *more]
         reader = self.running.reader(self.route)
-        following = Following(reader, self.running.blocks, self.running.sinks, start=start, keep=keep, renews=renews)
+        following = NetworkFollower(
+            reader, self.running.blocks, self.running.sinks, start=start, keep=keep, renews=renews
+        )
         following.keep = keep  # exactly, whatever the network's finality is
         return following
 
     @asynccontextmanager
-    async def leading(self, *more: Sink, **options: Any) -> AsyncIterator[tuple[Following, Term]]:
+    async def leading(self, *more: FollowerSink, **options: Any) -> AsyncIterator[tuple[NetworkFollower, Term]]:
         """A follower that takes its steps when it is told to."""
         following = self.following(*more, **options)
         async with self.running.blocks.lead(NETWORK) as term:

@@ -10,8 +10,8 @@ import jsonschema_rs
 import orjson
 
 from proxy.compose.webhooks import Events
-from proxy.services.follower.network_follower import Following
-from proxy.services.follower.sinks import Stale
+from proxy.services.follower.network_follower import NetworkFollower
+from proxy.services.follower.sinks import StaleRead
 from proxy.services.webhooks.webhooks import read_config
 from proxy.settings import SCHEMAS
 from proxy.store.blocks import Term
@@ -29,7 +29,7 @@ DOCUMENT = api_spec.load(SCHEMAS).document
 class Stage:
     """A scene with webhooks, whose follower takes its steps when it is told to."""
 
-    def __init__(self, scene: Scene, events: Events, following: Following, term: Term) -> None:
+    def __init__(self, scene: Scene, events: Events, following: NetworkFollower, term: Term) -> None:
         self.scene = scene
         self.events = events
         self.following = following
@@ -59,7 +59,7 @@ class Stage:
         """As the follower's own loop does it."""
         try:
             await self.following.step(self.term)
-        except Stale:
+        except StaleRead:
             await self.following.step(self.term)
 
     async def mine(self, *blocks: list[Event]) -> None:

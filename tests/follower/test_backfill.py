@@ -15,10 +15,10 @@ import pytest
 from proxy.commands.index import _forget as forget_all
 from proxy.commands.index import line
 from proxy.errors import InvalidRequest, Unavailable
-from proxy.services.follower.backfill import Backfill, Progress
-from proxy.services.follower.block_reader import Unread
+from proxy.services.follower.backfill import Backfill, BackfillProgress
+from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import forget
-from proxy.services.follower.sinks import Holdings
+from proxy.services.follower.sinks import HoldingsSink
 from proxy.store.blocks import BlockStore, Followed
 from proxy.store.pool import Connection
 from proxy.tasks import Tasks
@@ -48,13 +48,13 @@ async def followed(database: str, start: int = START) -> AsyncIterator[Scene]:
 
 def backfill(stage: Scene, contract: bytes = b"") -> Backfill:
     from proxy.chains.evm.facts import TOPICS
-    from proxy.services.follower.block_reader import Reader
+    from proxy.services.follower.block_reader import BlockReader
 
-    reader = Reader(stage.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
+    reader = BlockReader(stage.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
     return Backfill(reader, stage.running.blocks, START, contract)
 
 
-async def fill(stage: Scene, first: int, last: int | None = None, contract: bytes = b"") -> Progress:
+async def fill(stage: Scene, first: int, last: int | None = None, contract: bytes = b"") -> BackfillProgress:
     return await backfill(stage, contract).run(first, last, lambda progress: None)
 
 
@@ -105,12 +105,12 @@ async def test_backfill_that_is_stopped_goes_on_where_it_was(database: str) -> N
         for stop_after in (5, 11, 40):
             seen: list[int] = []
 
-            def tell(progress: Progress, stop_after: int = stop_after, seen: list[int] = seen) -> None:
+            def tell(progress: BackfillProgress, stop_after: int = stop_after, seen: list[int] = seen) -> None:
                 seen.append(progress.block)
                 if progress.done >= stop_after:
-                    raise Unread("stopped here")
+                    raise ReadFailed("stopped here")
 
-            with pytest.raises(Unread):
+            with pytest.raises(ReadFailed):
                 await backfill(stage).run(0, None, tell)
             assert seen == sorted(set(seen))
         done = await fill(stage, 0)
@@ -197,7 +197,7 @@ async def test_command_forgets_all(database: str, tmp_path: Path) -> None:
         assert await stage.cursor() is None
 
 
-class Slow(Holdings):
+class Slow(HoldingsSink):
     """Takes longer to forget than a statement may."""
 
     async def forget(self, connection: Connection, network: Followed) -> None:
@@ -255,7 +255,7 @@ async def test_command_names_what_is_wrong(
 
 
 def test_line_of_the_bar_tells_share_rate_and_time_left() -> None:
-    progress = Progress(last=999, total=1000, done=250, block=249, transfers=5_000)
+    progress = BackfillProgress(last=999, total=1000, done=250, block=249, transfers=5_000)
     assert line(progress, 10.0) == f"[{'=' * 6}{' ' * 18}] 25%  block 249  500 transfers/s  30 s left"
     assert line(progress, 10_000.0, width=0) == "25%  block 249  0 transfers/s  8.3 h left"
-    assert "0%" in line(Progress(total=10), 0.0)
+    assert "0%" in line(BackfillProgress(total=10), 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest, Unavailable
-from proxy.services.webhooks.backtest import Backtest, Found
+from proxy.services.webhooks.backtest import Backtest, BacktestResult
 from proxy.services.webhooks.webhooks import backtest
 from tests.follower.scene import TABLES
 from tests.follower.stage import A, B, Stage, with_transaction
@@ -28,7 +28,7 @@ async def test_transfers_inside_transactions_are_counted_by_their_traces(stage: 
     answers = stage.scene.upstream.answers
     answers["debug_traceBlockByHash"] = lambda params: [tree] if params[0] == busy else []
     trying, network = tried(stage)
-    assert await trying.run(network, "INTERNAL_TRANSFER", CONFIG, first=1, last=3) == Found(1, 3, 2, 1)
+    assert await trying.run(network, "INTERNAL_TRANSFER", CONFIG, first=1, last=3) == BacktestResult(1, 3, 2, 1)
     with pytest.raises(InvalidRequest, match="50 blocks"):
         await trying.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=50)
 

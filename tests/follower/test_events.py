@@ -13,7 +13,7 @@ from proxy.chains.evm.payloads import Token
 from proxy.core import webhook_bodies
 from proxy.core.paging import Page
 from proxy.services.events import enrichment
-from proxy.services.follower.sinks import Stale
+from proxy.services.follower.sinks import StaleRead
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.webhooks import Delta
 from proxy.web.rest.deliveries import _shown
@@ -54,7 +54,7 @@ async def test_webhook_that_comes_between_the_reading_and_the_writing_is_not_mis
     piece = await stage.scene.running.reader(stage.scene.route, stage.following._sinks).block(1)
     assert not piece.logs
     await stage.webhook("log", addresses=["0x" + COIN.hex()])
-    with pytest.raises(Stale):
+    with pytest.raises(StaleRead):
         await stage.following._write(stage.term, [piece])
     await stage.step()
     assert len(await stage.told()) == 1

@@ -11,8 +11,8 @@ import pytest
 from proxy import telemetry
 from proxy.chains.evm.facts import Facts
 from proxy.services.follower import network_follower as following_room
-from proxy.services.follower.block_reader import Unread
-from proxy.services.follower.network_follower import Lost, forget
+from proxy.services.follower.block_reader import ReadFailed
+from proxy.services.follower.network_follower import NoCommonBlock, forget
 from proxy.store.blocks import Followed, Mark, NotLeading
 from proxy.store.pool import Connection
 from proxy.tasks import Tasks
@@ -164,7 +164,7 @@ async def test_reorganisation_deeper_than_is_kept_stops_the_network_and_says_so(
         before = await stage.record()
         stage.chain.drop(40)
         stage.chain.mine(*(everything() * 10))
-        with pytest.raises(Lost, match="--forget"):
+        with pytest.raises(NoCommonBlock, match="--forget"):
             await following.step(term)
         assert await stage.record() == before, "what cannot be undone is not touched"
 
@@ -219,7 +219,7 @@ async def test_development_service_begins_anew_instead(database: str) -> None:
         for _ in range(2):
             try:
                 await following.step(term)
-            except Lost as exc:
+            except NoCommonBlock as exc:
                 await following._stop(term, str(exc))
         await following.step(term)
         assert await stage.is_whole()
@@ -399,7 +399,7 @@ async def _until_whole(stage: Scene, following: object, term: object, steps: int
     for _ in range(steps):
         try:
             await following.step(term)  # type: ignore[attr-defined]
-        except Unread:
+        except ReadFailed:
             await asyncio.sleep(0.1)
         if await stage.is_whole():
             return

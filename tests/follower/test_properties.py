@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from proxy.services.follower.block_reader import Unread
+from proxy.services.follower.block_reader import ReadFailed
 from tests.chain_upstream import (
     ZERO,
     Event,
@@ -64,7 +64,7 @@ async def test_record_equals_a_replay_of_the_canonical_chain(database: str, seed
             mine(stage, chance, 20)
             try:
                 await following.step(term)
-            except Unread:
+            except ReadFailed:
                 pass
             assert await _agrees(stage)
         for _ in range(3):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.services.follower.block_reader import DOUBTS, Unread
+from proxy.services.follower.block_reader import DOUBTS, ReadFailed
 from tests.chain_upstream import ZERO, Event, LittleChain, erc20
 from tests.follower.scene import COIN, A, Scene, everything, scene
 from tests.rpc_upstreams import Refused
@@ -17,7 +17,7 @@ async def test_logs_of_another_block_are_not_believed(database: str) -> None:
         stage.chain.mine(*everything())
         other = stage.chain.blocks[1].logs()
         stage.upstream.answers["eth_getLogs"] = lambda _: other
-        with pytest.raises(Unread):
+        with pytest.raises(ReadFailed):
             await following.step(term)
         assert await stage.record() == {}
         del stage.upstream.answers["eth_getLogs"]
@@ -33,7 +33,7 @@ async def test_nonsense_from_an_upstream_is_no_answer(database: str, answer: obj
             if method == "eth_getLogs" and answer == []:
                 continue  # a good answer; the next test is about it
             stage.upstream.answers[method] = lambda _: answer
-            with pytest.raises(Unread):
+            with pytest.raises(ReadFailed):
                 await following.step(term)
             del stage.upstream.answers[method]
         await following.step(term)
@@ -66,7 +66,7 @@ async def test_receipts_of_another_block_are_not_believed(database: str) -> None
         stage.chain.mine([erc20(COIN, ZERO, A, 5)])
         stage.upstream.answers["eth_getLogs"] = lambda params: []
         stage.upstream.answers["eth_getBlockReceipts"] = lambda params: [{"blockHash": "0x" + "7" * 64, "logs": []}]
-        with pytest.raises(Unread, match="another block"):
+        with pytest.raises(ReadFailed, match="another block"):
             await following.step(term)
         assert (await stage.cursor() or (0,))[0] == 0
 
@@ -84,7 +84,7 @@ async def test_upstream_without_receipts_that_denies_logs_is_doubted_until_it_ha
         refuse_receipts(stage)
         stage.upstream.answers["eth_getLogs"] = lambda params: []
         for _ in range(DOUBTS):
-            with pytest.raises(Unread, match="bloom"):
+            with pytest.raises(ReadFailed, match="bloom"):
                 await following.step(term)
         assert await stage.record() == {}
         del stage.upstream.answers["eth_getLogs"]
@@ -98,7 +98,7 @@ async def test_upstream_without_receipts_that_always_denies_logs_is_believed_in_
         stage.chain.mine([Event(COIN, ("0x" + "ab" * 32,))])
         refuse_receipts(stage)
         for _ in range(DOUBTS):
-            with pytest.raises(Unread, match="bloom"):
+            with pytest.raises(ReadFailed, match="bloom"):
                 await following.step(term)
         await following.step(term)
         assert await stage.is_whole()
@@ -120,7 +120,7 @@ async def test_range_without_the_logs_at_its_end_is_not_believed(database: str, 
         # The first block has no logs: the range begins at one that has.
         await term.begin(1, bytes.fromhex(chain.blocks[0].hash[2:]))
         upstream.answers["eth_getLogs"] = cut
-        with pytest.raises(Unread, match="missing"):
+        with pytest.raises(ReadFailed, match="missing"):
             await following.step(term)
         assert await stage.record() == {}
         del upstream.answers["eth_getLogs"]

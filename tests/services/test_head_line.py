@@ -7,8 +7,8 @@ import pytest
 
 from proxy.core.head_chain import Block
 from proxy.errors import Fault
-from proxy.services.feed.dispatch import LISTENERS, HeadLine
-from proxy.services.feed.topics import Event
+from proxy.services.feed.dispatch import LISTENERS, HeadDispatch
+from proxy.services.feed.topics import FeedEvent
 
 MANY = 3 * LISTENERS + 5
 
@@ -17,7 +17,7 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[int] = []
 
-    def on_events(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[FeedEvent]) -> None:
         self.heard += [event.block for event in events]
 
     def on_end(self, why: Fault) -> None:
@@ -36,7 +36,7 @@ async def settled() -> None:
 
 
 async def test_everybody_hears_everything_in_order() -> None:
-    line, ears = HeadLine(), [Ear() for _ in range(MANY)]
+    line, ears = HeadDispatch(), [Ear() for _ in range(MANY)]
     line.listeners = dict.fromkeys(ears)
     line.tell([block(1), block(2)])
     line.tell([block(3)])
@@ -47,14 +47,14 @@ async def test_everybody_hears_everything_in_order() -> None:
 
 
 async def test_few_hear_of_it_at_once() -> None:
-    line, ear = HeadLine(), Ear()
+    line, ear = HeadDispatch(), Ear()
     line.listeners[ear] = None
     line.tell([block(1)])
     assert ear.heard == [1]
 
 
 async def test_who_leaves_in_the_middle_hears_no_more_and_who_joins_hears_what_comes_then() -> None:
-    line, ears, late = HeadLine(), [Ear() for _ in range(MANY)], Ear()
+    line, ears, late = HeadDispatch(), [Ear() for _ in range(MANY)], Ear()
     line.listeners = dict.fromkeys(ears)
     line.tell([block(1)])
     del line.listeners[ears[-1]]
@@ -67,7 +67,7 @@ async def test_who_leaves_in_the_middle_hears_no_more_and_who_joins_hears_what_c
 
 
 async def test_line_that_was_done_begins_again() -> None:
-    line, ears = HeadLine(), [Ear() for _ in range(LISTENERS)]
+    line, ears = HeadDispatch(), [Ear() for _ in range(LISTENERS)]
     line.listeners = dict.fromkeys(ears)
     line.tell([block(1)])
     await settled()
@@ -78,10 +78,10 @@ async def test_line_that_was_done_begins_again() -> None:
 
 async def test_listener_that_fails_does_not_end_it_for_the_others() -> None:
     class Broken(Ear):
-        def on_events(self, events: Sequence[Event]) -> None:
+        def on_events(self, events: Sequence[FeedEvent]) -> None:
             raise RuntimeError
 
-    line, ears = HeadLine(), [Ear() for _ in range(MANY)]
+    line, ears = HeadDispatch(), [Ear() for _ in range(MANY)]
     line.listeners = dict.fromkeys([Broken(), *ears])
     with pytest.raises(RuntimeError):
         line.tell([block(1)])

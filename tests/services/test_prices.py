@@ -15,7 +15,7 @@ from aiohttp import web
 
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
-from proxy.services.prices import Price, Prices, sources_of
+from proxy.services.prices import Price, PriceService, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
 from proxy.store.cache import Kept
 from proxy.wire.price_api import AWAY_S, PriceApi
@@ -70,7 +70,7 @@ class Clock:
 @asynccontextmanager
 async def asking(
     chain: Chain | None = None, *, url: str = "", clock: Clock | None = None, **given: Any
-) -> AsyncIterator[Prices]:
+) -> AsyncIterator[PriceService]:
     options: dict[str, Any] = {
         "sources": ("feeds", "http", "fixed"), "key": "", "key_header": "x-key", "timeout_s": 5.0, "per_request": 2,
         "keep_s": 60.0, "stale_s": 600.0, "feeds": (), "fixed": (),
@@ -79,7 +79,7 @@ async def asking(
     at = clock or Clock()
     api = PriceApi(url, headers={"x-key": "open sesame"}, timeout_s=5.0, per_request=2, clock=at) if url else None
     kept = Kept(bytes=1 << 20)
-    made = Prices(
+    made = PriceService(
         sources_of(found, CHAINS, chain or Chain({}), api),
         kept,
         keep_s=found.keep_s,

@@ -17,10 +17,10 @@ from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor import policies as policies_room
-from proxy.services.sponsor.costs import Market
+from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
-from proxy.services.sponsor.policies import Policies
-from proxy.services.sponsor.sponsorship import Sponsoring
+from proxy.services.sponsor.policies import PolicyService
+from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import Policy, PolicyStore
@@ -49,7 +49,7 @@ class Window:
         self.scene = found
         self.network = found.route.network
         self.ledger = LedgerStore(pool)
-        self.policies = Policies(PolicyStore(pool), self.ledger, most={"free": 9})
+        self.policies = PolicyService(PolicyStore(pool), self.ledger, most={"free": 9})
         self.now = NOW
         limits = Limits(1, 1, 0)
         self.key = Key(
@@ -66,8 +66,8 @@ class Window:
         ]  # fmt: skip
         app = found.worker.app
         questions = InternalCalls(app.rpc, app.networks)
-        self.sponsoring = Sponsoring(
-            self.policies, self.ledger, Paymasters(payers), Market(Coins(), GasPrices(questions)), questions,
+        self.sponsoring = SponsorService(
+            self.policies, self.ledger, Paymasters(payers), SponsorCosts(Coins(), GasPrices(questions)), questions,
             most_of_day=PLANS, wall=lambda: self.now,
         )  # fmt: skip
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.services.feed.demand import Wanted
+from proxy.services.feed.demand import Demand
 from tests.service import until
 from tests.web.worker import on_uvloop
 
@@ -37,7 +37,7 @@ class Work:
 
 
 @asynccontextmanager
-async def running(wanted: Wanted, work: Work) -> AsyncIterator[None]:
+async def running(wanted: Demand, work: Work) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(wanted.run(work.run, work.stopped))
         try:
@@ -50,7 +50,7 @@ async def running(wanted: Wanted, work: Work) -> AsyncIterator[None]:
 @on_uvloop
 async def test_who_comes_while_the_work_ends_waits_for_the_next_run() -> None:
     work = Work()
-    wanted = Wanted(lambda: work.listeners > 0, linger_s=0.0)
+    wanted = Demand(lambda: work.listeners > 0, linger_s=0.0)
     async with running(wanted, work):
         work.listeners = 1
         wanted.changed()
@@ -69,7 +69,7 @@ async def test_who_comes_while_the_work_ends_waits_for_the_next_run() -> None:
 @on_uvloop
 async def test_what_the_work_leaves_behind_while_it_ends_is_forgotten() -> None:
     work = Work()
-    wanted = Wanted(lambda: work.listeners > 0, linger_s=0.0)
+    wanted = Demand(lambda: work.listeners > 0, linger_s=0.0)
     async with running(wanted, work):
         work.listeners = 1
         wanted.changed()
@@ -93,6 +93,6 @@ async def test_who_comes_in_the_very_turn_in_which_the_time_is_up_keeps_the_work
         asked += 1
         return asked not in (2, 3)
 
-    async with running(Wanted(is_wanted, linger_s=0.0), work):
+    async with running(Demand(is_wanted, linger_s=0.0), work):
         await until(lambda: asked == 5)
         assert (work.runs, work.stops) == (1, 0)

@@ -23,7 +23,7 @@ from proxy.chains.evm import operations
 from proxy.chains.evm.facts import Facts, Header, Log
 from proxy.chains.registry import Network
 from proxy.services.sponsor.policies import read_rules
-from proxy.services.sponsor.settlement import Settlements, Settling
+from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
 from proxy.settings import load_tables
 from proxy.store import sql
 from proxy.store.blocks import Followed, Mark
@@ -257,7 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
         # What the follower believes the chain to be.
         self.followed = list(self.chain.blocks_)
         self.payers = {NETWORK.id: frozenset((PAYER,))}
-        self.sink = Settlements([NETWORK], self.payers)
+        self.sink = SettlementSink([NETWORK], self.payers)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -268,7 +268,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(self.pool.open())
         self.ledger = LedgerStore(self.pool)
         self.policies = self.run(self._begin())
-        self.settling = Settling(self.ledger, [self.chain], self.payers, now=lambda: _moment(self.now))
+        self.settling = SettlementLoop(self.ledger, [self.chain], self.payers, now=lambda: _moment(self.now))
 
     async def _begin(self) -> list[Policy]:
         async with self.pool.connection() as connection:

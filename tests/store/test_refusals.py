@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core import policy
 from proxy.services.sponsor.policies import FORMS
-from proxy.services.sponsor.refusals import MOST_POLICIES, Refusals
+from proxy.services.sponsor.refusals import MOST_POLICIES, RefusalLog
 from proxy.store.keys import KeyStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
@@ -43,11 +43,11 @@ async def policy_id(pool: Pool) -> str:
 
 
 @pytest.fixture
-def refusals(pool: Pool) -> Refusals:
-    return Refusals(RefusalStore(pool), now=Clock())
+def refusals(pool: Pool) -> RefusalLog:
+    return RefusalLog(RefusalStore(pool), now=Clock())
 
 
-async def test_newest_comes_first_with_its_rule(refusals: Refusals, policy_id: str) -> None:
+async def test_newest_comes_first_with_its_rule(refusals: RefusalLog, policy_id: str) -> None:
     refusals.note(policy_id, SENDER, "max_gas_usd", "too dear")
     refusals.note(policy_id, SENDER, "status", "the policy is paused")
     assert await refusals.latest(policy_id, 10) == []
@@ -61,7 +61,7 @@ async def test_newest_comes_first_with_its_rule(refusals: Refusals, policy_id: s
     assert await refusals.latest("gp_another", 10) == []
 
 
-async def test_flood_leaves_no_more_than_is_kept(refusals: Refusals, pool: Pool, policy_id: str) -> None:
+async def test_flood_leaves_no_more_than_is_kept(refusals: RefusalLog, pool: Pool, policy_id: str) -> None:
     for flood in range(3):
         for number in range(KEPT + 30):
             refusals.note(policy_id, SENDER, "status", f"{flood}.{number}")
@@ -71,7 +71,7 @@ async def test_flood_leaves_no_more_than_is_kept(refusals: Refusals, pool: Pool,
     assert (await refusals.latest(policy_id, 1))[0].message == f"2.{KEPT + 29}"
 
 
-async def test_many_policies_at_once_take_no_more_room(refusals: Refusals) -> None:
+async def test_many_policies_at_once_take_no_more_room(refusals: RefusalLog) -> None:
     for number in range(MOST_POLICIES + 10):
         refusals.note(f"gp_{number}", SENDER, "status", "no")
     assert repr(refusals) == f"<Refusals of {MOST_POLICIES} policies waiting>"

@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from proxy.chains.evm.facts import Facts
-from proxy.services.sponsor.settlement import Settling
+from proxy.services.sponsor.settlement import SettlementLoop
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, Wanted
 from proxy.store.policies import Policy, PolicyStore
@@ -88,8 +88,8 @@ def want(policy: Policy, nonce: int, *, block: int = 0) -> Wanted:
     )
 
 
-def settling(ledger: LedgerStore, chain: ModelChain, payer: bytes = PAYER) -> Settling:
-    return Settling(ledger, [chain], {NETWORK.id: {payer}}, now=lambda: AFTER)
+def settling(ledger: LedgerStore, chain: ModelChain, payer: bytes = PAYER) -> SettlementLoop:
+    return SettlementLoop(ledger, [chain], {NETWORK.id: {payer}}, now=lambda: AFTER)
 
 
 async def totals(ledger: LedgerStore, policy: Policy) -> tuple[int, int, int]:
@@ -121,7 +121,7 @@ async def test_one_whose_logs_cannot_be_read_keeps_nobody_else_waiting(ledger: L
     assert (1, chain.final) in chain.read
     assert {first for first, _ in chain.read} <= {1, 36, 37, 38}
     chain.forgotten = 0
-    later = Settling(ledger, [chain], {}, now=lambda: AFTER + datetime.timedelta(seconds=60))
+    later = SettlementLoop(ledger, [chain], {}, now=lambda: AFTER + datetime.timedelta(seconds=60))
     await later.look()
     assert await totals(ledger, policy) == (0, 0, 0)
 

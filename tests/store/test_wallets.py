@@ -15,7 +15,7 @@ from proxy.chains.evm.facts import Facts, Header, Log
 from proxy.core.paging import Page
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.inclusions import InclusionSink
-from proxy.services.wallets import Births
+from proxy.services.wallets import DeploymentSink
 from proxy.settings import load_tables
 from proxy.store.blocks import Followed, Mark
 from proxy.store.operations import OperationStore, Sent
@@ -144,7 +144,7 @@ async def deployed(store: WalletStore, number: int) -> tuple[int | None, datetim
 async def test_block_that_deploys_a_wallet_marks_it_and_one_that_is_gone_takes_that_back(
     store: WalletStore, pool: Pool
 ) -> None:
-    births = Births()
+    births = DeploymentSink()
     for number in (1, 2):
         await create(store, number)
     async with pool.connection() as connection:
@@ -166,7 +166,7 @@ async def test_range_of_blocks_marks_wallets_without_their_time(store: WalletSto
     await create(store, 1, network="dev/testnet", lineage="key_2")
     piece = dataclasses.replace(block(20, birth(15, 1)), first=10, header=None)
     async with pool.connection() as connection:
-        await Births().write(connection, FOLLOWED, [piece])
+        await DeploymentSink().write(connection, FOLLOWED, [piece])
     assert await deployed(store, 1) == (15, None)
     (other,) = await store.find("key_2", wallet(1).address)
     assert other.deploy_tx is None  # on another network
@@ -175,7 +175,7 @@ async def test_range_of_blocks_marks_wallets_without_their_time(store: WalletSto
 async def test_wallet_that_another_holds_is_deployed_if_theirs_is(store: WalletStore, pool: Pool) -> None:
     await create(store, 1)
     async with pool.connection() as connection:
-        await Births().write(connection, FOLLOWED, [block(10, birth(10, 1))])
+        await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1))])
     assert await create(store, 1, lineage="key_2") == "new"
     (mine,) = await store.find(LINEAGE, wallet(1).address)
     (theirs,) = await store.find("key_2", wallet(1).address)
@@ -193,7 +193,7 @@ async def test_what_a_reader_saw_in_a_block_that_was_replaced_the_follower_takes
         seen = Deployment(wallet(number).address, b"\xdd" * 32, 9 + number, b"\xbb" * 32, NOW)
         await store.found(NETWORK, seen)
     async with pool.connection() as connection:
-        await Births().write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11)])
+        await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11)])
     assert [(await deployed(store, number))[0] for number in (1, 2, 3)] == [10, None, 12]
 
 
@@ -201,10 +201,10 @@ async def test_reader_takes_back_only_the_deployment_that_it_saw(store: WalletSt
     """The same transaction may be in another block by then."""
     await create(store, 1)
     async with pool.connection() as connection:
-        await Births().write(connection, FOLLOWED, [block(10, birth(10, 1))])
+        await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1))])
         (old,) = await store.find(LINEAGE, wallet(1).address)
-        await Births().undo(connection, FOLLOWED, Mark(9, bytes(32)), [Mark(10, bytes(32))])
-        await Births().write(connection, FOLLOWED, [block(11, birth(11, 1))])
+        await DeploymentSink().undo(connection, FOLLOWED, Mark(9, bytes(32)), [Mark(10, bytes(32))])
+        await DeploymentSink().write(connection, FOLLOWED, [block(11, birth(11, 1))])
     await store.lost(old)
     (new,) = await store.find(LINEAGE, wallet(1).address)
     assert new.deploy_block == 11

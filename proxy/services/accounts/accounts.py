@@ -19,7 +19,7 @@ from proxy.store.keys import KeyStore, OwnFence, OwnLimits, Row
 INHERIT = -1
 
 
-class HasLimits(Protocol):
+class AccountPlan(Protocol):
     @property
     def limits(self) -> Limits: ...
 
@@ -30,7 +30,7 @@ class LastUsed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Today:
+class DayUsage:
     """What an account has used of its day; `left` None: there is no limit."""
 
     used: int
@@ -38,8 +38,8 @@ class Today:
     resets_at: datetime.datetime
 
 
-class Accounts:
-    def __init__(self, keys: KeyStore, usage: LastUsed, *, plans: Mapping[str, HasLimits]) -> None:
+class AccountService:
+    def __init__(self, keys: KeyStore, usage: LastUsed, *, plans: Mapping[str, AccountPlan]) -> None:
         self._keys = keys
         self._usage = usage
         self._plans = plans
@@ -66,13 +66,13 @@ class Accounts:
         """Counted by usage, which counts refusals too: where there is a limit, no more than was leased from it."""
         return min(asked, leased) if self.limits_of(row).requests_per_day else asked
 
-    async def today(self, row: Row) -> Today:
+    async def today(self, row: Row) -> DayUsage:
         now = datetime.datetime.now(datetime.UTC)
         limit = self.limits_of(row).requests_per_day
         asked = await self._usage.requests_of_day(row["id"], now.date())
         used = self._used(row, asked, leased=await self._keys.usage_of_today(row["id"]))
         midnight = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC) + datetime.timedelta(days=1)
-        return Today(used, max(0, limit - used) if limit else None, midnight)
+        return DayUsage(used, max(0, limit - used) if limit else None, midnight)
 
     async def keys(self, account: str) -> list[Row]:
         """The newest first, each with when it was last used."""

@@ -28,7 +28,7 @@ _BAD_KEY = "the API key is not valid"
 _TEST_KEY = "a test key (svc_test_) may not be used on {network}, a live network"
 
 
-class Failures:
+class AuthFailures:
     """Failed authentications by address: a bucket each, of one minute's allowance, refilled evenly."""
 
     def __init__(self, per_minute: int) -> None:
@@ -48,7 +48,7 @@ class Failures:
 
 
 class Admission:
-    def __init__(self, keyring: Keyring, windows: Windows, quotas: Quotas, failures: Failures) -> None:
+    def __init__(self, keyring: Keyring, windows: Windows, quotas: Quotas, failures: AuthFailures) -> None:
         self._keyring = keyring
         self._quotas = quotas
         self._failures = failures

@@ -31,7 +31,7 @@ OVERLAP = datetime.timedelta(seconds=10)
 RETRY_S = 0.5
 
 
-class HasLimits(Protocol):
+class KeyPlan(Protocol):
     @property
     def limits(self) -> Limits: ...
 
@@ -51,7 +51,7 @@ class Keyring:
         notices: Notices,
         slots: Slots,
         *,
-        plans: Mapping[str, HasLimits],
+        plans: Mapping[str, KeyPlan],
         pepper: str,
         reload_s: float,
     ) -> None:

@@ -49,10 +49,10 @@ SECRETS = 10_000
 
 _LOST = (Unavailable, *AWAY, asyncpg.DeadlockDetectedError, asyncpg.OperatorInterventionError)
 # A delivery, its reply, when it began by the monotonic clock, and how long it took.
-Done = tuple[Claimed, DeliveryReply, float, float]
+FinishedAttempt = tuple[Claimed, DeliveryReply, float, float]
 
 
-class HasDeliveries(Protocol):
+class DeliveryPlan(Protocol):
     """Of a plan. 0: no limit."""
 
     @property
@@ -68,7 +68,7 @@ class Deliverer:
         vault: Vault,
         *,
         lanes: Lanes,
-        plans: Mapping[str, HasDeliveries],
+        plans: Mapping[str, DeliveryPlan],
         schedules: Mapping[Format, tuple[float, ...]] = retries.SCHEDULES,
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.time,
@@ -82,7 +82,7 @@ class Deliverer:
         self._lease_s = lease_s
         self._now = now
         self._secrets: dict[tuple[str, bytes], str] = {}
-        self._done: list[Done] = []
+        self._done: list[FinishedAttempt] = []
         # What was found due, and when; None where that may have changed. And whether somebody told of more since.
         self._due: Due | None = None
         self._listed_at = 0.0
@@ -218,7 +218,7 @@ class Deliverer:
                 batch, self._done = self._done[:MANY], self._done[MANY:]
                 await self._write(batch)
 
-    async def _write(self, batch: list[Done]) -> None:
+    async def _write(self, batch: list[FinishedAttempt]) -> None:
         """However long Postgres is away: what was delivered is known here only."""
         while True:
             now = time.monotonic()
@@ -244,7 +244,7 @@ class Deliverer:
         self._wake.set()
         self._written.set()
 
-    def _count(self, batch: list[Done]) -> None:
+    def _count(self, batch: list[FinishedAttempt]) -> None:
         ends = Counter(
             "delivered" if attempts.is_delivered(reply.status) else reply.outcome for _, reply, _, _ in batch
         )

@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.store.deliveries import Attempt, Delivery, DeliveryStore
 from proxy.store.webhooks import Webhook
 
-__all__ = ("STATES", "Attempt", "Deliveries", "Delivery", "Webhook")
+__all__ = ("STATES", "Attempt", "Delivery", "DeliveryHistory", "Webhook")
 
 # The words that owners know the states by. Of a webhook that is there, only what a reorg has taken back is dropped.
 STATES = {
@@ -32,7 +32,7 @@ def _present() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-class Deliveries:
+class DeliveryHistory:
     def __init__(self, store: DeliveryStore, *, now: Callable[[], datetime.datetime] = _present) -> None:
         self._store = store
         self._now = now

@@ -25,7 +25,7 @@ AGAIN_S = (30.0, 300.0, 1800.0, 7200.0, 21600.0, 43200.0)
 QUIET_S, SOON_S = 5.0, 0.05
 
 
-class Letters:
+class Mails:
     def __init__(
         self, store: MailStore, mailer: Mailer, *, again_s: tuple[float, ...] = AGAIN_S, quiet_s: float = QUIET_S
     ) -> None:

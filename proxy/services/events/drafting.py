@@ -23,7 +23,7 @@ from proxy.store.pool import Connection
 REMEMBERED = 20_000
 
 
-class Composition:
+class EventDrafter:
     """One network's."""
 
     def __init__(self, network: Network) -> None:

@@ -19,8 +19,8 @@ from proxy.chains.evm.payloads import Token
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
 from proxy.errors import Fault
-from proxy.services.events.drafting import Composition
-from proxy.services.events.notifications import Bell
+from proxy.services.events.drafting import EventDrafter
+from proxy.services.events.notifications import Notifications
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
@@ -40,28 +40,33 @@ METADATA_S = 5.0
 LOOK_S, AGAIN_S = 20.0, 1.0
 
 
-class Named(Protocol):
+class NamedToken(Protocol):
     @property
     def symbol(self) -> str | None: ...
     @property
     def decimals(self) -> int | None: ...
 
 
-class Tokens(Protocol):
-    async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> Mapping[bytes, Named]:
+class TokenSource(Protocol):
+    async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> Mapping[bytes, NamedToken]:
         """What each says of itself at the block; Unavailable where the network cannot be read."""
 
 
-class Nfts(Protocol):
+class NftSource(Protocol):
     async def read(self, network: Network, contract: bytes, token_id: int) -> Mapping[str, Any]:
         """Its metadata; a Fault where there is none."""
 
 
-class Composing:
+class EventEnricher:
     """Of one network. With `nfts` those events that lack metadata, without it all others."""
 
     def __init__(
-        self, composition: Composition, pool: Pool, questions: InternalCalls, tokens: Tokens, nfts: Nfts | None = None
+        self,
+        composition: EventDrafter,
+        pool: Pool,
+        questions: InternalCalls,
+        tokens: TokenSource,
+        nfts: NftSource | None = None,
     ) -> None:
         self._composition = composition
         self._network = composition.network
@@ -78,7 +83,7 @@ class Composing:
     def __repr__(self) -> str:
         return f"<Composing {self._network.id}{' metadata' if self._nfts else ''}{', some left' if self._left else ''}>"
 
-    async def run(self, bell: Bell, leads: Callable[[], bool]) -> None:
+    async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
         wake = bell.of(CHANNEL, self._network.id)
         while True:

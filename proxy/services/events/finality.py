@@ -16,7 +16,7 @@ from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Fault, Unavailable
 from proxy.services.events.enrichment import CHANNEL
-from proxy.services.events.notifications import Bell
+from proxy.services.events.notifications import Notifications
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
@@ -31,7 +31,7 @@ log = logging.getLogger("penstock.events")
 LOOK_S, AGAIN_S = 20.0, 2.0
 
 
-class Finality:
+class FinalityGate:
     """Of one network."""
 
     def __init__(self, network: Network, pool: Pool, questions: InternalCalls) -> None:
@@ -44,7 +44,7 @@ class Finality:
     def __repr__(self) -> str:
         return f"<Finality of {self._network.id}, asked at {self._asked}>"
 
-    async def run(self, bell: Bell, leads: Callable[[], bool]) -> None:
+    async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
         wake = bell.of(CHANNEL, self._network.id)
         while True:

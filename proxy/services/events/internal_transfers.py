@@ -15,10 +15,10 @@ from proxy.chains.evm import matching
 from proxy.chains.evm.matching import Call
 from proxy.core import dialect
 from proxy.errors import Fault
-from proxy.services.events.drafting import Composition
+from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.enrichment import CHANNEL
-from proxy.services.events.notifications import Bell
-from proxy.services.events.watch import Watch
+from proxy.services.events.notifications import Notifications
+from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.store import events as store
@@ -36,8 +36,8 @@ LOOK_S, AGAIN_S = 20.0, 2.0
 TRIES = 200
 
 
-class Tracing:
-    def __init__(self, watch: Watch, composition: Composition, pool: Pool, traces: TraceReader) -> None:
+class InternalTransfers:
+    def __init__(self, watch: WebhookWatch, composition: EventDrafter, pool: Pool, traces: TraceReader) -> None:
         self._watch = watch
         self._composition = composition
         self._network = composition.network
@@ -47,7 +47,7 @@ class Tracing:
     def __repr__(self) -> str:
         return f"<Tracing {self._traces!r}>"
 
-    async def run(self, bell: Bell, leads: Callable[[], bool]) -> None:
+    async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
         wake = bell.of(CHANNEL, self._network.id)
         while True:

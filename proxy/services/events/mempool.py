@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from proxy.chains.evm import activity, matching
 from proxy.chains.evm.matching import Tx
 from proxy.errors import Fault
-from proxy.services.events.drafting import Composition
-from proxy.services.events.pending_filters import Pinned
-from proxy.services.events.watch import Watch
+from proxy.services.events.drafting import EventDrafter
+from proxy.services.events.pending_filters import PendingFilters
+from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store.pool import PATIENT_S, Pool
@@ -30,9 +30,14 @@ IDLE_S, AGAIN_S = 2.0, 2.0
 AT_ONCE, MOST = 100, 5_000
 
 
-class Mempool:
+class MempoolWatcher:
     def __init__(
-        self, watch: Watch, composition: Composition, pool: Pool, questions: InternalCalls, pinned: Pinned
+        self,
+        watch: WebhookWatch,
+        composition: EventDrafter,
+        pool: Pool,
+        questions: InternalCalls,
+        pinned: PendingFilters,
     ) -> None:
         self._watch = watch
         self._composition = composition

@@ -10,7 +10,7 @@ from weakref import WeakSet
 from proxy.store.notices import Notices
 
 
-class Bell:
+class Notifications:
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
         # By channel and network, for as long as somebody has them.

@@ -12,7 +12,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 
 
-class Pinned:
+class PendingFilters:
     def __init__(self, route: Route) -> None:
         self._route = route
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from proxy.chains.evm import activity, matching
 from proxy.chains.evm.facts import TOPICS, Facts
 from proxy.chains.evm.matching import Block
-from proxy.services.events.drafting import Composition
-from proxy.services.events.watch import Watch
-from proxy.services.follower.sinks import Stale
+from proxy.services.events.drafting import EventDrafter
+from proxy.services.events.watch import WebhookWatch
+from proxy.services.follower.sinks import StaleRead
 from proxy.store import events as store
 from proxy.store.blocks import Followed, Mark
 from proxy.store.events import NewEvent
@@ -26,7 +26,7 @@ _NONE: frozenset[str] = frozenset()
 class EventSink:
     """Of one network."""
 
-    def __init__(self, watch: Watch, composition: Composition) -> None:
+    def __init__(self, watch: WebhookWatch, composition: EventDrafter) -> None:
         self._watch = watch
         self._composition = composition
 
@@ -71,9 +71,9 @@ class EventSink:
         for piece in found:
             header = piece.header
             if header is None or (self.topics is None and not piece.has_all_logs):
-                raise Stale
+                raise StaleRead
             if self.transactions and not activity.is_whole(header):
-                raise Stale
+                raise StaleRead
 
     def _events(self, piece: Facts) -> list[NewEvent]:
         assert piece.header is not None

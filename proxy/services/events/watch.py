@@ -21,7 +21,7 @@ from proxy.chains.evm.filters import BadConfig
 from proxy.chains.evm.watch_index import Index, Watcher
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
-from proxy.services.events.notifications import Bell
+from proxy.services.events.notifications import Notifications
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 from proxy.tasks import until_set
@@ -38,7 +38,7 @@ TOO_LONG_S = 1800.0
 LOAD_S = 60.0
 
 
-class Watch:
+class WebhookWatch:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.index = Index()
@@ -117,7 +117,7 @@ class Watch:
             for number, addresses in _grouped(key for key, is_added in changed.items() if is_added is added).items():
                 apply(wanted[number], addresses)
 
-    async def follow(self, pool: Pool, bell: Bell) -> None:
+    async def follow(self, pool: Pool, bell: Notifications) -> None:
         """A supervised loop: what has changed is read between blocks."""
         wake = bell.of(CHANNEL, self.network.id)
         while True:

@@ -37,7 +37,7 @@ _NO_BASE_FEE = msgspec.Raw(b'"0x0"')
 _NOTHING = (b"[]", b"[ ]")
 
 
-class Unanswered(Exception):
+class BlockUnavailable(Exception):
     """No upstream gave what was asked for."""
 
 
@@ -79,7 +79,7 @@ _receipts = msgspec.json.Decoder(list[_Receipt]).decode
 _text = msgspec.json.Decoder(str).decode
 
 
-class Blocks:
+class BlockSource:
     def __init__(self, route: Route) -> None:
         self._route = route
         self._kept: OrderedDict[str, Block] = OrderedDict()
@@ -100,7 +100,7 @@ class Blocks:
         """The head of one upstream."""
         found = read_block(await Probe(upstream, *families.HEAD_BLOCK_CALL["evm"]).ask())
         if found is None:
-            raise Unanswered("no head")
+            raise BlockUnavailable("no head")
         return self._keep(found)
 
     async def newest(self) -> int:
@@ -118,12 +118,12 @@ class Blocks:
             if found is not None and found.hash == block_hash:
                 return self._keep(found)
             await asyncio.sleep(PAUSE_S * attempt)
-        raise Unanswered(f"no block {block_hash}")
+        raise BlockUnavailable(f"no block {block_hash}")
 
     async def by_number(self, number: int, source: Upstream | None = None) -> Block:
         found = read_block(await self._ask("eth_getBlockByNumber", b'["0x%x",false]' % number, source))
         if found is None or found.number != number:
-            raise Unanswered(f"no block {number}")
+            raise BlockUnavailable(f"no block {number}")
         return self._keep(found)
 
     async def warm(self, numbers: Sequence[int], source: Upstream | None = None) -> None:
@@ -134,7 +134,7 @@ class Blocks:
             async with gate:
                 try:
                     await self.by_number(number, source)
-                except Unanswered:
+                except BlockUnavailable:
                     pass
 
         async with asyncio.TaskGroup() as group:
@@ -161,7 +161,7 @@ class Blocks:
         # Who does not have the last block yet would leave it out without a word.
         found = read_logs(await self.ask("eth_getLogs", msgspec.json.encode([query]), least_head=last, some=True))
         if found is None:
-            raise Unanswered(f"no logs of blocks {first} to {last}")
+            raise BlockUnavailable(f"no logs of blocks {first} to {last}")
         return [log for log in found if first <= log.block <= last and wanted.matches(log)]
 
     async def ask(self, method: str, params: bytes, *, least_head: int = 0, some: bool = False) -> bytes:
@@ -171,9 +171,9 @@ class Blocks:
         try:
             result = await asked.result()
         except (RpcError, Fault) as exc:
-            raise Unanswered(method) from exc
+            raise BlockUnavailable(method) from exc
         if some and result in _NOTHING and self._is_behind(asked, least_head):
-            raise Unanswered(f"{method} of one that is behind")
+            raise BlockUnavailable(f"{method} of one that is behind")
         return result
 
     def _is_behind(self, asked: PendingReply, least_head: int) -> bool:
@@ -190,7 +190,7 @@ class Blocks:
                 return result
         try:
             return await self.ask(method, params, least_head=least_head, some=some)
-        except Unanswered:
+        except BlockUnavailable:
             return None
 
     def _keep(self, block: Block) -> Block:
@@ -244,7 +244,7 @@ def read_receipts(result: bytes | None) -> list[LogRecord] | None:
 
 def _checked(found: list[LogRecord] | None, block: Block) -> list[LogRecord]:
     if found is None or any(log.block_hash != block.hash for log in found):
-        raise Unanswered(f"no logs of block {block.number}")
+        raise BlockUnavailable(f"no logs of block {block.number}")
     return found
 
 

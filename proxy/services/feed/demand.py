@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 LINGER_S = 2.0
 
 
-class Wanted:
+class Demand:
     """Whether anybody wants something: `changed` is called whenever that may have changed."""
 
     def __init__(self, is_wanted: Callable[[], bool], linger_s: float = LINGER_S) -> None:

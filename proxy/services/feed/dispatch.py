@@ -25,8 +25,8 @@ from proxy import telemetry
 from proxy.chains.evm.log_filter import Index, LogFilter
 from proxy.core.head_chain import DEPTH, Block
 from proxy.errors import Unavailable
-from proxy.services.feed.blocks import Blocks, LogRecord, Unanswered
-from proxy.services.feed.topics import Event, Listener
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable, LogRecord
+from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.feed")
@@ -54,13 +54,13 @@ _TRUE = msgspec.Raw(b"true")
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class HeadLine:
+class HeadDispatch:
     """Listeners of heads. Each hears of what comes after it joined, in order; many of them hear of it in several turns."""
 
     def __init__(self) -> None:
         self.listeners: dict[Listener, None] = {}
         # What is being told, the oldest first, and to whom it still has to be.
-        self._telling: deque[tuple[list[Event], Iterator[Listener]]] = deque()
+        self._telling: deque[tuple[list[FeedEvent], Iterator[Listener]]] = deque()
 
     def __repr__(self) -> str:
         return f"<HeadLine {len(self.listeners)} listeners>"
@@ -85,17 +85,17 @@ class HeadLine:
                 listener.on_events(events)
 
 
-def events_of(blocks: Sequence[Block]) -> list[Event]:
-    return [Event(block.head, block.number) for block in blocks]
+def events_of(blocks: Sequence[Block]) -> list[FeedEvent]:
+    return [FeedEvent(block.head, block.number) for block in blocks]
 
 
 @dataclass(slots=True)
-class Record:
+class SentBlock:
     """A block whose turn has come, and what was told of it."""
 
     place: int
     block: Block
-    told: dict[LogFilter, list[Event]] = field(default_factory=dict)
+    told: dict[LogFilter, list[FeedEvent]] = field(default_factory=dict)
     size: int = 0
 
 
@@ -110,15 +110,15 @@ class _Step:
     fetching: asyncio.Task[list[LogRecord] | None] | None = None
 
 
-class LogLine:
+class LogDispatch:
     """Listeners of logs. `is_orphan` says whether a block is no longer part of the chain."""
 
-    def __init__(self, blocks: Blocks, is_orphan: Callable[[Block], bool]) -> None:
+    def __init__(self, blocks: BlockSource, is_orphan: Callable[[Block], bool]) -> None:
         self._blocks = blocks
         self._is_orphan = is_orphan
         self._index = Index()
         self._listeners: dict[LogFilter, dict[Listener, tuple[int, int]]] = {}
-        self._records: deque[Record] = deque()
+        self._records: deque[SentBlock] = deque()
         self._waiting: deque[_Step] = deque()
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -152,7 +152,7 @@ class LogLine:
         """Told of every block that is entered from now on."""
         self._add(wanted, listener, self.place, self.place)
 
-    def join(self, wanted: LogFilter, listener: Listener, other: LogLine) -> None:
+    def join(self, wanted: LogFilter, listener: Listener, other: LogDispatch) -> None:
         """Go on here where the other line, whose last block is the same, has told the listener of everything so far."""
         seen = since = self._records[-1].place
         mine = reversed(tuple(self._records))
@@ -165,12 +165,12 @@ class LogLine:
                 record.told.setdefault(wanted, others.told[wanted])
         self._add(wanted, listener, since, seen)
 
-    def _put_under(self, block: Block) -> Record | None:
+    def _put_under(self, block: Block) -> SentBlock | None:
         """A record of a block from before this line began."""
         oldest = self._records[0]
         if len(self._records) >= DEPTH or oldest.block.parent != block.hash:
             return None
-        self._records.appendleft(Record(oldest.place - 1, block))
+        self._records.appendleft(SentBlock(oldest.place - 1, block))
         return self._records[0]
 
     def _add(self, wanted: LogFilter, listener: Listener, since: int, seen: int) -> None:
@@ -230,7 +230,7 @@ class LogLine:
             logs = await self._logs_of(step, group)
             # No turn of the loop lies between this and the beginning of the telling: whoever joins, joins before or after.
             self._waiting.popleft()
-            await self._tell(Record(step.place, step.block), logs)
+            await self._tell(SentBlock(step.place, step.block), logs)
 
     async def _logs_of(self, step: _Step, group: asyncio.TaskGroup) -> list[LogRecord]:
         while self._listeners:
@@ -251,7 +251,7 @@ class LogLine:
             tries += 1
             try:
                 logs = await self._try(block, source, tries)
-            except Unanswered:
+            except BlockUnavailable:
                 if self._is_orphan(block):
                     return []
                 self._note_failure(block, tries)
@@ -268,7 +268,7 @@ class LogLine:
         if tries > PLAIN_TRIES:
             try:
                 return await self._blocks.receipt_logs_of(block, source)
-            except Unanswered:
+            except BlockUnavailable:
                 pass
         return await self._blocks.logs_of(block, source if tries == 1 else None)
 
@@ -289,7 +289,7 @@ class LogLine:
                 self.remove(wanted, listener)
                 listener.on_end(Unavailable(words))
 
-    async def _tell(self, record: Record, logs: list[LogRecord]) -> None:
+    async def _tell(self, record: SentBlock, logs: list[LogRecord]) -> None:
         # First of all: whoever joins in the middle has heard of this block.
         self._records.append(record)
         if len(self._records) > DEPTH:
@@ -300,12 +300,12 @@ class LogLine:
             self._tell_slice(record, logs[start : start + SLICE])
         self._forget_oldest()
 
-    def _tell_slice(self, record: Record, logs: list[LogRecord]) -> None:
-        made: dict[int, Event] = {}
+    def _tell_slice(self, record: SentBlock, logs: list[LogRecord]) -> None:
+        made: dict[int, FeedEvent] = {}
         for wanted, places in self._index.match(logs).items():
             for place in places:
                 if place not in made:
-                    made[place] = event = Event(bytes(logs[place].raw), record.block.number)
+                    made[place] = event = FeedEvent(bytes(logs[place].raw), record.block.number)
                     record.size += len(event.result)
                     self._kept_bytes += len(event.result)
             events = [made[place] for place in places]
@@ -332,13 +332,13 @@ class LogLine:
             self._kept_bytes -= record.size
             record.told, record.size = {}, 0
 
-    def _oldest_first(self) -> Iterator[Record]:
+    def _oldest_first(self) -> Iterator[SentBlock]:
         """All but the newest."""
         return itertools.islice(self._records, len(self._records) - 1)
 
 
-def taken_back(event: Event) -> Event:
+def taken_back(event: FeedEvent) -> FeedEvent:
     """The same log, removed."""
     members = _members(event.result)
     members["removed"] = _TRUE
-    return Event(msgspec.json.encode(members), event.block)
+    return FeedEvent(msgspec.json.encode(members), event.block)

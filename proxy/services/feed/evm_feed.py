@@ -15,15 +15,15 @@ from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
 from proxy.core.head_chain import Block, HeadChain
 from proxy.errors import Unavailable
-from proxy.services.feed.blocks import Blocks
-from proxy.services.feed.demand import Wanted
-from proxy.services.feed.dispatch import HeadLine, LogLine
-from proxy.services.feed.head_watcher import Lookout
-from proxy.services.feed.pending import Pending
+from proxy.services.feed.blocks import BlockSource
+from proxy.services.feed.demand import Demand
+from proxy.services.feed.dispatch import HeadDispatch, LogDispatch
+from proxy.services.feed.head_watcher import HeadWatcher
+from proxy.services.feed.pending import PendingTransactions
 from proxy.services.feed.replay import Replay
-from proxy.services.feed.syncing import Syncing
+from proxy.services.feed.syncing import SyncingStatus
 from proxy.services.feed.topics import MOST_TOPICS, Listener, Topic, refusal
-from proxy.services.feed.walk import Walk
+from proxy.services.feed.walk import ChainWalk
 from proxy.services.rpc.networks import Route
 from proxy.tasks import until_set
 
@@ -38,18 +38,18 @@ class EvmFeed:
     def __init__(self, route: Route, *, replay_blocks: int = REPLAY_BLOCKS) -> None:
         self.route = route
         self._replay_blocks = replay_blocks
-        self.blocks = Blocks(route)
-        self.walk = Walk(self.blocks, self._change)
-        self.heads = HeadLine()
-        self.logs = LogLine(self.blocks, self.is_orphan)
-        self.lookout = Lookout(route, self.blocks, self.walk, room=self.logs.room)
-        self.pending = Pending(route, self.blocks)
-        self.syncing = Syncing(self.blocks)
+        self.blocks = BlockSource(route)
+        self.walk = ChainWalk(self.blocks, self._change)
+        self.heads = HeadDispatch()
+        self.logs = LogDispatch(self.blocks, self.is_orphan)
+        self.lookout = HeadWatcher(route, self.blocks, self.walk, room=self.logs.room)
+        self.pending = PendingTransactions(route, self.blocks)
+        self.syncing = SyncingStatus(self.blocks)
         self._ready = asyncio.Event()
         # Who waits for the first block, or is in a replay: the chain is followed for them too.
         self._waiting: dict[tuple[Topic, Listener], asyncio.Timeout] = {}
         self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
-        self._wanted = Wanted(lambda: bool(self.heads.listeners or self.logs.filters or self._waiting))
+        self._wanted = Demand(lambda: bool(self.heads.listeners or self.logs.filters or self._waiting))
 
     def __repr__(self) -> str:
         return f"<EvmFeed {self.route.network.id}: {self.heads!r}, {self.logs!r}, {self.walk.chain!r}>"
@@ -142,7 +142,7 @@ class EvmFeed:
         else:
             self.heads.listeners[listener] = None
 
-    def join(self, topic: Topic, listener: Listener, chain: HeadChain, line: LogLine | None = None) -> None:
+    def join(self, topic: Topic, listener: Listener, chain: HeadChain, line: LogDispatch | None = None) -> None:
         """Live from now on, after a replay that has come to where we are: its past is ours."""
         if not self.is_waiting(topic, listener):
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.services.feed.evm_feed import EvmFeed
 from proxy.services.feed.svm_feed import SvmFeed
-from proxy.services.feed.topics import Feed, Feeds
+from proxy.services.feed.topics import Feeds, NetworkFeed
 from proxy.services.rpc.networks import Networks, Route
 
 
@@ -12,5 +12,5 @@ def feeds_of(networks: Networks) -> Feeds:
     return Feeds({name: _feed(route) for name, route in networks.routes.items()})
 
 
-def _feed(route: Route) -> Feed:
+def _feed(route: Route) -> NetworkFeed:
     return EvmFeed(route) if route.network.family == "evm" else SvmFeed(route)

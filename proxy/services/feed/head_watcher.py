@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from proxy.core.head_chain import Block
-from proxy.services.feed.blocks import Blocks, Unanswered, read_block
-from proxy.services.feed.sources import Source, Sources
-from proxy.services.feed.walk import Walk
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable, read_block
+from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.walk import ChainWalk
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
 from proxy.wire.websocket_upstream import WebSocketUpstream
@@ -40,11 +40,11 @@ STRIDE_S = 15.0
 MOST_WAITING = 64
 
 
-class Failed(Exception):
+class SourceFailed(Exception):
     """The source is of no use at the moment; why, for an operator."""
 
 
-class Inbox:
+class HeadInbox:
     """Heads as a stream tells them, until it is lost."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Inbox:
             async with asyncio.timeout(timeout_s):
                 while not self._waiting:
                     if self._lost:
-                        raise Failed("the connection was lost")
+                        raise SourceFailed("the connection was lost")
                     self._wake.clear()
                     await self._wake.wait()
         except TimeoutError:
@@ -74,12 +74,12 @@ class Inbox:
         return self._waiting.popleft()
 
 
-class Lookout:
+class HeadWatcher:
     def __init__(
         self,
         route: Route,
-        blocks: Blocks,
-        walk: Walk,
+        blocks: BlockSource,
+        walk: ChainWalk,
         *,
         room: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
@@ -90,7 +90,7 @@ class Lookout:
         self._walk = walk
         self._room = room
         self._clock = clock
-        self._sources = Sources(route, subscribes="eth_subscribe", asks="eth_getBlockByNumber")
+        self._sources = FeedSources(route, subscribes="eth_subscribe", asks="eth_getBlockByNumber")
         block_time_s = route.network.facts.block_time_s
         self._poll_s = min(max(block_time_s / 3, SHORTEST_POLL_S), LONGEST_POLL_S)
         self._quiet_s = max(QUIET_BLOCKS * block_time_s, LAG_S)
@@ -100,7 +100,7 @@ class Lookout:
         self._settled = False
         self._moved_at = 0.0
         self._behind_since: float | None = None
-        self.source: Source | None = None
+        self.source: FeedSource | None = None
 
     def __repr__(self) -> str:
         return f"<Lookout {self._route.network.id} by {self.source!r}>"
@@ -115,14 +115,14 @@ class Lookout:
                 continue
             try:
                 await self._follow(source)
-            except Failed as exc:
+            except SourceFailed as exc:
                 self._sources.failed(source, self._clock())
                 extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
                 log.info("feed moves to another source", extra=extra)
             finally:
                 self.source = None
 
-    async def _follow(self, source: Source) -> None:
+    async def _follow(self, source: FeedSource) -> None:
         now = self._moved_at = self._clock()
         self._sources.begin(source, now)
         self.source, self._settled, self._behind_since = source, False, None
@@ -131,9 +131,9 @@ class Lookout:
         else:
             await self._poll(source)
 
-    async def _listen(self, source: Source) -> None:
+    async def _listen(self, source: FeedSource) -> None:
         assert isinstance(source.upstream, WebSocketUpstream)
-        inbox = Inbox()
+        inbox = HeadInbox()
         stream = source.upstream.stream(inbox.lose)
         try:
             await stream.open()
@@ -145,28 +145,28 @@ class Lookout:
                     await self._hear(read_block(notice), source)
                 await self._check(source)
         except (StreamLost, SubscriptionRefused) as exc:
-            raise Failed(str(exc)) from exc
+            raise SourceFailed(str(exc)) from exc
         finally:
             await stream.close()
 
-    async def _poll(self, source: Source) -> None:
+    async def _poll(self, source: FeedSource) -> None:
         while self._sources.is_best(source, self._clock()):
             await self._look(source)
             await self._check(source)
             await asyncio.sleep(self._poll_s)
 
-    async def _look(self, source: Source) -> None:
+    async def _look(self, source: FeedSource) -> None:
         await self._hear(await self._latest(source), source)
 
-    async def _latest(self, source: Source) -> Block:
+    async def _latest(self, source: FeedSource) -> Block:
         try:
             return await self._blocks.latest(source.upstream)
-        except Unanswered as exc:
-            raise Failed("it does not tell its head") from exc
+        except BlockUnavailable as exc:
+            raise SourceFailed("it does not tell its head") from exc
 
-    async def _hear(self, head: Block | None, source: Source) -> None:
+    async def _hear(self, head: Block | None, source: FeedSource) -> None:
         if head is None:
-            raise Failed("it tells what is no block")
+            raise SourceFailed("it tells what is no block")
         chain = self._walk.chain
         tip = chain.tip
         self._settled = self._settled or tip is None or head.number > tip.number or head.hash == tip.hash
@@ -183,8 +183,8 @@ class Lookout:
             while not reached:
                 async with asyncio.timeout(STRIDE_S):
                     reached = await self._walk.towards(head, source.upstream)
-        except (Unanswered, TimeoutError) as exc:
-            raise Failed("its blocks cannot be followed back to ours") from exc
+        except (BlockUnavailable, TimeoutError) as exc:
+            raise SourceFailed("its blocks cannot be followed back to ours") from exc
         self._moved_at = self._clock()
 
     def _may_be_reset(self, head: Block) -> bool:
@@ -193,7 +193,7 @@ class Lookout:
             return True
         return self._route.hears(self._clock()) and 0 < heads.agreed <= head.number
 
-    async def _check(self, source: Source) -> None:
+    async def _check(self, source: FeedSource) -> None:
         """Failed where other upstreams have had a newer block for a while."""
         now = self._clock()
         tip = self._walk.chain.tip
@@ -205,7 +205,7 @@ class Lookout:
         elif self._behind_since is None:
             self._behind_since = now
         elif now - self._behind_since >= LAG_S:
-            raise Failed(f"it is at block {tip.number}, and others at {newest}")
+            raise SourceFailed(f"it is at block {tip.number}, and others at {newest}")
 
     async def _newest(self, now: float) -> int:
         """The newest block that is known of. Where nobody asks for it all the time, it is asked when it has been quiet for

@@ -16,11 +16,11 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.errors import Unavailable
-from proxy.services.feed.blocks import Blocks, Unanswered
-from proxy.services.feed.demand import Wanted
-from proxy.services.feed.head_watcher import Failed
-from proxy.services.feed.sources import Source, Sources
-from proxy.services.feed.topics import Event, Listener
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable
+from proxy.services.feed.demand import Demand
+from proxy.services.feed.head_watcher import SourceFailed
+from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.tasks import until_set
@@ -49,7 +49,7 @@ _named = msgspec.json.Decoder(_Named).decode
 _text = msgspec.json.Decoder(str).decode
 
 
-class Channel:
+class PendingChannel:
     """Listeners of one of the two kinds, and what they were told."""
 
     def __init__(self, *, full: bool) -> None:
@@ -65,22 +65,22 @@ class Channel:
         self._told[name] = None
         if len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
-        event = Event(result)
+        event = FeedEvent(result)
         for listener in tuple(self.listeners):
             listener.on_events([event])
 
 
-class Pending:
-    def __init__(self, route: Route, blocks: Blocks, clock: Callable[[], float] = time.monotonic) -> None:
+class PendingTransactions:
+    def __init__(self, route: Route, blocks: BlockSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
         self._blocks = blocks
         self._clock = clock
-        self._sources = Sources(route, subscribes="eth_subscribe", asks="eth_newPendingTransactionFilter")
-        self._channels = {full: Channel(full=full) for full in (False, True)}
+        self._sources = FeedSources(route, subscribes="eth_subscribe", asks="eth_newPendingTransactionFilter")
+        self._channels = {full: PendingChannel(full=full) for full in (False, True)}
         self._waiting = 0
         self._asked: deque[str] = deque(maxlen=MOST_WAITING)
         self._wake = asyncio.Event()
-        self._wanted = Wanted(lambda: bool(self._kinds() or self._waiting))
+        self._wanted = Demand(lambda: bool(self._kinds() or self._waiting))
 
     def __repr__(self) -> str:
         return f"<Pending {self._route.network.id}, {sum(len(each.listeners) for each in self._channels.values())} listeners>"
@@ -136,10 +136,10 @@ class Pending:
             self._sources.begin(source, now)
             try:
                 await (self._listen(source) if source.streams else self._poll(source))
-            except Failed:
+            except SourceFailed:
                 self._sources.failed(source, self._clock())
 
-    async def _listen(self, source: Source) -> None:
+    async def _listen(self, source: FeedSource) -> None:
         """Until the stream is lost, a better one is there, or another kind is wanted."""
         assert isinstance(source.upstream, WebSocketUpstream)
         lost = asyncio.Event()
@@ -152,9 +152,9 @@ class Pending:
             self._serve(kinds)
             while self._kinds() <= kinds and self._sources.is_best(source, self._clock()):
                 if await until_set(lost, within_s=LOOK_S):
-                    raise Failed("the connection was lost")
+                    raise SourceFailed("the connection was lost")
         except (StreamLost, SubscriptionRefused) as exc:
-            raise Failed(str(exc)) from exc
+            raise SourceFailed(str(exc)) from exc
         finally:
             await stream.close()
 
@@ -178,17 +178,17 @@ class Pending:
             # An upstream that does not know the flag tells hashes.
             self._tell_hashes([_text_or_nothing(notice)], whole_only=True)
 
-    async def _poll(self, source: Source) -> None:
+    async def _poll(self, source: FeedSource) -> None:
         made = await Probe(source.upstream, "eth_newPendingTransactionFilter").ask()
         if made is None:
-            raise Failed("it makes no filter")
+            raise SourceFailed("it makes no filter")
         self._serve(frozenset((False, True)))
         while self._sources.is_best(source, self._clock()):
             changes = await Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made).ask()
             try:
                 self._tell_hashes(_hashes(changes or jsonrpc.NULL))
             except jsonrpc.NOT_JSON as exc:
-                raise Failed("it has forgotten the filter") from exc
+                raise SourceFailed("it has forgotten the filter") from exc
             await asyncio.sleep(POLL_S)
 
     def _tell_hashes(self, hashes: Iterable[str], *, whole_only: bool = False) -> None:
@@ -207,7 +207,7 @@ class Pending:
             name = self._asked.popleft()
             try:
                 found = await self._blocks.ask("eth_getTransactionByHash", msgspec.json.encode([name]))
-            except Unanswered:
+            except BlockUnavailable:
                 continue
             if found != jsonrpc.NULL:
                 self._channels[True].tell(name, found)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.head_chain import Block
 from proxy.errors import Fault, Unavailable
-from proxy.services.feed.blocks import LogRecord, Unanswered
-from proxy.services.feed.dispatch import LogLine, events_of
-from proxy.services.feed.topics import Event, Listener, Topic
-from proxy.services.feed.walk import Walk
+from proxy.services.feed.blocks import BlockUnavailable, LogRecord
+from proxy.services.feed.dispatch import LogDispatch, events_of
+from proxy.services.feed.topics import FeedEvent, Listener, Topic
+from proxy.services.feed.walk import ChainWalk
 
 if TYPE_CHECKING:
     from proxy.services.feed.evm_feed import EvmFeed
@@ -63,7 +63,7 @@ class Replay:
     def _is_wanted(self) -> bool:
         return self._feed.is_waiting(self._topic, self._listener)
 
-    def on_events(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[FeedEvent]) -> None:
         if self._is_wanted:
             self._listener.on_events(events)
 
@@ -92,7 +92,7 @@ class Replay:
             await self._replay_heads(first)
 
     async def _replay_heads(self, first: int) -> None:
-        walk = Walk(self._blocks, lambda _, added: self.on_events(events_of(added)), self._feed.walk.chain)
+        walk = ChainWalk(self._blocks, lambda _, added: self.on_events(events_of(added)), self._feed.walk.chain)
         await self._persist(walk.begin, first)
         while self._is_wanted:
             target = self._feed.walk.chain.tip
@@ -104,9 +104,9 @@ class Replay:
             await self.room()
 
     async def _replay_logs(self, wanted: LogFilter, first: int) -> None:
-        line = LogLine(self._blocks, self._feed.is_orphan)
+        line = LogDispatch(self._blocks, self._feed.is_orphan)
         line.add(wanted, self)
-        walk = Walk(self._blocks, line.enter, self._feed.walk.chain)
+        walk = ChainWalk(self._blocks, line.enter, self._feed.walk.chain)
         await self._persist(walk.begin, first)
         while self._is_wanted:
             await self._drain(line)
@@ -121,7 +121,7 @@ class Replay:
                 await self._persist(walk.towards, target)
             await self.room()
 
-    async def _drain(self, line: LogLine) -> None:
+    async def _drain(self, line: LogDispatch) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
                 await line.drain()
@@ -145,7 +145,7 @@ class Replay:
 
     async def _tell_logs(self, logs: list[LogRecord]) -> None:
         for start in range(0, len(logs), BATCH):
-            self.on_events([Event(bytes(log.raw), log.block) for log in logs[start : start + BATCH]])
+            self.on_events([FeedEvent(bytes(log.raw), log.block) for log in logs[start : start + BATCH]])
             await self.room()
 
     async def _persist(self, step: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -155,7 +155,7 @@ class Replay:
                 await asyncio.sleep(PAUSE_S)
             try:
                 return await step(*args)
-            except Unanswered:
+            except BlockUnavailable:
                 continue
         raise Unavailable(GIVEN_UP)
 

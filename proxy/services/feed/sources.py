@@ -18,7 +18,7 @@ LONGEST_REST_S = 30.0
 GOOD_FOR_S = 30.0
 
 
-class Source:
+class FeedSource:
     """One upstream as a source. `streams`: it tells by itself."""
 
     __slots__ = ("began", "rest_s", "rests_until", "streams", "upstream")
@@ -34,18 +34,18 @@ class Source:
         return f"<Source {self.upstream.label} {'streamed' if self.streams else 'polled'}>"
 
 
-class Sources:
+class FeedSources:
     def __init__(self, route: Route, *, subscribes: str, asks: str | None) -> None:
         """`subscribes` is the method that begins a stream; `asks` the one that a poll uses, None where nothing can be
         polled."""
         self._route = route
         streamed = [
-            Source(each, streams=True)
+            FeedSource(each, streams=True)
             for each in route.upstreams
             if isinstance(each, WebSocketUpstream) and each.health.may_serve(subscribes)
         ]
-        polled = [Source(each, streams=False) for each in route.upstreams if asks and each.health.may_serve(asks)]
-        self._sources: Sequence[Source] = [*sorted(streamed, key=_rank), *sorted(polled, key=_rank)]
+        polled = [FeedSource(each, streams=False) for each in route.upstreams if asks and each.health.may_serve(asks)]
+        self._sources: Sequence[FeedSource] = [*sorted(streamed, key=_rank), *sorted(polled, key=_rank)]
 
     def __repr__(self) -> str:
         return f"<Sources {', '.join(map(repr, self._sources))}>"
@@ -54,12 +54,12 @@ class Sources:
     def are_none(self) -> bool:
         return not self._sources
 
-    def best(self, now: float) -> Source | None:
+    def best(self, now: float) -> FeedSource | None:
         """None while all of them rest."""
         awake = [source for source in self._sources if source.rests_until <= now]
         return next((source for source in awake if self._is_well(source, now)), awake[0] if awake else None)
 
-    def is_best(self, source: Source, now: float) -> bool:
+    def is_best(self, source: FeedSource, now: float) -> bool:
         """Whether there is none before it that is worth a try."""
         before = self._sources[: self._sources.index(source)]
         return not any(each.rests_until <= now and self._is_well(each, now) for each in before)
@@ -67,19 +67,19 @@ class Sources:
     def next_rest_ends(self) -> float:
         return min((source.rests_until for source in self._sources), default=0.0)
 
-    def begin(self, source: Source, now: float) -> None:
+    def begin(self, source: FeedSource, now: float) -> None:
         source.began = now
 
-    def failed(self, source: Source, now: float) -> None:
+    def failed(self, source: FeedSource, now: float) -> None:
         if now - source.began > GOOD_FOR_S:
             source.rest_s = 0.0
         source.rest_s = min(source.rest_s * 2 or FIRST_REST_S, LONGEST_REST_S)
         source.rests_until = now + source.rest_s
 
-    def _is_well(self, source: Source, now: float) -> bool:
+    def _is_well(self, source: FeedSource, now: float) -> bool:
         health = source.upstream.health
         return not (health.lagging or health.silent or health.cordoned or now < health.rests_until)
 
 
-def _rank(source: Source) -> tuple[int, float]:
+def _rank(source: FeedSource) -> tuple[int, float]:
     return source.upstream.health.tier, -source.upstream.health.weight

@@ -16,10 +16,10 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.errors import Unavailable
-from proxy.services.feed.demand import Wanted
-from proxy.services.feed.head_watcher import Failed
-from proxy.services.feed.sources import Source, Sources
-from proxy.services.feed.topics import MOST_TOPICS, Event, Listener, Topic, refusal
+from proxy.services.feed.demand import Demand
+from proxy.services.feed.head_watcher import SourceFailed
+from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.topics import MOST_TOPICS, FeedEvent, Listener, Topic, refusal
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
@@ -61,7 +61,7 @@ _notice = msgspec.json.Decoder(_Notice).decode
 
 
 @dataclass(slots=True, eq=False)
-class Channel:
+class SvmChannel:
     """One topic. `subscription` is the upstream's id while there is one; `refused` its error where it wants none."""
 
     topic: Topic
@@ -79,13 +79,13 @@ class SvmFeed:
     def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
         self._clock = clock
-        self._sources = Sources(route, subscribes="slotSubscribe", asks=None)
-        self._channels: dict[Topic, Channel] = {}
+        self._sources = FeedSources(route, subscribes="slotSubscribe", asks=None)
+        self._channels: dict[Topic, SvmChannel] = {}
         # Channels that the present stream has to make or end.
-        self._todo: asyncio.Queue[Channel] = asyncio.Queue()
+        self._todo: asyncio.Queue[SvmChannel] = asyncio.Queue()
         self._last_slot = 0
         self._heard_at = 0.0
-        self._wanted = Wanted(lambda: bool(self._channels))
+        self._wanted = Demand(lambda: bool(self._channels))
 
     def __repr__(self) -> str:
         return f"<SvmFeed {self._route.network.id}, {len(self._channels)} topics>"
@@ -96,7 +96,7 @@ class SvmFeed:
         self._check(topic)
         channel = self._channels.get(topic)
         if channel is None:
-            channel = self._channels[topic] = Channel(topic)
+            channel = self._channels[topic] = SvmChannel(topic)
             self._todo.put_nowait(channel)
         channel.listeners[listener] = None
         self._wanted.changed()
@@ -155,12 +155,12 @@ class SvmFeed:
             self._sources.begin(source, now)
             try:
                 await self._listen(source)
-            except Failed as exc:
+            except SourceFailed as exc:
                 self._sources.failed(source, self._clock())
                 extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
                 log.info("feed moves to another source", extra=extra)
 
-    async def _listen(self, source: Source) -> None:
+    async def _listen(self, source: FeedSource) -> None:
         assert isinstance(source.upstream, WebSocketUpstream)
         lost = asyncio.Event()
         stream = source.upstream.stream(lambda: self._lose(lost))
@@ -174,15 +174,15 @@ class SvmFeed:
             while not lost.is_set() and self._sources.is_best(source, self._clock()):
                 await self._work(stream)
             if lost.is_set():
-                raise Failed("the connection was lost")
+                raise SourceFailed("the connection was lost")
         except StreamLost as exc:
-            raise Failed(str(exc)) from exc
+            raise SourceFailed(str(exc)) from exc
         finally:
             await stream.close()
 
     def _lose(self, lost: asyncio.Event) -> None:
         lost.set()
-        self._todo.put_nowait(Channel(Topic("")))  # Wakes whoever waits for something to do.
+        self._todo.put_nowait(SvmChannel(Topic("")))  # Wakes whoever waits for something to do.
 
     async def _work(self, stream: UpstreamStream) -> None:
         """A few at a time, each of them once: what comes for one of them meanwhile has its turn when they are done."""
@@ -199,7 +199,7 @@ class SvmFeed:
         if lost := next(filter(None, (task.result() for task in tasks)), None):
             raise lost
 
-    async def _settle(self, stream: UpstreamStream, channel: Channel) -> StreamLost | None:
+    async def _settle(self, stream: UpstreamStream, channel: SvmChannel) -> StreamLost | None:
         """Make it or end it, whichever is wanted by now."""
         try:
             if self._channels.get(channel.topic) is channel:
@@ -213,9 +213,9 @@ class SvmFeed:
     def _check_silence(self) -> None:
         listens_to_slots = any(topic.kind == "slotSubscribe" for topic in self._channels)
         if listens_to_slots and self._clock() - self._heard_at > SILENT_S:
-            raise Failed("it has fallen silent")
+            raise SourceFailed("it has fallen silent")
 
-    async def _begin(self, stream: UpstreamStream, channel: Channel) -> None:
+    async def _begin(self, stream: UpstreamStream, channel: SvmChannel) -> None:
         if channel.subscription:
             return
         try:
@@ -230,7 +230,7 @@ class SvmFeed:
             stream.forget(channel.subscription)  # Its only notice may have come with the confirmation.
         channel.settled.set()
 
-    def _hear(self, stream: UpstreamStream, channel: Channel, result: bytes) -> None:
+    def _hear(self, stream: UpstreamStream, channel: SvmChannel, result: bytes) -> None:
         self._heard_at = self._clock()
         try:
             notice = _notice(result)
@@ -243,7 +243,7 @@ class SvmFeed:
             self._last_slot = slot
         # The other notice of a signature, that it was received, is not the last.
         last = channel.topic.kind == "signatureSubscribe" and bytes(notice.value) != b'"receivedSignature"'
-        event = Event(result, slot, last)
+        event = FeedEvent(result, slot, last)
         for listener in tuple(channel.listeners):
             listener.on_events([event])
         if last and self._channels.get(channel.topic) is channel:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.services.feed.blocks import Blocks, Unanswered
-from proxy.services.feed.demand import Wanted
-from proxy.services.feed.topics import Event, Listener
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable
+from proxy.services.feed.demand import Demand
+from proxy.services.feed.topics import FeedEvent, Listener
 
 # Rarely true and slow to change.
 EVERY_S = 15.0
 
 
-class Syncing:
-    def __init__(self, blocks: Blocks, every_s: float = EVERY_S) -> None:
+class SyncingStatus:
+    def __init__(self, blocks: BlockSource, every_s: float = EVERY_S) -> None:
         self._blocks = blocks
         self._every_s = every_s
         self._listeners: dict[Listener, None] = {}
         self._state: bytes | None = None
-        self._wanted = Wanted(lambda: bool(self._listeners))
+        self._wanted = Demand(lambda: bool(self._listeners))
 
     def __repr__(self) -> str:
         return f"<Syncing {self._state!r}, {len(self._listeners)} listeners>"
@@ -39,7 +39,7 @@ class Syncing:
         while True:
             try:
                 self._see(await self._blocks.ask("eth_syncing", b"[]"))
-            except Unanswered:
+            except BlockUnavailable:
                 pass
             await asyncio.sleep(self._every_s)
 
@@ -48,7 +48,7 @@ class Syncing:
         # Progress is not a change; and the first state is no news.
         if before is None or (before == b"false") == (state == b"false"):
             return
-        event = Event(state if state == b"false" else b'{"syncing":true,"status":%b}' % state)
+        event = FeedEvent(state if state == b"false" else b'{"syncing":true,"status":%b}' % state)
         for listener in tuple(self._listeners):
             listener.on_events([event])
 

@@ -43,7 +43,7 @@ class Topic(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class FeedEvent:
     """One notification: the JSON of `params.result`.
 
     `block` is the block it belongs to, 0 where it has none. `last`: the subscription ends with it. `frames` is the socket
@@ -59,7 +59,7 @@ class Event:
 class Listener(Protocol):
     """One subscription on one socket."""
 
-    def on_events(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[FeedEvent]) -> None:
         """In order. It never blocks and never raises."""
 
     def on_end(self, why: Fault) -> None:
@@ -69,7 +69,7 @@ class Listener(Protocol):
         """Returns when it can take more: a replay waits for it between its batches, so that it cannot flood anybody."""
 
 
-class Feed(Protocol):
+class NetworkFeed(Protocol):
     """One network's feed."""
 
     async def subscribe(self, topic: Topic, listener: Listener) -> None:
@@ -92,13 +92,13 @@ class Feed(Protocol):
 class Feeds:
     """All feeds of a worker, by network id."""
 
-    def __init__(self, feeds: Mapping[str, Feed]) -> None:
+    def __init__(self, feeds: Mapping[str, NetworkFeed]) -> None:
         self.by_network = dict(feeds)
 
     def __repr__(self) -> str:
         return f"<Feeds {len(self.by_network)}>"
 
-    def find(self, network_id: str) -> Feed | None:
+    def find(self, network_id: str) -> NetworkFeed | None:
         return self.by_network.get(network_id)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from proxy.core.head_chain import Block, BrokenPath, HeadChain
-from proxy.services.feed.blocks import Blocks, Unanswered
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.wire.upstream import Upstream
 
 # Blocks of a gap that are fetched and told together.
@@ -16,10 +16,10 @@ STRIDE = 32
 OnChange = Callable[[Sequence[Block], Sequence[Block]], None]
 
 
-class Walk:
+class ChainWalk:
     """`on_change` is told what was taken back, newest first, and what is new, oldest first: after that the chain holds it."""
 
-    def __init__(self, blocks: Blocks, on_change: OnChange, guide: HeadChain | None = None) -> None:
+    def __init__(self, blocks: BlockSource, on_change: OnChange, guide: HeadChain | None = None) -> None:
         """The guide is a chain that was walked before: where it knows the way, it is not asked for again."""
         self.chain = HeadChain()
         self._blocks = blocks
@@ -57,7 +57,7 @@ class Walk:
         try:
             removed, added = self.chain.apply(path)
         except BrokenPath as exc:
-            raise Unanswered(str(exc)) from exc
+            raise BlockUnavailable(str(exc)) from exc
         if added:
             self._on_change(removed, added)
 
@@ -66,14 +66,14 @@ class Walk:
         if (missing := self.chain.next_missing(path)) is not None:
             parent = await self._blocks.by_hash(missing, source)
             if parent.number != path[0].number - 1:
-                raise Unanswered(f"block {path[0].number} does not follow block {parent.number}")
+                raise BlockUnavailable(f"block {path[0].number} does not follow block {parent.number}")
             path.appendleft(parent)
             return True
         if (older := self.chain.next_older(path)) is not None:
             floor = self.chain.floor
             try:
                 self.chain.put_under([await self._blocks.by_hash(older, source)])
-            except Unanswered:
+            except BlockUnavailable:
                 return False  # Nobody has the old blocks any more: a reset.
             return self.chain.floor < floor
         return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from proxy.chains.evm import facts
 from proxy.chains.evm.facts import Facts, Log
 from proxy.core.holdings import Changes
-from proxy.services.follower.block_reader import Reader
+from proxy.services.follower.block_reader import BlockReader
 from proxy.services.follower.network_follower import begin
 from proxy.store import blocks, holdings
 from proxy.store.blocks import BlockStore, Followed, Term
@@ -26,7 +26,7 @@ ALL = b""
 
 
 @dataclass(slots=True)
-class Progress:
+class BackfillProgress:
     """`last` is the last block that there is to do; done and total are blocks."""
 
     last: int = 0
@@ -41,14 +41,14 @@ class Progress:
 class Backfill:
     """One run: blocks `first` to `last` (None: all below the follower's first) of all contracts, or of one."""
 
-    reader: Reader
+    reader: BlockReader
     store: BlockStore
     start: int | None
     contract: bytes = ALL
-    progress: Progress = field(default_factory=Progress)
+    progress: BackfillProgress = field(default_factory=BackfillProgress)
     _alone: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
 
-    async def run(self, first: int, last: int | None, tell: Callable[[Progress], None]) -> Progress:
+    async def run(self, first: int, last: int | None, tell: Callable[[BackfillProgress], None]) -> BackfillProgress:
         network = self.reader.route.network.id
         async with self.store.backfill(network) as term:
             followed = await self._followed(term)
@@ -79,7 +79,11 @@ class Backfill:
         self._alone = dict(found)
 
     async def _fill(
-        self, term: Term, group: asyncio.TaskGroup, parts: Sequence[tuple[int, int]], tell: Callable[[Progress], None]
+        self,
+        term: Term,
+        group: asyncio.TaskGroup,
+        parts: Sequence[tuple[int, int]],
+        tell: Callable[[BackfillProgress], None],
     ) -> None:
         """Some are read ahead while others are written."""
         wanted = self._ranges(parts)

@@ -34,7 +34,7 @@ DOUBTS = 3
 MOST_DOUBTED = 1000
 
 
-class Unread(Exception):
+class ReadFailed(Exception):
     """What was asked for could not be read now. `error`: what the upstream said, where it said something."""
 
     def __init__(self, reason: str, *, error: bytes = b"") -> None:
@@ -43,7 +43,7 @@ class Unread(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BlockDemand:
     """`topics`: the first topics of logs that anybody wants, None for all. `full`: blocks come with whole transactions."""
 
     topics: frozenset[str] | None
@@ -55,7 +55,7 @@ class _Asked:
 
     __slots__ = ("contract", "full", "mask", "masks", "rest", "wanted")
 
-    def __init__(self, wanted: Wanted, contract: str) -> None:
+    def __init__(self, wanted: BlockDemand, contract: str) -> None:
         self.wanted = wanted
         self.full = b"true" if wanted.full else b"false"
         self.contract = contract
@@ -78,7 +78,7 @@ class _Asked:
         return is_of_contract and (topics is None or any(topic in topics for topic in log.topics[:1]))
 
 
-class Reader:
+class BlockReader:
     """What is wanted is given once (`topics`, `full`), or asked for with every block (`wants`)."""
 
     def __init__(
@@ -88,13 +88,13 @@ class Reader:
         topics: frozenset[str] | None = None,
         full: bool = False,
         contract: str = "",
-        wants: Callable[[], Wanted] | None = None,
+        wants: Callable[[], BlockDemand] | None = None,
     ) -> None:
         self.route = route
         self.span = Span()
         self._contract = contract
         self._wants = wants
-        self._last = _Asked(Wanted(topics, full), contract)
+        self._last = _Asked(BlockDemand(topics, full), contract)
         # How often there were said to be no logs in a block, by its hash.
         self._doubts: Counter[str] = Counter()
 
@@ -110,7 +110,7 @@ class Reader:
         """The newest block that an upstream tells of."""
         found = _header(await self._ask("eth_getBlockByNumber", b'["latest",false]', tells_head=True))
         if found is None:
-            raise Unread("no head")
+            raise ReadFailed("no head")
         return found
 
     async def header(self, number: int) -> Header | None:
@@ -123,7 +123,7 @@ class Reader:
         params = b'["0x%x",%b]' % (number, asked.full)
         header = _header(await self._ask("eth_getBlockByNumber", params, least_head=number))
         if header is None or int(header.number, 16) != number:
-            raise Unread(f"block {number} is not there yet")
+            raise ReadFailed(f"block {number} is not there yet")
         logs = await self._logs_of(header, number, asked.rest)
         if not logs and asked.may_have(header):
             looked = await self._looked_for(header, number, asked)
@@ -143,10 +143,10 @@ class Reader:
             return logs
         try:
             receipts = _receipts(await self._ask("eth_getBlockReceipts", b'["0x%x"]' % number, least_head=number))
-        except Unread:
+        except ReadFailed:
             receipts = []
         if any(receipt.block_hash != header.hash for receipt in receipts):
-            raise Unread(f"the receipts are those of another block {number}")
+            raise ReadFailed(f"the receipts are those of another block {number}")
         logs = [log for receipt in receipts for log in receipt.logs if asked.is_wanted(log)]
         return logs if receipts else None
 
@@ -155,7 +155,7 @@ class Reader:
             self._doubts.clear()
         self._doubts[header.hash] += 1
         if self._doubts[header.hash] <= DOUBTS:
-            raise Unread(f"block {number} has no logs, and its bloom filter has some")
+            raise ReadFailed(f"block {number} has no logs, and its bloom filter has some")
         del self._doubts[header.hash]
 
     async def blocks(self, first: int, last: int) -> Facts:
@@ -172,7 +172,7 @@ class Reader:
         logs = found.result()
         self.span.read(last - first + 1, len(logs))
         if headers.keys() != {first, last}:
-            raise Unread(f"blocks {first} and {last} were asked for, and others given")
+            raise ReadFailed(f"blocks {first} and {last} were asked for, and others given")
         for number, at in ((first, logs[:1]), (last, logs[-1:])):
             await self._check_end(headers[number], number, asked, at)
         return _checked(headers[first], headers[last], logs, alone=False)
@@ -183,18 +183,18 @@ class Reader:
         if any(int(log.block_number, 16) == number for log in logs) or not asked.may_have(header):
             return
         if await self._looked_for(header, number, asked):
-            raise Unread(f"logs of block {number} are missing from those of its range")
+            raise ReadFailed(f"logs of block {number} are missing from those of its range")
 
     async def _there(self, number: int) -> Header:
         header = await self.header(number)
         if header is None:
-            raise Unread(f"block {number} is not there yet")
+            raise ReadFailed(f"block {number} is not there yet")
         return header
 
     async def _logs(self, asked: LogRange) -> list[Log]:
         try:
             return _logs(await self._ask("eth_getLogs", asked.params(), least_head=asked.last))
-        except Unread as exc:
+        except ReadFailed as exc:
             part = self._smaller(asked, exc.error)
             if part is None:
                 raise
@@ -225,34 +225,34 @@ class Reader:
         try:
             return await pending.result()
         except RpcError as exc:
-            raise Unread(exc.error.decode("utf-8", "replace")[:300], error=exc.error) from None
+            raise ReadFailed(exc.error.decode("utf-8", "replace")[:300], error=exc.error) from None
         except Fault as exc:
-            raise Unread(exc.message) from None
+            raise ReadFailed(exc.message) from None
 
 
 def _header(result: bytes) -> Header | None:
     try:
         return facts.read_header(result)
     except msgspec.DecodeError as exc:
-        raise Unread(f"what came is no block: {exc}") from None
+        raise ReadFailed(f"what came is no block: {exc}") from None
 
 
 def _logs(result: bytes) -> list[Log]:
     try:
         return facts.read_logs(result)
     except msgspec.DecodeError as exc:
-        raise Unread(f"what came are no logs: {exc}") from None
+        raise ReadFailed(f"what came are no logs: {exc}") from None
 
 
 def _receipts(result: bytes) -> list[Receipt]:
     try:
         return facts.read_receipts(result)
     except msgspec.DecodeError as exc:
-        raise Unread(f"what came are no receipts: {exc}") from None
+        raise ReadFailed(f"what came are no receipts: {exc}") from None
 
 
 def _checked(first: Header, last: Header, logs: list[Log], *, alone: bool, has_all_logs: bool = False) -> Facts:
     try:
         return facts.facts_of(first, last, logs, alone=alone, has_all_logs=has_all_logs)
     except ValueError as exc:
-        raise Unread(str(exc)) from None
+        raise ReadFailed(str(exc)) from None

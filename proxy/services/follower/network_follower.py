@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from proxy import telemetry
 from proxy.chains.evm.facts import Facts, Header
 from proxy.errors import Unavailable
-from proxy.services.follower.block_reader import Reader, Unread
-from proxy.services.follower.sinks import Sink, Stale
+from proxy.services.follower.block_reader import BlockReader, ReadFailed
+from proxy.services.follower.sinks import FollowerSink, StaleRead
 from proxy.store import blocks
 from proxy.store.blocks import NOTHING, BlockStore, Followed, Mark, NotLeading, Term
 
@@ -47,15 +47,15 @@ SHORTER = 20
 SHORTER_S = 600.0
 
 
-class Forked(Exception):
+class ParentMismatch(Exception):
     """A block does not stand on the one before it."""
 
 
-class Lost(Exception):
+class NoCommonBlock(Exception):
     """The chain and the record have no block in common any more."""
 
 
-class Following:
+class NetworkFollower:
     """One network. `start`: the first block of one that was never followed; None: its newest final block.
 
     `keep`: how many blocks can be undone. `renews`: begin anew where the record is lost.
@@ -63,9 +63,9 @@ class Following:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: BlockReader,
         store: BlockStore,
-        sinks: Sequence[Sink],
+        sinks: Sequence[FollowerSink],
         *,
         start: int | None,
         keep: int,
@@ -126,11 +126,11 @@ class Following:
                 await self.step(term)
                 self._failing_s, pause_s = 0.0, PAUSE_S
                 await asyncio.sleep(self._poll_s)
-            except Stale:
+            except StaleRead:
                 continue
-            except Lost as exc:
+            except NoCommonBlock as exc:
                 await self._stop(term, str(exc))
-            except Unread as exc:
+            except ReadFailed as exc:
                 log.warning("not read", extra={"network": self.id, "reason": str(exc), "again_in_s": pause_s})
                 await asyncio.sleep(pause_s)
                 self._failing_s += pause_s
@@ -146,8 +146,8 @@ class Following:
         try:
             await self._advance(term, number)
             if number <= self.cursor.number and await self._is_forked(term, head, number):
-                raise Forked(f"the head is another block {number}")
-        except Forked as exc:
+                raise ParentMismatch(f"the head is another block {number}")
+        except ParentMismatch as exc:
             log.info("the chain dropped blocks", extra={"network": self.id, "reason": str(exc)})
             await self._go_back(term)
 
@@ -192,7 +192,7 @@ class Following:
     ) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                window: deque[asyncio.Task[Facts | Unread]] = deque()
+                window: deque[asyncio.Task[Facts | ReadFailed]] = deque()
                 while True:
                     while len(window) < ahead and (part := next(wanted, None)):
                         window.append(group.create_task(_reading(read, *part)))
@@ -208,7 +208,7 @@ class Following:
         cursor = self.cursor
         for piece in found:
             if piece.parent != cursor.hash or piece.first != cursor.number + 1:
-                raise Forked(f"block {piece.first} does not stand on {cursor.number}")
+                raise ParentMismatch(f"block {piece.first} does not stand on {cursor.number}")
             cursor = Mark(piece.last, piece.hash)
         below = cursor.number - self.keep
         async with term.transaction() as connection:
@@ -256,7 +256,7 @@ class Following:
                 break
             removed.append(mark)
         else:
-            raise Lost(
+            raise NoCommonBlock(
                 f"the chain was replaced from before block {removed[-1].number if removed else self.cursor.number} on, "
                 f"deeper than is remembered: `python -m proxy index --chain {self.id} --forget` begins anew"
             )
@@ -292,7 +292,7 @@ class Following:
         await asyncio.sleep(STOPPED_S)
 
 
-async def begin(reader: Reader, term: Term, head: Header, *, start: int | None) -> Followed:
+async def begin(reader: BlockReader, term: Term, head: Header, *, start: int | None) -> Followed:
     """The first block of a network that was never followed: the one that is asked for, or the newest final one."""
     newest = int(head.number, 16)
     first = max(0, newest - reader.route.network.facts.finality_blocks + 1) if start is None else min(start, newest)
@@ -300,11 +300,11 @@ async def begin(reader: Reader, term: Term, head: Header, *, start: int | None) 
         return await term.begin(0, NOTHING.hash)
     before = await reader.header(first - 1)
     if before is None:
-        raise Unread(f"block {first - 1} is not there")
+        raise ReadFailed(f"block {first - 1} is not there")
     return await term.begin(first, bytes.fromhex(before.hash[2:]))
 
 
-async def forget(term: Term, sinks: Sequence[Sink]) -> None:
+async def forget(term: Term, sinks: Sequence[FollowerSink]) -> None:
     """All that was ever written of the network, in one transaction."""
     found = await term.read()
     async with term.transaction() as connection:
@@ -313,23 +313,23 @@ async def forget(term: Term, sinks: Sequence[Sink]) -> None:
             await sink.forget(connection, found)
 
 
-async def _reading(read: Callable[[int, int], Awaitable[Facts]], first: int, last: int) -> Facts | Unread:
+async def _reading(read: Callable[[int, int], Awaitable[Facts]], first: int, last: int) -> Facts | ReadFailed:
     """A failure is a value: it must not cut short the writing of what was read before it."""
     try:
         return await read(first, last)
-    except Unread as exc:
+    except ReadFailed as exc:
         return exc
 
 
-async def _ready(window: deque[asyncio.Task[Facts | Unread]]) -> list[Facts]:
+async def _ready(window: deque[asyncio.Task[Facts | ReadFailed]]) -> list[Facts]:
     """The next piece, and those behind it that are here already, up to a good size."""
     first = await window.popleft()
-    if isinstance(first, Unread):
+    if isinstance(first, ReadFailed):
         raise first
     found, count = [first], len(first.logs)
     while window and window[0].done() and count < LOGS_AT_ONCE:
         more = window[0].result()
-        if isinstance(more, Unread):
+        if isinstance(more, ReadFailed):
             break
         del window[0]
         found.append(more)

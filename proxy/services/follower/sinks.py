@@ -18,11 +18,11 @@ from proxy.store.blocks import Followed, Mark
 from proxy.store.pool import Connection
 
 
-class Stale(Exception):
+class StaleRead(Exception):
     """What a sink wants has changed since the blocks were read: they are to be read again, and the transaction is undone."""
 
 
-class Sink(Protocol):
+class FollowerSink(Protocol):
     """`topics`: the first topics of the logs it wants; None: all logs. `blocks`: whether it wants every block alone, with its
     header; without such a sink old blocks come in ranges. `transactions`: whether headers come with whole transactions. All of
     these may change at any time."""
@@ -47,7 +47,7 @@ class Sink(Protocol):
         """The network is begun anew: as if none of its blocks had ever come."""
 
 
-class Holdings:
+class HoldingsSink:
     """Who holds what."""
 
     topics: frozenset[str] | None = TOPICS
@@ -81,7 +81,7 @@ class Holdings:
         await holdings.forget(connection, network.number)
 
 
-def topics_of(sinks: Sequence[Sink]) -> frozenset[str] | None:
+def topics_of(sinks: Sequence[FollowerSink]) -> frozenset[str] | None:
     """All that anybody wants to see."""
     found: set[str] = set()
     for sink in sinks:

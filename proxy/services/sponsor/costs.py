@@ -13,32 +13,32 @@ from proxy.core.units import EXACT
 from proxy.errors import Unavailable
 
 
-class Price(Protocol):
+class NativePrice(Protocol):
     @property
     def usd(self) -> Decimal: ...
 
 
-class Prices(Protocol):
-    async def usd(self, network: Network, contract: str | None = None) -> Price | None:
+class NativePriceSource(Protocol):
+    async def usd(self, network: Network, contract: str | None = None) -> NativePrice | None:
         """Without a contract, of the network's own coin."""
         ...
 
 
-class GasReading(Protocol):
+class GasPriceReading(Protocol):
     @property
     def fees(self) -> Fees: ...
 
 
-class GasPrices(Protocol):
-    async def read(self, network: Network) -> GasReading: ...
+class GasPriceSource(Protocol):
+    async def read(self, network: Network) -> GasPriceReading: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class SponsorCosts:
     """Unavailable while a price is not known."""
 
-    coins: Prices
-    gas: GasPrices
+    coins: NativePriceSource
+    gas: GasPriceSource
 
     async def coin(self, network: Network) -> int:
         """Pico-dollars for one whole coin, rounded up."""

@@ -23,7 +23,7 @@ from proxy.errors import InvalidRequest
 from proxy.store.ledger import LedgerStore, Meter, UserMeter
 from proxy.store.policies import Policy, PolicyStore, absent
 
-__all__ = ("Meter", "Policies", "Policy", "Ready", "Spend", "UserMeter", "read_rules")
+__all__ = ("EffectivePolicy", "Meter", "Policy", "PolicyService", "PolicySpend", "UserMeter", "read_rules")
 
 # Policies in memory, and members of their lists in all: four lists of ten thousand are some megabytes.
 REMEMBERED = 256
@@ -34,7 +34,7 @@ DAYS_SHOWN = 31
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class EffectivePolicy:
     policy: Policy
     rules: Rules
 
@@ -45,7 +45,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Spend:
+class PolicySpend:
     """`day`: the UTC day that all of it is of."""
 
     rules: Rules
@@ -56,13 +56,13 @@ class Spend:
     user_count: int
 
 
-class Policies:
+class PolicyService:
     def __init__(self, store: PolicyStore, ledger: LedgerStore, *, most: Mapping[str, int]) -> None:
         """`most`: policies of an account, by plan."""
         self._store = store
         self._ledger = ledger
         self._most = most
-        self._ready: OrderedDict[str, Ready] = OrderedDict()
+        self._ready: OrderedDict[str, EffectivePolicy] = OrderedDict()
         self._members = 0
 
     def __repr__(self) -> str:
@@ -99,10 +99,10 @@ class Policies:
         await self._store.delete(policy_id, account=account)
         self._forget(policy_id)
 
-    async def spend(self, found: Policy, page: Page) -> Spend:
+    async def spend(self, found: Policy, page: Page) -> PolicySpend:
         day = datetime.datetime.now(datetime.UTC).date()
         users, count = await self._ledger.users(found.id, day, page)
-        return Spend(
+        return PolicySpend(
             rules=read_rules(found.rules),
             day=day,
             total=await self._ledger.total(found.id, day),
@@ -113,19 +113,19 @@ class Policies:
 
     # To decide by
 
-    async def ready(self, policy_id: str, *, account: str, fresh: bool = False) -> Ready:
+    async def ready(self, policy_id: str, *, account: str, fresh: bool = False) -> EffectivePolicy:
         """The account's policy, from memory unless it must be the newest."""
         found = None if fresh else self._ready.get(policy_id)
         if found is None:
             read = await self._store.read(policy_id, account=account)
-            found = Ready(read, read_rules(read.rules))
+            found = EffectivePolicy(read, read_rules(read.rules))
             self._remember(policy_id, found)
         if found.policy.account != account:
             raise absent(policy_id)
         self._ready.move_to_end(policy_id)
         return found
 
-    def _remember(self, policy_id: str, found: Ready) -> None:
+    def _remember(self, policy_id: str, found: EffectivePolicy) -> None:
         """Whoever was not asked for longest goes; the newest stays, however large it is."""
         self._forget(policy_id)
         self._ready[policy_id] = found

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from proxy.errors import Unavailable
 from proxy.store.refusals import KEPT, RefusalStore, Refused
 
-__all__ = ("Refusals", "Refused")
+__all__ = ("RefusalLog", "Refused")
 
 FLUSH_S = 1.0
 MOST_POLICIES = 1000
@@ -24,7 +24,7 @@ def _present() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-class Refusals:
+class RefusalLog:
     def __init__(self, store: RefusalStore, *, now: Callable[[], datetime.datetime] = _present) -> None:
         self._store = store
         self._now = now

@@ -36,7 +36,7 @@ TOPICS = frozenset((operations.INCLUDED,))
 EVERY_S = 3.0
 
 
-class Settlements:
+class SettlementSink:
     """A sink of the follower's: see services/follower/sinks."""
 
     topics: frozenset[str] | None = TOPICS
@@ -79,7 +79,7 @@ class Settlements:
         await ledger_room.reopen_unsettled(connection, network.id)
 
 
-class Chain(Protocol):
+class SettlementChain(Protocol):
     """One network, as far as it is asked here. `final`: its newest final block, below 0 while that is not known."""
 
     @property
@@ -91,14 +91,14 @@ class Chain(Protocol):
 
 
 # An operation by what is unique on the chain: its entry point, sender and nonce.
-Name = tuple[bytes, bytes, int]
+OperationNonce = tuple[bytes, bytes, int]
 
 
-class Settling:
+class SettlementLoop:
     def __init__(
         self,
         ledger: LedgerStore,
-        chains: Sequence[Chain],
+        chains: Sequence[SettlementChain],
         payers: Mapping[str, Set[bytes]],
         *,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
@@ -125,7 +125,7 @@ class Settling:
                 with _apart(name):
                     await self._settle(chain)
 
-    async def _settle(self, chain: Chain) -> None:
+    async def _settle(self, chain: SettlementChain) -> None:
         final = chain.final
         header = await chain.header(final) if final >= 0 else None
         if header is None:
@@ -139,7 +139,9 @@ class Settling:
                     await self._close_all(chain, group, final_block=final, final_time=time)
             is_more = len(due) == CLAIMED_AT_ONCE
 
-    async def _close_all(self, chain: Chain, due: Sequence[Due], *, final_block: int, final_time: int) -> None:
+    async def _close_all(
+        self, chain: SettlementChain, due: Sequence[Due], *, final_block: int, final_time: int
+    ) -> None:
         landed = await self._landed(chain, min(each.since_block for each in due) + 1, final_block)
         for each in due:
             event = landed.get((each.entry_point, each.sender, each.nonce))
@@ -151,13 +153,13 @@ class Settling:
             else:
                 await self._ledger.release(each.id, final_time=final_time)
 
-    async def _landed(self, chain: Chain, first: int, last: int) -> dict[Name, Included]:
+    async def _landed(self, chain: SettlementChain, first: int, last: int) -> dict[OperationNonce, Included]:
         if first > last:
             return {}
         found = await chain.blocks(first, last)
         return {(event.place.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)}
 
-    async def _pays(self, chain: Chain, due: Due, event: Included) -> bool:
+    async def _pays(self, chain: SettlementChain, due: Due, event: Included) -> bool:
         """Whether it is this reservation that pays: another policy may have signed for the nonce, or a stranger have paid."""
         if event.hash not in due.hashes and event.paymaster not in self._payers.get(chain.network.id, ()):
             return False

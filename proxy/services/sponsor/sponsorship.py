@@ -28,9 +28,9 @@ from proxy.core.policy import Asked, Refusal
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.services.sponsor.costs import Market
+from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
-from proxy.services.sponsor.policies import Policies, Ready
+from proxy.services.sponsor.policies import EffectivePolicy, PolicyService
 from proxy.store.ledger import LedgerStore, Outcome, Wanted
 from proxy.store.policies import absent
 
@@ -67,7 +67,7 @@ class Sponsorship:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SponsorRequest:
     """An operation that is to be sponsored, read. `operation` has the paymaster's place in it, without data."""
 
     key: Key
@@ -77,13 +77,13 @@ class Request:
     policy_id: str
 
 
-class Sponsoring:
+class SponsorService:
     def __init__(
         self,
-        policies: Policies,
+        policies: PolicyService,
         ledger: LedgerStore,
         paymasters: Paymasters,
-        market: Market,
+        market: SponsorCosts,
         questions: InternalCalls,
         *,
         most_of_day: Mapping[str, int | None],
@@ -118,7 +118,7 @@ class Sponsoring:
         policy_id: str,
         entry_point: str | None,
         draft: bool = False,
-    ) -> Request:
+    ) -> SponsorRequest:
         """BadOperation names what is wrong; a draft may lack its gas."""
         if network.family != "evm":
             raise InvalidRequest(f"chain: there are no operations to sponsor on {network.id}")
@@ -130,11 +130,11 @@ class Sponsoring:
         fields = {name: value for name, value in given.items() if name not in _NOT_GIVEN and value is not None}
         if version == "0.6":
             operation = paymaster.funded(user_operation.parse(fields, version, draft=True), payer.address)
-            return Request(key, network, payer, operation, policy_id)
+            return SponsorRequest(key, network, payer, operation, policy_id)
         for name, limit in zip(_LIMITS, payer.gas, strict=True):
             fields.setdefault(name, hex(limit))
         fields |= {"paymaster": "0x" + payer.address.hex(), "paymasterData": "0x"}
-        return Request(key, network, payer, user_operation.parse(fields, version, draft=True), policy_id)
+        return SponsorRequest(key, network, payer, user_operation.parse(fields, version, draft=True), policy_id)
 
     def _version(self, network: Network, given: Mapping[str, Any], entry_point: str | None) -> str:
         """As the entry point says, else as the fields do, else the default."""
@@ -151,7 +151,7 @@ class Sponsoring:
 
     # Sponsoring
 
-    async def stub(self, request: Request) -> Sponsorship:
+    async def stub(self, request: SponsorRequest) -> Sponsorship:
         """For estimates: of the size and the form of the real one, and of no use on the chain. Nothing is reserved."""
         with self._noting(request):
             await self._decide(request, None)
@@ -159,12 +159,12 @@ class Sponsoring:
         terms = Terms(payer.address, payer.chain_id, 2**48 - 1, 2**48 - 1)
         return Sponsorship(payer, paymaster.data_of(terms, paymaster.STUB_SIGNATURE), request.operation.paymaster_gas)
 
-    async def sponsor(self, request: Request) -> Sponsorship:
+    async def sponsor(self, request: SponsorRequest) -> Sponsorship:
         with self._noting(request):
             return await self._sponsor(request)
 
     @contextmanager
-    def _noting(self, request: Request) -> Iterator[None]:
+    def _noting(self, request: SponsorRequest) -> Iterator[None]:
         """A refusal by a rule is noted on its way out."""
         try:
             yield
@@ -173,7 +173,7 @@ class Sponsoring:
                 self._refused(request.policy_id, request.operation.sender, fault.details["rule"], str(fault))
             raise
 
-    async def _sponsor(self, request: Request) -> Sponsorship:
+    async def _sponsor(self, request: SponsorRequest) -> Sponsorship:
         operation, payer = request.operation, request.paymaster
         price = await self._market.coin(request.network)
         wei = paymaster.worst_gas(operation) * operation.max_fee_wei
@@ -197,7 +197,7 @@ class Sponsoring:
                 raise _refused(request, outcome)
         raise Unavailable("the policy changes too quickly; try again")
 
-    async def _decide(self, request: Request, worst: int | None, *, fresh: bool = False) -> Ready:
+    async def _decide(self, request: SponsorRequest, worst: int | None, *, fresh: bool = False) -> EffectivePolicy:
         """The policy that lets the operation pass. A refusal is told only by the newest."""
         ready = await self._policies.ready(request.policy_id, account=request.key.account.id, fresh=fresh)
         refusal = await self._refusal(request, ready, worst)
@@ -209,7 +209,7 @@ class Sponsoring:
             raise _forbidden(refusal)
         return ready
 
-    async def _refusal(self, request: Request, ready: Ready, worst: int | None) -> Refusal | None:
+    async def _refusal(self, request: SponsorRequest, ready: EffectivePolicy, worst: int | None) -> Refusal | None:
         if ready.policy.network != request.network.id:
             raise InvalidRequest(f"policy_id: the policy is for {ready.policy.network}, not for {request.network.id}")
         if ready.policy.status != "active":
@@ -231,8 +231,8 @@ class Sponsoring:
 
     def _signed(
         self,
-        request: Request,
-        ready: Ready,
+        request: SponsorRequest,
+        ready: EffectivePolicy,
         *,
         worst: int,
         price: int,
@@ -278,14 +278,14 @@ class Sponsoring:
             raise Unavailable(f"it is not known yet how far {network.id} is; try again shortly")
         return max(0, heads.final)
 
-    async def _overpriced(self, request: Request) -> Refusal | None:
+    async def _overpriced(self, request: SponsorRequest) -> Refusal | None:
         """Who sends the operation may be who includes it, and earns what it offers above the price: the operator's money."""
         fee = request.operation.max_fee_wei
         if fee <= request.paymaster.any_fee_wei:
             return None
         return policy.overpriced(fee, fast_wei=await self._market.fast_wei(request.network))
 
-    async def _sender_nonce(self, request: Request) -> int:
+    async def _sender_nonce(self, request: SponsorRequest) -> int:
         """How often the paymaster of 0.6 has paid for the sender: its hash covers that."""
         if request.operation.version != "0.6":
             return 0
@@ -296,7 +296,7 @@ class Sponsoring:
             raise InternalError(f"the paymaster of {request.network.id} does not answer: is it deployed?")
         return found
 
-    async def _delegate(self, request: Request) -> bytes | None:
+    async def _delegate(self, request: SponsorRequest) -> bytes | None:
         """EIP-7702: where no authorization says what the sender delegates to, its code does."""
         operation = request.operation
         if not operation.is_delegated or operation.delegate is not None:
@@ -306,7 +306,7 @@ class Sponsoring:
         )
         return code[3:23] if code[:3] == _DELEGATION else None
 
-    async def _expected_gas(self, request: Request) -> int | None:
+    async def _expected_gas(self, request: SponsorRequest) -> int | None:
         """What the account's call is expected to use; of an account that is not there yet, what its calls are, one by one."""
         operation = request.operation
         sender = "0x" + operation.sender.hex()
@@ -338,7 +338,7 @@ class Sponsoring:
             return None
 
 
-def _refused(request: Request, outcome: Outcome) -> Fault:
+def _refused(request: SponsorRequest, outcome: Outcome) -> Fault:
     """Why the ledger has not reserved."""
     left = outcome.left
     match outcome.kind:

@@ -16,8 +16,8 @@ from proxy.core import display_text, units, uris
 from proxy.core.paging import Page
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
-from proxy.services.tokens.contracts import NAME, SYMBOL, Contracts, about_a_block, token_of
-from proxy.services.tokens.token_prices import Market
+from proxy.services.tokens.contracts import NAME, SYMBOL, TokenContracts, about_a_block, token_of
+from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import Kept
 from proxy.store.holdings import Collection, HoldingStore, Nft
 
@@ -37,7 +37,7 @@ _ASKED = (_ERC165, _INVALID, _ERC721, _ERC1155)
 _OWNED = (abi.call("ownerOf(uint256)", 0), abi.call("ownerOf(uint256)", 1))
 
 
-class Pictures(Protocol):
+class ImageSource(Protocol):
     """What is known of NFTs' metadata."""
 
     async def known(self, network: Network, nfts: Sequence[tuple[bytes, int]]) -> Sequence[Mapping[str, Any] | None]:
@@ -49,23 +49,23 @@ class Pictures(Protocol):
         ...
 
 
-class Floors(Protocol):
+class FloorPriceSource(Protocol):
     async def find(self, network: Network, contract: str) -> Decimal | None:
         """The lowest asking price, in the network's coin."""
         ...
 
 
-class Collections:
+class CollectionService:
     def __init__(
         self,
-        contracts: Contracts,
+        contracts: TokenContracts,
         multicall: Multicall,
         holdings: HoldingStore,
         kept: Kept,
         *,
-        market: Market,
-        pictures: Pictures,
-        floors: Floors,
+        market: TokenPrices,
+        pictures: ImageSource,
+        floors: FloorPriceSource,
     ) -> None:
         self._contracts = contracts
         self._multicall = multicall

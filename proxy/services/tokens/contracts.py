@@ -35,7 +35,7 @@ _read_token = msgspec.json.Decoder(Token).decode
 T = TypeVar("T")
 
 
-class At(NamedTuple):
+class PinnedBlock(NamedTuple):
     """A block, and what answers of it are kept under: the index's own block is in that by its hash, since another may come to
     stand at the same height."""
 
@@ -43,7 +43,7 @@ class At(NamedTuple):
     name: str
 
 
-class Contracts:
+class TokenContracts:
     def __init__(
         self, multicall: Multicall, holdings: HoldingStore, kept: Kept, *, follows: Callable[[str], bool]
     ) -> None:
@@ -57,7 +57,7 @@ class Contracts:
     def __repr__(self) -> str:
         return f"<Contracts read by {self._multicall!r}>"
 
-    async def at(self, network: Network) -> At:
+    async def at(self, network: Network) -> PinnedBlock:
         """The newest that the index and the chain both have. Unavailable without an index: an empty answer would be a lie."""
 
         async def look() -> tuple[int, str]:
@@ -66,7 +66,7 @@ class Contracts:
 
         indexed, name = await self._recent.once(network.id, "index", "", make=look, ttl_s=INDEX_S)
         block = min(int(indexed), await self._multicall.tip(network))
-        return At(block, f"{block}:{name}")
+        return PinnedBlock(block, f"{block}:{name}")
 
     async def at_one_block(self, network: Network, read: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """What is read of the index, by however many queries, and the block that all of it is of.

@@ -14,8 +14,8 @@ from proxy.core import portfolio
 from proxy.core.portfolio import Balances, Holding
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
-from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, Contracts, about_a_block, token_of
-from proxy.services.tokens.token_prices import Market
+from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, TokenContracts, about_a_block, token_of
+from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import Kept
 from proxy.store.holdings import HoldingStore
 
@@ -29,7 +29,7 @@ _PROBE = abi.call("balanceOf(address)", (1).to_bytes(20, "big"))
 
 class EvmTokens:
     def __init__(
-        self, contracts: Contracts, multicall: Multicall, holdings: HoldingStore, kept: Kept, market: Market
+        self, contracts: TokenContracts, multicall: Multicall, holdings: HoldingStore, kept: Kept, market: TokenPrices
     ) -> None:
         self._contracts = contracts
         self._multicall = multicall

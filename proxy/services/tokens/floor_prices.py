@@ -18,15 +18,15 @@ from proxy.core import units
 log = logging.getLogger("penstock.floors")
 
 
-class Fetched(Protocol):
+class FetchedDocument(Protocol):
     @property
     def outcome(self) -> str: ...
     @property
     def body(self) -> bytes: ...
 
 
-class Fetcher(Protocol):
-    async def get(self, url: str, *, own: bool = False) -> Fetched: ...
+class DocumentFetcher(Protocol):
+    async def get(self, url: str, *, own: bool = False) -> FetchedDocument: ...
 
 
 class _Answer(msgspec.Struct):
@@ -37,7 +37,7 @@ _answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Marketplace:
-    def __init__(self, fetcher: Fetcher, url: str) -> None:
+    def __init__(self, fetcher: DocumentFetcher, url: str) -> None:
         self._fetcher = fetcher
         self._url = url
 

@@ -30,7 +30,7 @@ log = logging.getLogger("penstock.nfts")
 
 T = TypeVar("T")
 
-Status = FetchOutcome | Literal["none"]
+MetadataStatus = FetchOutcome | Literal["none"]
 
 _KIND, _DOCUMENT = "nft", "document"
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}
@@ -50,7 +50,7 @@ _FIRST_BLOCKS = 1
 _CLOSE_BLOCKS = 2
 
 
-class Contracts(Protocol):
+class NftContractReader(Protocol):
     async def tip(self, network: Network) -> int: ...
 
     async def read(
@@ -61,10 +61,10 @@ class Contracts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class DescribedNft:
     """What a document says, and how it was come by."""
 
-    status: Status
+    status: MetadataStatus
     metadata: Metadata = NOTHING
 
     def data(self) -> dict[str, Any]:
@@ -80,7 +80,13 @@ class Described:
 
 class NftMetadata:
     def __init__(
-        self, contracts: Contracts, holdings: HoldingStore, fetcher: Fetcher, kept: Kept, *, settings: NftSettings
+        self,
+        contracts: NftContractReader,
+        holdings: HoldingStore,
+        fetcher: Fetcher,
+        kept: Kept,
+        *,
+        settings: NftSettings,
     ) -> None:
         self._contracts = contracts
         self._holdings = holdings
@@ -179,7 +185,7 @@ class NftMetadata:
 
     async def _give_up(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> None:
         """The next list does not wait for them again. Who asks for one of them does: the URI is another than none."""
-        late = {_name(*token): {**Described("timeout").data(), "uri": ""} for token in tokens}
+        late = {_name(*token): {**DescribedNft("timeout").data(), "uri": ""} for token in tokens}
         await self._kept.put(network.id, _KIND, late, ttl_s=self._settings.retry_s)
 
     async def document(self, uri: str) -> dict[str, str] | None:
@@ -200,7 +206,7 @@ class NftMetadata:
     ) -> dict[str, Any]:
         """From memory, unless the URI is another than it was."""
         if not uri or not uri.strip():
-            return Described("none").data()
+            return DescribedNft("none").data()
         whole = uris.with_id(uri, token_id)
         if len(whole) > _LONGEST_SHOWN:
             return (await self._read(whole)).data()
@@ -218,22 +224,22 @@ class NftMetadata:
     def _ttl_s(self, told: Mapping[str, Any]) -> float:
         return self._settings.keep_s if told["fetch_status"] == "ok" else self._settings.retry_s
 
-    async def _read(self, uri: str) -> Described:
+    async def _read(self, uri: str) -> DescribedNft:
         """A second wall: a stranger's document that breaks our reading of it is only a bad document."""
         try:
             return await self._understood(uri)
         except Exception:
             log.exception("a document broke its reader", extra={"uri_length": len(uri)})
-            return Described("invalid")
+            return DescribedNft("invalid")
 
-    async def _understood(self, uri: str) -> Described:
+    async def _understood(self, uri: str) -> DescribedNft:
         fetched, body = await self._fetch(uri)
         if fetched.outcome != "ok":
-            return Described(fetched.outcome)
+            return DescribedNft(fetched.outcome)
         if fetched.media_type.startswith("image/"):
-            return Described("ok", Metadata(image=await _apart(len(uri), lambda: uris.shown(uri))))
+            return DescribedNft("ok", Metadata(image=await _apart(len(uri), lambda: uris.shown(uri))))
         found = await _apart(len(body), lambda: metadata.read(body))
-        return Described("invalid") if found is None else Described("ok", found)
+        return DescribedNft("invalid") if found is None else DescribedNft("ok", found)
 
     async def _fetch(self, uri: str) -> tuple[Fetched, bytes]:
         most = self._settings.max_metadata_bytes

@@ -23,7 +23,7 @@ from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.contracts import KEPT_S, about_a_block
-from proxy.services.tokens.token_prices import Market
+from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import Kept
 
 # What upstreams take in one getMultipleAccounts.
@@ -35,13 +35,13 @@ _KIND = "mint"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class SvmTokenAccount:
     program: str
     data: bytes
 
 
 class SvmTokens:
-    def __init__(self, questions: InternalCalls, kept: Kept, market: Market) -> None:
+    def __init__(self, questions: InternalCalls, kept: Kept, market: TokenPrices) -> None:
         self._questions = questions
         self._kept = kept
         self._market = market
@@ -120,7 +120,7 @@ class SvmTokens:
         await self._kept.put(network.id, _KIND, {address.show(mint): v for mint, v in found.items()}, ttl_s=KEPT_S)
         return found
 
-    async def _accounts(self, network: Network, asked: Sequence[bytes]) -> tuple[list[Account | None], int]:
+    async def _accounts(self, network: Network, asked: Sequence[bytes]) -> tuple[list[SvmTokenAccount | None], int]:
         """The accounts in order, and the slot that they were read at."""
         names = [address.show(each) for each in asked]
         parts = [names[start : start + MOST_ACCOUNTS] for start in range(0, len(names), MOST_ACCOUNTS)]
@@ -139,11 +139,11 @@ class SvmTokens:
         return answers
 
 
-def _minted(account: Account | None) -> tokens.Mint | None:
+def _minted(account: SvmTokenAccount | None) -> tokens.Mint | None:
     return tokens.mint(account.data) if account is not None and account.program in tokens.PROGRAMS else None
 
 
-def _token(mint: bytes, told: tokens.Mint, accounts: Sequence[Account | None]) -> Token:
+def _token(mint: bytes, told: tokens.Mint, accounts: Sequence[SvmTokenAccount | None]) -> Token:
     """The mint's own name before the metadata program's."""
     own, other = accounts
     named = tokens.own_naming(own.data) if own is not None and own.program == tokens.TOKEN_2022 else None
@@ -158,9 +158,9 @@ def _token(mint: bytes, told: tokens.Mint, accounts: Sequence[Account | None]) -
     )
 
 
-def _account(given: Any) -> Account | None:
+def _account(given: Any) -> SvmTokenAccount | None:
     try:
-        return Account(str(given["owner"]), base64.b64decode(given["data"][0], validate=True))
+        return SvmTokenAccount(str(given["owner"]), base64.b64decode(given["data"][0], validate=True))
     except (TypeError, KeyError, IndexError, binascii.Error, ValueError):
         return None
 

@@ -9,29 +9,29 @@ import msgspec
 
 from proxy.chains.registry import Network
 from proxy.chains.svm.address import LIST_IDS
-from proxy.services.prices import Prices
+from proxy.services.prices import PriceService
 
 
 # A struct, since a list has hundreds: see core/portfolio.
-class Known(msgspec.Struct, frozen=True, gc=False):
+class KnownToken(msgspec.Struct, frozen=True, gc=False):
     usd: Decimal | None
     logo: str | None
 
 
-class Market:
+class TokenPrices:
     """Logos are found by chain id and contract, as token lists have them; the case of an EVM address does not matter."""
 
-    def __init__(self, prices: Prices, logos: Mapping[tuple[int, str], str]) -> None:
+    def __init__(self, prices: PriceService, logos: Mapping[tuple[int, str], str]) -> None:
         self._prices = prices
         self._logos = logos
 
     def __repr__(self) -> str:
         return f"<Market of {self._prices!r} and {len(self._logos)} logos>"
 
-    async def known(self, network: Network, contracts: Sequence[str]) -> dict[str, Known]:
+    async def known(self, network: Network, contracts: Sequence[str]) -> dict[str, KnownToken]:
         prices, logos = await self._prices.usd_many(network, contracts), self._shown(network, contracts)
         return {
-            contract: Known(None if (price := prices[contract]) is None else price.usd, logos.get(contract))
+            contract: KnownToken(None if (price := prices[contract]) is None else price.usd, logos.get(contract))
             for contract in contracts
         }
 

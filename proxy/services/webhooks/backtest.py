@@ -34,7 +34,7 @@ _WHOLE = frozenset({"activity", "mined"})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BacktestResult:
     first: int
     last: int
     events: int
@@ -50,7 +50,7 @@ class Backtest:
 
     async def run(
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
-    ) -> Found:
+    ) -> BacktestResult:
         if network.family != "evm":
             raise InvalidRequest(f"chain: there are no webhooks on {network.id}")
         if KINDS[event_type] == "pending":
@@ -76,7 +76,7 @@ class Backtest:
             counts += [
                 len(each) - await self._failed(network, names) for each, names in zip(found, wanted, strict=True)
             ]
-        return Found(first, last, sum(counts), sum(count > 0 for count in counts))
+        return BacktestResult(first, last, sum(counts), sum(count > 0 for count in counts))
 
     def _most(self, index: Index) -> int:
         if index.has("internal"):

@@ -25,14 +25,14 @@ from proxy.store.webhooks import Delta, NewWebhook, Webhook, WebhookStore
 from proxy.wire.guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 
-__all__ = ("Change", "Made", "Webhook", "Webhooks", "read_config")
+__all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read_config")
 
 # Addresses that are read between two looks at what else there is to do: the checksums of all there may be cost a second.
 AT_ONCE = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CreatedWebhook:
     """A webhook and its secret, which nobody sees again."""
 
     webhook: Webhook
@@ -40,7 +40,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WebhookChange:
     """What an owner asks to change; None stays. Addresses are added and removed, or the config is replaced."""
 
     url: str | None = None
@@ -50,7 +50,7 @@ class Change:
     remove: Sequence[Any] = ()
 
 
-class Webhooks:
+class WebhookService:
     def __init__(
         self,
         store: WebhookStore,
@@ -70,7 +70,9 @@ class Webhooks:
     def __repr__(self) -> str:
         return f"<Webhooks {self._guard!r}>"
 
-    async def create(self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]) -> Made:
+    async def create(
+        self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]
+    ) -> CreatedWebhook:
         if network.family != "evm" or not self._follows(network.id):
             raise InvalidRequest(f"chain: there are no webhooks on {network.id}, its blocks are not followed")
         self._check_url(url)
@@ -91,7 +93,7 @@ class Webhooks:
             secret=self._vault.seal(webhook_id, secret),
             most=self._most[key.account.plan],
         )
-        return Made(made, signatures.secret_of(secret))
+        return CreatedWebhook(made, signatures.secret_of(secret))
 
     async def read(self, key: Key, webhook_id: str) -> Webhook:
         return await self._store.read(webhook_id, account=key.account.id)
@@ -110,7 +112,7 @@ class Webhooks:
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
         return await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
 
-    async def update(self, before: Webhook, change: Change) -> Webhook:
+    async def update(self, before: Webhook, change: WebhookChange) -> Webhook:
         if change.url is not None:
             self._check_url(change.url)
         if (change.add or change.remove) and change.config is not None:
@@ -130,7 +132,7 @@ class Webhooks:
             delta=delta,
         )
 
-    async def _delta(self, before: Webhook, change: Change) -> Delta | None:
+    async def _delta(self, before: Webhook, change: WebhookChange) -> Delta | None:
         if not change.add and not change.remove:
             return None
         if not filters.takes_addresses(before.event_type):
@@ -151,7 +153,7 @@ class Webhooks:
         """What the dashboard offers: out of a pause, or out of what a receiver's 410 has led to."""
         return await self._store.move(found, "resume")
 
-    async def rotate(self, found: Webhook) -> Made:
+    async def rotate(self, found: Webhook) -> CreatedWebhook:
         """A new secret; the old one signs for another day beside it."""
         secret = secrets.token_bytes(signatures.SECRET_BYTES)
         after = await self._store.rotate(
@@ -160,7 +162,7 @@ class Webhooks:
             secret=self._vault.seal(found.id, secret),
             old_for_s=signatures.ROTATION_S,
         )
-        return Made(after, signatures.secret_of(secret))
+        return CreatedWebhook(after, signatures.secret_of(secret))
 
     def _check_url(self, url: str) -> None:
         try:

@@ -13,8 +13,8 @@ from aiohttp import web
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.usage import Line, times_of
-from proxy.services.accounts.accounts import Accounts, fence_in, limits_in
-from proxy.services.usage import Usage, Wanted
+from proxy.services.accounts.accounts import AccountService, fence_in, limits_in
+from proxy.services.usage import UsageService, Wanted
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
@@ -27,7 +27,7 @@ LIVE = datetime.timedelta(minutes=30)
 
 class AccountHandlers:
     def __init__(
-        self, accounts: Accounts, usage: Usage, plans: Mapping[str, Plan], networks: Iterable[Network] = ()
+        self, accounts: AccountService, usage: UsageService, plans: Mapping[str, Plan], networks: Iterable[Network] = ()
     ) -> None:
         """`networks`: those that calls can be made to."""
         self._accounts = accounts
@@ -141,7 +141,7 @@ class AccountHandlers:
         return {**await live_of(self._usage, visit.who.id), "today": await self._today(row)}
 
 
-async def live_of(usage: Usage, account: str | None) -> dict[str, Any]:
+async def live_of(usage: UsageService, account: str | None) -> dict[str, Any]:
     """The last minutes; of one account, or of all."""
     now = datetime.datetime.now(datetime.UTC)
     first = (now - LIVE).replace(second=0, microsecond=0)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from proxy.services.accounts.accounts import Accounts, limits_in
+from proxy.services.accounts.accounts import AccountService, limits_in
 from proxy.services.accounts.sign_in import SignIn
-from proxy.services.fleet import Fleet
-from proxy.services.usage import Usage
+from proxy.services.fleet import FleetView
+from proxy.services.usage import UsageService
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
 from proxy.web.dashboard.account import live_of, shown_key
@@ -24,7 +24,12 @@ _WORKER = ("worker", "host", "pid", "connections", "keys")
 
 class AdminHandlers:
     def __init__(
-        self, accounts: Accounts, usage: Usage, fleet: Fleet, sign_in: SignIn, plans: Mapping[str, Plan]
+        self,
+        accounts: AccountService,
+        usage: UsageService,
+        fleet: FleetView,
+        sign_in: SignIn,
+        plans: Mapping[str, Plan],
     ) -> None:
         self._accounts = accounts
         self._usage = usage

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.chains.registry import Registry
 from proxy.errors import InvalidRequest, NotFound
-from proxy.services.delivery.history import STATES, Attempt, Deliveries, Delivery, Webhook
+from proxy.services.delivery.history import STATES, Attempt, Delivery, DeliveryHistory, Webhook
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 _WORDS = {state: word for word, state in STATES.items()}
@@ -16,7 +16,7 @@ _WORDS = {state: word for word, state in STATES.items()}
 
 class DeliveryHandlers:
     def __init__(
-        self, deliveries: Deliveries, own: Callable[[RestRequest], Awaitable[Webhook]], chains: Registry
+        self, deliveries: DeliveryHistory, own: Callable[[RestRequest], Awaitable[Webhook]], chains: Registry
     ) -> None:
         """`own`: the webhook that a path names, if it is the caller's."""
         self._deliveries = deliveries

@@ -12,15 +12,21 @@ from proxy.core import fees, policy
 from proxy.core.access import Key
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
-from proxy.services.sponsor.policies import Meter, Policies, Policy, Spend, UserMeter
-from proxy.services.sponsor.refusals import Refusals, Refused
-from proxy.services.sponsor.sponsorship import Sponsoring, Sponsorship
+from proxy.services.sponsor.policies import Meter, Policy, PolicyService, PolicySpend, UserMeter
+from proxy.services.sponsor.refusals import RefusalLog, Refused
+from proxy.services.sponsor.sponsorship import SponsorService, Sponsorship
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
 class GasHandlers:
     def __init__(
-        self, prices: GasPrices, policies: Policies, sponsoring: Sponsoring, refusals: Refusals, *, chains: Registry
+        self,
+        prices: GasPrices,
+        policies: PolicyService,
+        sponsoring: SponsorService,
+        refusals: RefusalLog,
+        *,
+        chains: Registry,
     ) -> None:
         self._prices = prices
         self._policies = policies
@@ -197,7 +203,7 @@ def _left(most: int | None, used: int) -> str | None:
     return None if most is None else policy.usd(max(0, most - used))
 
 
-def _user(spend: Spend, user: UserMeter) -> dict[str, Any]:
+def _user(spend: PolicySpend, user: UserMeter) -> dict[str, Any]:
     most = spend.rules.max_per_user_per_day
     return {
         "sender": address.checksum(user.sender),
@@ -216,7 +222,7 @@ def _refused(found: Refused) -> dict[str, Any]:
     }
 
 
-def _resets_at(spend: Spend) -> str | None:
+def _resets_at(spend: PolicySpend) -> str | None:
     """The first moment of the next span."""
     day = spend.day
     match spend.rules.reset:

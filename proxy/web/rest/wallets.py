@@ -9,12 +9,12 @@ from proxy.chains.evm import address
 from proxy.chains.registry import Registry
 from proxy.core.access import Key
 from proxy.errors import InvalidRequest, NotFound
-from proxy.services.wallets import Seen, Wallet, Wallets
+from proxy.services.wallets import Wallet, WalletService, WalletState
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
 class WalletHandlers:
-    def __init__(self, wallets: Wallets, chains: Registry) -> None:
+    def __init__(self, wallets: WalletService, chains: Registry) -> None:
         self._wallets = wallets
         self._networks = {network.id: network for network in chains.networks()}
 
@@ -70,7 +70,7 @@ class WalletHandlers:
 
     # How a wallet looks
 
-    def _summary(self, key: Key, seen: Seen) -> dict[str, Any]:
+    def _summary(self, key: Key, seen: WalletState) -> dict[str, Any]:
         wallet = seen.wallet
         return {
             "address": address.checksum(wallet.address),
@@ -80,7 +80,7 @@ class WalletHandlers:
             "created_at": _time(wallet.created_at),
         }
 
-    def _shown(self, key: Key, seen: Seen) -> dict[str, Any]:
+    def _shown(self, key: Key, seen: WalletState) -> dict[str, Any]:
         wallet = seen.wallet
         chain = self._networks[wallet.network].chain
         return {

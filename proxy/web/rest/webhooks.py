@@ -8,12 +8,12 @@ from typing import Any
 from proxy.chains.registry import Registry
 from proxy.core.access import Key
 from proxy.services.webhooks.backtest import Backtest
-from proxy.services.webhooks.webhooks import Change, Made, Webhook, Webhooks
+from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
 class WebhookHandlers:
-    def __init__(self, webhooks: Webhooks, backtest: Backtest, chains: Registry) -> None:
+    def __init__(self, webhooks: WebhookService, backtest: Backtest, chains: Registry) -> None:
         self._webhooks = webhooks
         self._backtest = backtest
         self._networks = {network.id: network for network in chains.networks()}
@@ -52,7 +52,7 @@ class WebhookHandlers:
 
     async def update(self, asked: RestRequest) -> dict[str, Any]:
         body = asked.body
-        change = Change(
+        change = WebhookChange(
             url=body.get("url"),
             status=body.get("status"),
             config=body.get("config"),
@@ -135,7 +135,7 @@ class WebhookHandlers:
         return name.replace("/", "-") if network is None else network.word(live=key.live)
 
 
-def _secret(made: Made) -> dict[str, str]:
+def _secret(made: CreatedWebhook) -> dict[str, str]:
     return {"signing_secret": made.secret}
 
 

@@ -22,7 +22,7 @@ from proxy.core.jsonrpc import Call, Malformed
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import rpc_error_of
-from proxy.services.sponsor.sponsorship import Request, Sponsoring, Sponsorship
+from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
 from proxy.web.gate import UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import OperationTally
@@ -44,7 +44,7 @@ class PaymasterHandler:
         gate: Gate,
         where: NetworkResolver,
         admission: Admission,
-        sponsoring: Sponsoring,
+        sponsoring: SponsorService,
         prices: Mapping[str, int],
         *,
         count: OperationTally,
@@ -113,7 +113,7 @@ class PaymasterHandler:
             return {**_of_version(await self._sponsoring.stub(asked)), "isFinal": False}
         return _of_version(await self._sponsoring.sponsor(asked))
 
-    def _read(self, key: Key, network: Network, params: bytes, *, draft: bool) -> Request:
+    def _read(self, key: Key, network: Network, params: bytes, *, draft: bool) -> SponsorRequest:
         given = _params(params)
         if len(given) not in (3, 4):
             raise BadOperation("params: must be the operation, the entry point, the chain id and the context")

@@ -16,7 +16,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.errors import RateLimited
-from proxy.services.feed.topics import Event
+from proxy.services.feed.topics import FeedEvent
 from proxy.web.websocket.frames import frame
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Backlog:
 
     def __init__(self, socket: ClientSocket) -> None:
         self._socket = socket
-        self._queue: deque[tuple[Subscription, Event, int]] = deque()
+        self._queue: deque[tuple[Subscription, FeedEvent, int]] = deque()
         self._bytes = 0
         self._missed: dict[Subscription, MissedEvents] = {}
         # Whether the client was told that its key has no units left.
@@ -62,14 +62,14 @@ class Backlog:
     def size(self) -> int:
         return self._bytes
 
-    def keep(self, made: Subscription, events: Sequence[Event]) -> None:
+    def keep(self, made: Subscription, events: Sequence[FeedEvent]) -> None:
         for event in events:
             if not made.is_open:
                 return
             self._keep(made, event)
         self.pump()
 
-    def _keep(self, made: Subscription, event: Event) -> None:
+    def _keep(self, made: Subscription, event: FeedEvent) -> None:
         size = len(made.frame_of(event))
         if not self._has_room(made, size):
             self.pump()
@@ -83,7 +83,7 @@ class Backlog:
         """A replay asks for room between its batches, so it can be let finish one."""
         return made.replays or self._bytes + size <= self._socket.limits.max_queue_bytes
 
-    def _drop(self, made: Subscription, event: Event) -> None:
+    def _drop(self, made: Subscription, event: FeedEvent) -> None:
         made.kind.dropped += 1
         if self._socket.is_stalled:
             self._socket.close_slow()

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core.access import Key
-from proxy.services.feed.topics import Event
+from proxy.services.feed.topics import FeedEvent
 from proxy.services.rpc.networks import Route
 from proxy.web.websocket import frames, socket_calls
 from proxy.web.websocket.backlog import Backlog
@@ -279,7 +279,7 @@ class ClientSocket(asyncio.Protocol):
 
     # Holding
 
-    def hold(self, made: Subscription, events: Sequence[Event]) -> None:
+    def hold(self, made: Subscription, events: Sequence[FeedEvent]) -> None:
         """Events that cannot go out now."""
         self._hold().keep(made, events)
 

@@ -18,7 +18,7 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.usage import Tally
 from proxy.errors import Fault, InternalError, Unavailable
-from proxy.services.feed.topics import Event, Feed, Topic
+from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
 from proxy.services.rpc.batches import BatchItem, rpc_error_of
 from proxy.services.rpc.calls import Caller, RpcError
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -118,14 +118,14 @@ class Subscription:
         self.replays = wish.from_block is not None
         # Whoever asked for it; events that come before the answer to that wait for it.
         self.asker: Caller | None = asker
-        self.early: list[Event] | None = []
+        self.early: list[FeedEvent] | None = []
         # What a replay waits for until then.
         self._settled: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Subscription {self.id.decode()} {self.topic.kind}{'' if self.is_open else ', closed'}>"
 
-    def on_events(self, events: Sequence[Event]) -> None:
+    def on_events(self, events: Sequence[FeedEvent]) -> None:
         """Straight to the transport where nothing is in the way. In one piece, since it is run for every socket of a topic."""
         socket, kind, id_ = self.socket, self.kind, self.id
         count = len(events)
@@ -156,7 +156,7 @@ class Subscription:
         if events[-1].last:
             socket.subscriptions.end(self)
 
-    def _hold(self, events: Sequence[Event]) -> None:
+    def _hold(self, events: Sequence[FeedEvent]) -> None:
         if self.early is None:
             self.socket.hold(self, events)
             return
@@ -174,7 +174,7 @@ class Subscription:
         if early:
             self.on_events(early)
 
-    def send(self, event: Event) -> None:
+    def send(self, event: FeedEvent) -> None:
         """One event that was held back and is paid for."""
         if not self.is_open:
             return
@@ -183,7 +183,7 @@ class Subscription:
         if event.last:
             self.socket.subscriptions.end(self)
 
-    def frame_of(self, event: Event) -> bytes:
+    def frame_of(self, event: FeedEvent) -> bytes:
         """Built once for all sockets that have this id."""
         found = event.frames.get(self.id)
         if found is None:
@@ -255,13 +255,13 @@ class Subscriptions:
         room.subscribed(socket.key, 1)
         room.start(lambda: self._listen(feed, made, wish.from_block))
 
-    def _feed(self) -> Feed:
+    def _feed(self) -> NetworkFeed:
         feed = self._socket.room.feeds.find(self._socket.route.network.id)
         if feed is None:
             raise Unavailable(f"{self._socket.route.network.id} has no feed")
         return feed
 
-    async def _listen(self, feed: Feed, made: Subscription, from_block: int | None) -> None:
+    async def _listen(self, feed: NetworkFeed, made: Subscription, from_block: int | None) -> None:
         """Ask the feed, and answer the call: at once where old blocks come first, for they may take their time."""
         try:
             if from_block is None:
