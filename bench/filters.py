@@ -4,7 +4,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from proxy.chains.evm.log_filter import Index, LogFilter
+from proxy.chains.evm.log_filter import LogFilter, LogFilterIndex
 
 FILTERS = 10_000
 LOGS = 1_000
@@ -21,7 +21,7 @@ class Log:
 def milliseconds() -> float:
     """Return the milliseconds to match one block of logs."""
     chance = random.Random(4)
-    index = Index()
+    index = LogFilterIndex()
     while len(index) < FILTERS:
         index.add(_filter(chance))
     logs = [_log(chance) for _ in range(LOGS)]

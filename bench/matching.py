@@ -4,8 +4,8 @@ import gc
 import random
 import time
 
-from proxy.chains.evm.matching import Block, Match, Tx, matched
-from proxy.chains.evm.watch_index import Filter, Index, Watcher
+from proxy.chains.evm.matching import Match, MatchBlock, MatchTransaction, matched
+from proxy.chains.evm.watch_index import Watcher, WatchFilter, WatchIndex
 from proxy.core.holdings import FUNGIBLE, Transfer
 
 MANY, FEW = "a million addresses", "a thousand addresses"
@@ -34,25 +34,28 @@ def rounds(count: int) -> dict[str, list[float]]:
     return found
 
 
-def _index(chance: random.Random, addresses: int, webhooks: int) -> tuple[Index, list[bytes]]:
-    index = Index()
+def _index(chance: random.Random, addresses: int, webhooks: int) -> tuple[WatchIndex, list[bytes]]:
+    index = WatchIndex()
     watched = [chance.randbytes(20) for _ in range(addresses)]
     share = addresses // webhooks
     for number in range(webhooks):
-        watcher = Watcher(f"wh_{number}", "address_activity", Filter(), listed=True)
+        watcher = Watcher(f"wh_{number}", "address_activity", WatchFilter(), listed=True)
         index.put(watcher)
         index.watch(watcher.id, watched[number * share : (number + 1) * share])
     return index, watched
 
 
-def _block(chance: random.Random, watched: list[bytes]) -> Block:
+def _block(chance: random.Random, watched: list[bytes]) -> MatchBlock:
     count = 2 * (TRANSACTIONS + TRANSFERS)
     named = [*chance.sample(watched, WATCHED), *(chance.randbytes(20) for _ in range(count - WATCHED))]
     chance.shuffle(named)
     pairs = list(zip(named[::2], named[1::2], strict=True))
     token = chance.randbytes(20)
-    return Block(
-        [Tx(f"0x{place:064x}", place, *pair, 1, 0, b"") for place, pair in enumerate(pairs[:TRANSACTIONS])],
+    return MatchBlock(
+        [
+            MatchTransaction(f"0x{place:064x}", place, *pair, 1, 0, b"")
+            for place, pair in enumerate(pairs[:TRANSACTIONS])
+        ],
         [
             Transfer(FUNGIBLE, token, *pair, 1, 0, f"0x{place:064x}", place)
             for place, pair in enumerate(pairs[TRANSACTIONS:])
@@ -60,7 +63,7 @@ def _block(chance: random.Random, watched: list[bytes]) -> Block:
     )
 
 
-def _milliseconds(index: Index, block: Block) -> float:
+def _milliseconds(index: WatchIndex, block: MatchBlock) -> float:
     began = time.perf_counter()
     found: list[Match] = matched(index.tables, block)
     took_s = time.perf_counter() - began

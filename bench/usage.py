@@ -9,7 +9,7 @@ from statistics import median
 import asyncpg
 
 from bench.processes import StartFailed
-from proxy.core.usage import Sheet, Tally, Touched
+from proxy.core.usage import KeyTallies, Tally, TouchedTallies
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
 from proxy.services.usage import UsageService
@@ -82,8 +82,8 @@ def _by_method() -> float:
 
 def _by_key() -> float:
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
-    touched: Touched = []
-    sheets = [Sheet("account", f"key_{n}", touched) for n in range(KEYS)]
+    touched: TouchedTallies = []
+    sheets = [KeyTallies("account", f"key_{n}", touched) for n in range(KEYS)]
     usage = UsageService(UsageStore(Pool("", size=1, acquire_timeout_s=1.0)), touched, flush_s=2.0, keep_s={})
     turns = [sheets[n % KEYS] for n in range(CALLS)]
     began = time.perf_counter()
@@ -99,9 +99,9 @@ def _by_key() -> float:
 
 async def _flush_cost(pool: Pool) -> float:
     """µs of CPU per call for a flush, from the gathered counts to the confirmation by Postgres."""
-    touched: Touched = []
+    touched: TouchedTallies = []
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
-    sheets = [Sheet("account", f"key_{n}", touched) for n in range(KEYS)]
+    sheets = [KeyTallies("account", f"key_{n}", touched) for n in range(KEYS)]
     usage = UsageService(UsageStore(pool), touched, flush_s=2.0, keep_s={})
     taken = []
     for _ in range(BEST_OF):

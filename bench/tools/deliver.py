@@ -17,7 +17,7 @@ import aiohttp
 import asyncpg
 import uvloop
 
-from proxy.core.egress import Reach
+from proxy.core.egress import EgressPolicy
 from proxy.core.lanes import Lanes
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.settings import load_tables
@@ -67,7 +67,7 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     pool = Pool(database, size=10, acquire_timeout_s=5.0)
     await pool.open()
     hooks = await _webhooks(pool, connection, f"http://127.0.0.1:{port}/")
-    receiver = TimedReceiver(Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
+    receiver = TimedReceiver(Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
     receiver.at = {}
     notices = Notices(pool)
     deliverer = Deliverer(

@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["read", "write", "filter", "subscription"]
-Cache = Literal["never", "static", "hash", "block", "head"]
+MethodKind = Literal["read", "write", "filter", "subscription"]
+CacheRule = Literal["never", "static", "hash", "block", "head"]
 Lifetime = Literal["never", "head", "forever"]
 
 
@@ -39,10 +39,10 @@ class Method:
     """
 
     name: str
-    kind: Kind = "read"
+    kind: MethodKind = "read"
     block_at: int | None = None
     span: bool = False
-    cache: Cache = "never"
+    cache: CacheRule = "never"
     fresh: bool = False
     retry: bool = False
     tip: bool = False

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-Class = Literal["live", "test"]
+NetworkClass = Literal["live", "test"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Native:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class PriceFeedContract:
     """A contract that tells a price in US dollars, and how old its answer may be."""
 
     address: str
@@ -31,7 +31,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class PriceListing:
     """What a price API of CoinGecko's shape calls a chain and its coin."""
 
     platform: str
@@ -41,7 +41,7 @@ class Listing:
 class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "class"}):
     """What a chain's file says of one of its networks."""
 
-    class_: Class
+    class_: NetworkClass
     block_time_s: float
     finality_blocks: int
     finality_tag: bool
@@ -53,7 +53,7 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     # The registry of names (ENS), where the network has one.
     ens: str | None = None
     # By the address of the token, or `native`.
-    feeds: dict[str, Feed] = {}
+    feeds: dict[str, PriceFeedContract] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Chain:
     networks: Mapping[str, NetworkFacts]
     aliases: tuple[str, ...] = ()
     multicall: str | None = None
-    listing: Listing | None = None
+    listing: PriceListing | None = None
     entry_points: Mapping[str, str] = field(default_factory=dict)
     factories: Mapping[str, str] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ A worker has one; what it holds open is closed with it.
 
 from __future__ import annotations
 
-from proxy.core.egress import Reach
+from proxy.core.egress import EgressPolicy
 from proxy.services.multicall import Multicall
 from proxy.services.names import EnsNames
 from proxy.services.prices import PriceService, sources_of
@@ -84,7 +84,7 @@ class Data:
 
 def _guard(given: Egress) -> Guard:
     """What stands before every address that a stranger names."""
-    return Guard(Reach(given.allow, given.deny), http=given.http, ports=given.ports)
+    return Guard(EgressPolicy(given.allow, given.deny), http=given.http, ports=given.ports)
 
 
 def _quotes(given: PriceSources) -> PriceApi | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from proxy.chains.evm.facts import Facts, Header
+from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.chains.registry import Network
 from proxy.core import fees, policy
 from proxy.services.follower.block_reader import BlockReader
@@ -121,5 +121,5 @@ class _Watched:
     async def header(self, number: int) -> Header | None:
         return await self._reader.header(number)
 
-    async def blocks(self, first: int, last: int) -> Facts:
+    async def blocks(self, first: int, last: int) -> BlockFacts:
         return await self._reader.blocks(first, last)

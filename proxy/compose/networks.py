@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, MutableSequence, Sequence
 
 from proxy.chains.registry import Network
-from proxy.core.caching import Replies
-from proxy.core.routing import Health
+from proxy.core.caching import ReplyCache
+from proxy.core.routing import UpstreamHealth
 from proxy.services.bundler import routes as bundler
 from proxy.services.rpc.method_policy import plans_of, unknown_of
 from proxy.services.rpc.networks import Networks, Route, SharedHead
@@ -52,7 +52,7 @@ class Builder:
             network,
             [self._upstream(network, index, each) for index, each in enumerate(found)],
             plans_of(network, self._tables.prices, self._tally),
-            Replies(cache_bytes),
+            ReplyCache(cache_bytes),
             SharedHead(self._marks, place),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
@@ -74,7 +74,7 @@ class Builder:
             network,
             [self._upstream(network, index, each, "bundler ") for index, each in enumerate(found)],
             bundler.plans_of(network, self._tables.prices, self._tally),
-            Replies(0),
+            ReplyCache(0),
             # Nothing is remembered, so nobody has to be told when it ends.
             SharedHead([0, 0], 0),
             unknown=bundler.unknown_of(network, self._tally),
@@ -96,7 +96,7 @@ class Builder:
         return found
 
     def _upstream(self, network: Network, index: int, given: UpstreamSettings, kind: str = "") -> Upstream:
-        health = Health(
+        health = UpstreamHealth(
             f"{network.id}#{kind}{index + 1}",
             index=index,
             weight=given.weight,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
-from proxy.core.usage import Sheet
+from proxy.core.usage import KeyTallies
 
 Mode = Literal["live", "test"]
 MODES: tuple[Mode, ...] = ("live", "test")
@@ -101,7 +101,7 @@ def origin_of(text: str) -> str:
     return origin
 
 
-class Fence:
+class KeyRestrictions:
     """Where a key may be used from. Each list that is not empty must hold."""
 
     def __init__(self, blocks: tuple[str, ...], origins: tuple[str, ...]) -> None:
@@ -111,7 +111,7 @@ class Fence:
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fence) and (self.blocks, self.origins) == (other.blocks, other.origins)
+        return isinstance(other, KeyRestrictions) and (self.blocks, self.origins) == (other.blocks, other.origins)
 
     def __hash__(self) -> int:
         return hash((self.blocks, self.origins))
@@ -143,8 +143,8 @@ class Fence:
         return False
 
 
-def fence_of(blocks: list[str], origins: list[str]) -> Fence | None:
-    return Fence(tuple(blocks), tuple(origins)) if blocks or origins else None
+def fence_of(blocks: list[str], origins: list[str]) -> KeyRestrictions | None:
+    return KeyRestrictions(tuple(blocks), tuple(origins)) if blocks or origins else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class Key:
         limits: Limits,
         disabled: bool,
         dies_at: float,
-        fence: Fence | None = None,
+        fence: KeyRestrictions | None = None,
     ) -> None:
         self.id = id
         self.lineage = lineage
@@ -241,7 +241,7 @@ class Key:
         self.dies_at = dies_at
         self.alive = True
         # What is counted of it; the keyring gives it one that is gathered.
-        self.sheet = Sheet(account.id, id)
+        self.sheet = KeyTallies(account.id, id)
 
     def may(self, scopes: int) -> bool:
         """Whether the key has at least one of these scopes."""

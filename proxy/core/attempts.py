@@ -12,21 +12,21 @@ from typing import Literal, NamedTuple
 from proxy.core import retries
 from proxy.core.retries import Format
 
-State = Literal["due", "parked", "delivered", "failed"]
+DeliveryState = Literal["due", "parked", "delivered", "failed"]
 # What happens to the webhook itself: as in core/lifecycle.
-Cause = Literal["exhaust", "gone"]
+WebhookEnd = Literal["exhaust", "gone"]
 
 
-class Verdict(NamedTuple):
+class AttemptVerdict(NamedTuple):
     """The delivery's next state. `tries`: how often it failed in this round. `again_s`: when it is due again, from now."""
 
-    state: State
+    state: DeliveryState
     tries: int = 0
     again_s: float | None = None
-    cause: Cause | None = None
+    cause: WebhookEnd | None = None
 
 
-DELIVERED = Verdict("delivered")
+DELIVERED = AttemptVerdict("delivered")
 
 
 def is_delivered(status: int | None) -> bool:
@@ -41,16 +41,16 @@ def judge(
     wait_s: float = 0.0,
     test: bool = False,
     schedule: tuple[float, ...] | None = None,
-) -> Verdict:
+) -> AttemptVerdict:
     """After an attempt. `tries`: failures before it. `status`: None without a reply. `wait_s`: what the receiver asked for."""
     if is_delivered(status):
-        return Verdict("delivered", tries)
+        return AttemptVerdict("delivered", tries)
     failures = tries + 1
     if test:
-        return Verdict("failed", failures)
+        return AttemptVerdict("failed", failures)
     if status == 410:
-        return Verdict("failed", failures, cause="gone")
+        return AttemptVerdict("failed", failures, cause="gone")
     again_s = retries.next_due(form, failures, 0.0, after_s=wait_s, schedule=schedule)
     if again_s is not None:
-        return Verdict("due", failures, again_s)
-    return Verdict("parked", 0, cause="exhaust") if form == "A" else Verdict("failed", failures)
+        return AttemptVerdict("due", failures, again_s)
+    return AttemptVerdict("parked", 0, cause="exhaust") if form == "A" else AttemptVerdict("failed", failures)

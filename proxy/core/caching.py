@@ -74,7 +74,7 @@ def _digest(text: bytes) -> bytes:
 _digest_again = lru_cache(maxsize=REMEMBERED)(_digest)
 
 
-class Replies:
+class ReplyCache:
     """Results by key, at most `limit` bytes of memory in all. One per network: a head is a network's."""
 
     __slots__ = (

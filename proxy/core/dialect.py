@@ -21,14 +21,14 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal[
+ErrorKind = Literal[
     "revert", "invalid", "missing_data", "range_too_large", "rate_limited", "unauthorized", "unsupported", "already_known",
     "nonce_too_low", "underpriced", "rejected", "timeout", "server", "unknown",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ErrorMeaning:
     """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that said it.
     `code`: ours for it, where facts 4.2 gives one."""
 
@@ -37,33 +37,33 @@ class Meaning:
     code: int | None = None
 
 
-KINDS: dict[Kind, Meaning] = {
+KINDS: dict[ErrorKind, ErrorMeaning] = {
     # The chain has spoken, or the caller has erred: every upstream says the same.
-    "revert": Meaning(code=3),
-    "invalid": Meaning(),
-    "already_known": Meaning(),
-    "nonce_too_low": Meaning(),
-    "underpriced": Meaning(),
-    "rejected": Meaning(),
+    "revert": ErrorMeaning(code=3),
+    "invalid": ErrorMeaning(),
+    "already_known": ErrorMeaning(),
+    "nonce_too_low": ErrorMeaning(),
+    "underpriced": ErrorMeaning(),
+    "rejected": ErrorMeaning(),
     # The range is split, or the caller is told one that works (`logrange`).
-    "range_too_large": Meaning(code=-32602),
+    "range_too_large": ErrorMeaning(code=-32602),
     # Another upstream may have it, or may do it.
-    "missing_data": Meaning(retry_elsewhere=True, code=-32014),
-    "unsupported": Meaning(retry_elsewhere=True, code=-32601),
+    "missing_data": ErrorMeaning(retry_elsewhere=True, code=-32014),
+    "unsupported": ErrorMeaning(retry_elsewhere=True, code=-32601),
     # The upstream's own trouble.
-    "rate_limited": Meaning(retry_elsewhere=True, blame=True, code=-32005),
-    "unauthorized": Meaning(retry_elsewhere=True, blame=True, code=-32603),
-    "timeout": Meaning(retry_elsewhere=True, blame=True, code=-32015),
-    "server": Meaning(retry_elsewhere=True, blame=True),
+    "rate_limited": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32005),
+    "unauthorized": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32603),
+    "timeout": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32015),
+    "server": ErrorMeaning(retry_elsewhere=True, blame=True),
     # Passed on as it came.
-    "unknown": Meaning(),
+    "unknown": ErrorMeaning(),
 }
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class UpstreamError(msgspec.Struct, frozen=True, gc=False):
     """What an upstream's error means. `kind` decides; code and message are what was sent."""
 
-    kind: Kind
+    kind: ErrorKind
     code: int
     message: str
     retry_elsewhere: bool
@@ -71,25 +71,25 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ErrorRule:
     """Holds where the code is one of `codes` (any, when empty) and the pattern is found in the message (any, when empty)."""
 
-    kind: Kind
+    kind: ErrorKind
     codes: frozenset[int]
     pattern: re.Pattern[str] | None
 
 
-def _phrases(kind: Kind, *phrases: str, codes: Iterable[int] = ()) -> Rule:
+def _phrases(kind: ErrorKind, *phrases: str, codes: Iterable[int] = ()) -> ErrorRule:
     """Phrases are lower case; `*` stands for anything between."""
     found = "|".join(re.escape(phrase).replace(r"\*", ".*") for phrase in phrases)
-    return Rule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None)
+    return ErrorRule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None)
 
 
-def _codes(kind: Kind, *codes: int) -> Rule:
+def _codes(kind: ErrorKind, *codes: int) -> ErrorRule:
     return _phrases(kind, codes=codes)
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[ErrorRule, ...] = (
     # EIP-1474's revert, by code and by text, before all others: a contract writes its own words into the message.
     _codes("revert", 3),
     _phrases("revert", "execution reverted", "vm execution error", "vm exception", "transaction reverted",
@@ -173,12 +173,12 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 # Of a longer text the rest adds nothing but time.
 _READ_CHARACTERS = 1000
 # What an upstream says of its deal with us, or of its plans and prices, is not for the caller.
-_OUR_WORDS: dict[Kind, str] = {
+_OUR_WORDS: dict[ErrorKind, str] = {
     "unauthorized": "the upstream refused the call",
     "rate_limited": "the upstream takes no more calls at the moment",
 }
 # Nor is where it stands, or what stands behind it: such an error is told without its own words.
-_PLACELESS: dict[Kind, str] = {
+_PLACELESS: dict[ErrorKind, str] = {
     "server": "the upstream failed",
     "timeout": "the upstream timed out",
     "unknown": "the upstream failed",
@@ -189,7 +189,7 @@ _PLACE = re.compile(
 _INTERNAL_ERROR = -32603
 
 
-def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> Verdict:
+def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamError:
     """What an upstream's error object means. `verdicts`: codes that are the answer, whatever the text says."""
     try:
         told = _error(error)
@@ -206,9 +206,9 @@ def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> Verdict:
     return _verdict("unknown", code, message)
 
 
-def _verdict(kind: Kind, code: int, message: str) -> Verdict:
+def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:
     meaning = KINDS[kind]
-    return Verdict(kind, code, message, meaning.retry_elsewhere, meaning.blame)
+    return UpstreamError(kind, code, message, meaning.retry_elsewhere, meaning.blame)
 
 
 def _code(code: int | float | str | None) -> int:
@@ -219,7 +219,7 @@ def _code(code: int | float | str | None) -> int:
         return 0
 
 
-def told(error: bytes, verdict: Verdict, *, in_our_codes: bool) -> bytes:
+def told(error: bytes, verdict: UpstreamError, *, in_our_codes: bool) -> bytes:
     """The error as a caller sees it: under our code for its class, with its message and data; unchanged where the code is right
     already, or where codes are a language of their own and ours would be none."""
     ours = KINDS[verdict.kind].code if in_our_codes else None
@@ -235,7 +235,7 @@ def told(error: bytes, verdict: Verdict, *, in_our_codes: bool) -> bytes:
     return b"{%b}" % b",".join(parts)
 
 
-def _words_instead(error: bytes, verdict: Verdict) -> str:
+def _words_instead(error: bytes, verdict: UpstreamError) -> str:
     """What is said in place of words that are not for callers; empty where they are."""
     if words := _OUR_WORDS.get(verdict.kind):
         return words

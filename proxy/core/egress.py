@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-Block = IPv4Network | IPv6Network
+AddressBlock = IPv4Network | IPv6Network
 
 _NEVER_V4 = tuple(
     IPv4Network(block)
@@ -54,14 +54,14 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     return address in _INTERNET_V6 and not any(address in block for block in _NEVER_V6)
 
 
-class Reach:
+class EgressPolicy:
     """What an operator allows beside the public internet, and what not even there."""
 
     __slots__ = ("allow", "deny")
 
     def __init__(self, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> None:
-        self.allow: tuple[Block, ...] = tuple(map(ip_network, allow))
-        self.deny: tuple[Block, ...] = tuple(map(ip_network, deny))
+        self.allow: tuple[AddressBlock, ...] = tuple(map(ip_network, allow))
+        self.deny: tuple[AddressBlock, ...] = tuple(map(ip_network, deny))
 
     def __repr__(self) -> str:
         return f"<Reach +{[*map(str, self.allow)]} -{[*map(str, self.deny)]}>"

@@ -22,7 +22,7 @@ HISTORY_BLOCKS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class TierTarget:
     """What a tier takes: the percentile of tips, how much of the next base fee in percent, and how many blocks it may wait."""
 
     percentile: int
@@ -32,10 +32,10 @@ class Aim:
     price_percent: int
 
 
-AIMS: Mapping[Tier, Aim] = {
-    "slow": Aim(10, 110, 5, 90),
-    "standard": Aim(50, 120, 2, 100),
-    "fast": Aim(90, 125, 1, 110),
+AIMS: Mapping[Tier, TierTarget] = {
+    "slow": TierTarget(10, 110, 5, 90),
+    "standard": TierTarget(50, 120, 2, 100),
+    "fast": TierTarget(90, 125, 1, 110),
 }
 PERCENTILES = tuple(aim.percentile for aim in AIMS.values())
 
@@ -108,5 +108,5 @@ def _median(values: Sequence[int]) -> int:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
 
 
-def _wait(aim: Aim, block_time_s: float) -> int:
+def _wait(aim: TierTarget, block_time_s: float) -> int:
     return max(1, math.ceil(aim.blocks * Decimal(str(block_time_s))))

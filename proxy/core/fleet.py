@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.core.usage import BUCKETS, quantile_ms
 
 # From the worst on.
 STATES = ("cordoned", "open", "silent", "resting", "lagging", "up")
 
 
-def state_of(health: Health, now: float) -> str:
+def state_of(health: UpstreamHealth, now: float) -> str:
     if health.cordoned:
         return "cordoned"
     if health.pause_s:
@@ -29,13 +29,13 @@ def state_of(health: Health, now: float) -> str:
     return "lagging" if health.lagging else "up"
 
 
-def breaker_of(health: Health, now: float) -> str:
+def breaker_of(health: UpstreamHealth, now: float) -> str:
     if not health.pause_s:
         return "closed"
     return "open" if now < health.paused_until else "half_open"
 
 
-def seen(health: Health, now: float) -> dict[str, Any]:
+def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
     """One worker's view of one upstream, as data."""
     return {
         "id": health.mark,
@@ -54,7 +54,7 @@ def seen(health: Health, now: float) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Sight:
+class UpstreamView:
     """One upstream, as all workers see it."""
 
     id: str
@@ -112,7 +112,7 @@ class Sight:
 
 def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """By network and place: what the workers' views come to."""
-    sights: dict[str, dict[tuple[str, str], Sight]] = {}
+    sights: dict[str, dict[tuple[str, str], UpstreamView]] = {}
     tips: dict[str, int] = {}
     for view in views:
         for network in view["networks"]:
@@ -122,7 +122,7 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             for upstream in network["upstreams"]:
                 place = (network["kind"], upstream["label"])
                 if place not in found:
-                    found[place] = Sight(upstream["id"], upstream["label"], network["kind"])
+                    found[place] = UpstreamView(upstream["id"], upstream["label"], network["kind"])
                 found[place].add(upstream)
     return [
         {
@@ -134,5 +134,5 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _chain_first(place: tuple[tuple[str, str], Sight]) -> tuple[bool, str]:
+def _chain_first(place: tuple[tuple[str, str], UpstreamView]) -> tuple[bool, str]:
     return place[1].kind != "upstream", place[1].label

@@ -22,7 +22,7 @@ import msgspec
 DEPTH = 256
 
 
-class Block(msgspec.Struct, frozen=True, gc=False):
+class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     """`head` is what listeners are told of it. `has_logs`: its bloom filter says that there are some."""
 
     number: int
@@ -39,15 +39,15 @@ class BrokenPath(ValueError):
 class HeadChain:
     def __init__(self, depth: int = DEPTH) -> None:
         self._depth = depth
-        self._blocks: deque[Block] = deque()
-        self._by_hash: dict[str, Block] = {}
+        self._blocks: deque[ChainBlock] = deque()
+        self._by_hash: dict[str, ChainBlock] = {}
 
     def __repr__(self) -> str:
         tip = self.tip
         return f"<HeadChain of {len(self._blocks)}, tip {tip.number} {tip.hash[:10]}>" if tip else "<HeadChain empty>"
 
     @property
-    def tip(self) -> Block | None:
+    def tip(self) -> ChainBlock | None:
         return self._blocks[-1] if self._blocks else None
 
     @property
@@ -58,7 +58,7 @@ class HeadChain:
         """Whether the block is part of the chain as it was told, and not so old that it was forgotten."""
         return block_hash in self._by_hash
 
-    def at(self, number: int) -> Block | None:
+    def at(self, number: int) -> ChainBlock | None:
         place = number - self.floor
         return self._blocks[place] if 0 <= place < len(self._blocks) else None
 
@@ -66,14 +66,14 @@ class HeadChain:
         self._blocks.clear()
         self._by_hash.clear()
 
-    def next_missing(self, path: Sequence[Block]) -> str | None:
+    def next_missing(self, path: Sequence[ChainBlock]) -> str | None:
         """The hash of the block that has to come before this path; None where it can be applied."""
         first = path[0]
         if not self._blocks or first.parent in self._by_hash or first.number <= self.floor:
             return None
         return first.parent
 
-    def next_older(self, path: Sequence[Block]) -> str | None:
+    def next_older(self, path: Sequence[ChainBlock]) -> str | None:
         """The hash of the block under the floor, where a path goes down to it and does not meet the chain; else None."""
         if not self._blocks or len(self._blocks) >= self._depth or path[0].parent in self._by_hash:
             return None
@@ -86,7 +86,7 @@ class HeadChain:
             return None
         return floor.parent
 
-    def put_under(self, older: Sequence[Block]) -> None:
+    def put_under(self, older: Sequence[ChainBlock]) -> None:
         """Remember more of the past: blocks, newest first, each the parent of the one before it; others are left out."""
         for block in older:
             floor = self._blocks[0] if self._blocks else None
@@ -96,10 +96,10 @@ class HeadChain:
                 self._blocks.appendleft(block)
                 self._by_hash[block.hash] = block
 
-    def newest_first(self) -> Iterator[Block]:
+    def newest_first(self) -> Iterator[ChainBlock]:
         return reversed(self._blocks)
 
-    def apply(self, path: Sequence[Block]) -> tuple[list[Block], list[Block]]:
+    def apply(self, path: Sequence[ChainBlock]) -> tuple[list[ChainBlock], list[ChainBlock]]:
         """What is taken back, newest first, and what is new, oldest first. Of a path that was told already, nothing."""
         self._check(path)
         added = [block for block in path if block.hash not in self._by_hash]
@@ -114,13 +114,13 @@ class HeadChain:
             self._append(block)
         return removed, added
 
-    def _append(self, block: Block) -> None:
+    def _append(self, block: ChainBlock) -> None:
         self._blocks.append(block)
         self._by_hash[block.hash] = block
         if len(self._blocks) > self._depth:
             del self._by_hash[self._blocks.popleft().hash]
 
-    def _check(self, path: Sequence[Block]) -> None:
+    def _check(self, path: Sequence[ChainBlock]) -> None:
         before = self._by_hash.get(path[0].parent)
         for block in path:
             if before is not None and (block.parent != before.hash or block.number != before.number + 1):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 
 # How much faster than its block time a network may seem to go before a report is not believed.
 LEAP = 5.0
@@ -23,7 +23,7 @@ STALE_S = 20.0
 HIGHEST = (1 << 63) - 1
 
 
-class Heads:
+class NetworkHead:
     """The head of one network. `behind_blocks` is how many blocks an upstream may be behind and still serve reads."""
 
     __slots__ = ("_agreed_at", "agreed", "behind_blocks", "block_time_s", "finality_blocks", "heard_at", "tip")
@@ -46,7 +46,7 @@ class Heads:
         """The highest final block; -1 while unknown."""
         return self.agreed - self.finality_blocks if self.agreed else -1
 
-    def observe(self, members: tuple[Health, ...], now: float) -> Literal["still", "moved", "reset"]:
+    def observe(self, members: tuple[UpstreamHealth, ...], now: float) -> Literal["still", "moved", "reset"]:
         """Take the members' heads into account: what became of the tip."""
         heard = sorted((m.head for m in members if m.head and now - m.head_at <= STALE_S), reverse=True)
         if not heard:

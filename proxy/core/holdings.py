@@ -35,7 +35,7 @@ class Transfer(msgspec.Struct, gc=False):
     item: int = 0
 
 
-class Changes:
+class HoldingChanges:
     """Sums. `tokens` by holder and contract; `nfts` by holder, contract and token id; `standards` by contract of an nft."""
 
     __slots__ = ("nfts", "standards", "tokens")
@@ -67,14 +67,14 @@ class Changes:
                 key = transfer.recipient + tail
                 sums[key] = sums.get(key, 0) + amount
 
-    def include(self, other: Changes) -> None:
+    def include(self, other: HoldingChanges) -> None:
         for sums, more in ((self.tokens, other.tokens), (self.nfts, other.nfts)):
             for key, delta in more.items():
                 sums[key] = sums.get(key, 0) + delta
         self.standards.update(other.standards)
 
-    def taken_back(self) -> Changes:
-        found = Changes()
+    def taken_back(self) -> HoldingChanges:
+        found = HoldingChanges()
         found.tokens = {key: -delta for key, delta in self.tokens.items()}
         found.nfts = {key: -delta for key, delta in self.nfts.items()}
         found.standards = dict(self.standards)
@@ -89,7 +89,7 @@ class Changes:
         return b"".join(parts)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Changes:
+    def unpack(cls, data: bytes) -> HoldingChanges:
         found = cls()
         for kind, key, standard, delta in _records(data):
             if kind == b"t":

@@ -33,7 +33,7 @@ NULL = b"null"
 NO_PARAMS = b"[]"
 
 # A call: its method, its params and its id as they were sent. An empty id is a notification's.
-Call: TypeAlias = tuple[str, bytes, bytes]
+RawCall: TypeAlias = tuple[str, bytes, bytes]
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -43,7 +43,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: msgspec.Raw = msgspec.Raw()
 
 
-class Malformed(Exception):
+class MalformedCall(Exception):
     """The bytes are no call: a JSON-RPC code, and words that say what is wrong."""
 
     def __init__(self, code: int, message: str, id: bytes = NULL) -> None:  # noqa: A002
@@ -72,7 +72,7 @@ def is_batch(body: bytes) -> bool:
     return body[:1] == b"[" or body.lstrip(b" \t\r\n")[:1] == b"["
 
 
-def parse(body: bytes, envelope: Envelope | None = None) -> Call:
+def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
     """A single call, or Malformed. The envelope saves reading it again."""
     try:
         if not body.isascii():
@@ -82,24 +82,24 @@ def parse(body: bytes, envelope: Envelope | None = None) -> Call:
         raise _malformed(body, exc) from None
 
 
-def parse_batch(body: bytes) -> list[Call | Malformed]:
+def parse_batch(body: bytes) -> list[RawCall | MalformedCall]:
     """Each item a call or what is wrong with it, in order; Malformed for a body that is no batch at all."""
     if is_deeper(body, MAX_DEPTH + 2):  # the batch, the call, its params
-        raise Malformed(PARSE_ERROR, _TOO_DEEP)
+        raise MalformedCall(PARSE_ERROR, _TOO_DEEP)
     try:
         if not body.isascii():
             body.decode()
-        items: list[Call | Malformed] = list(map(checked, _envelopes(body)))
-    except (*_BAD, Malformed):
+        items: list[RawCall | MalformedCall] = list(map(checked, _envelopes(body)))
+    except (*_BAD, MalformedCall):
         items = _each_item(body)
     if not items:
-        raise Malformed(INVALID_REQUEST, "the batch is empty")
+        raise MalformedCall(INVALID_REQUEST, "the batch is empty")
     if len(items) > MAX_BATCH:
-        raise Malformed(INVALID_REQUEST, f"the batch has {len(items)} items: at most {MAX_BATCH} are allowed")
+        raise MalformedCall(INVALID_REQUEST, f"the batch has {len(items)} items: at most {MAX_BATCH} are allowed")
     return items
 
 
-def _each_item(body: bytes) -> list[Call | Malformed]:
+def _each_item(body: bytes) -> list[RawCall | MalformedCall]:
     """The slow way: one bad item must not spoil the others."""
     try:
         if not body.isascii():
@@ -110,21 +110,21 @@ def _each_item(body: bytes) -> list[Call | Malformed]:
     return [_item(bytes(raw)) for raw in raws[: MAX_BATCH + 1]]
 
 
-def _item(raw: bytes) -> Call | Malformed:
+def _item(raw: bytes) -> RawCall | MalformedCall:
     try:
         return parse(raw)
-    except Malformed as exc:
+    except MalformedCall as exc:
         return exc
 
 
-def checked(envelope: Envelope) -> Call:
+def checked(envelope: Envelope) -> RawCall:
     method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
     good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
     if len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH):
-        raise Malformed(PARSE_ERROR, _TOO_DEEP)
+        raise MalformedCall(PARSE_ERROR, _TOO_DEEP)
     if good_id and params[0] in _OPENERS and method.isascii() and 0 < len(method) <= MAX_METHOD:
         return method, params, id_
-    raise Malformed(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
+    raise MalformedCall(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
 
 
 def _fault(envelope: Envelope, *, good_id: bool) -> str:
@@ -135,24 +135,24 @@ def _fault(envelope: Envelope, *, good_id: bool) -> str:
     return 'member "params" must be an array or an object'
 
 
-def _malformed(body: bytes, exc: Exception) -> Malformed:
+def _malformed(body: bytes, exc: Exception) -> MalformedCall:
     """Tell bytes that are no JSON from JSON that is no call, and find the id to answer under."""
     if isinstance(exc, RecursionError):
-        return Malformed(PARSE_ERROR, _TOO_DEEP)
+        return MalformedCall(PARSE_ERROR, _TOO_DEEP)
     try:
         body.decode()
         _any(body)
     except _BAD:
-        return Malformed(PARSE_ERROR, f"parse error: {exc}")
+        return MalformedCall(PARSE_ERROR, f"parse error: {exc}")
     try:
         members = _loose(body)
     except _BAD:
-        return Malformed(INVALID_REQUEST, f"invalid request: {exc}")
+        return MalformedCall(INVALID_REQUEST, f"invalid request: {exc}")
     if bytes(members.get("jsonrpc", msgspec.Raw(NULL))) != b'"2.0"':
         exc = ValueError('member "jsonrpc" must be "2.0"')
     raw = bytes(members.get("id", msgspec.Raw(NULL)))
     good = len(raw) <= MAX_ID_BYTES and (raw[0] in _ID_STARTS or raw == NULL)
-    return Malformed(INVALID_REQUEST, f"invalid request: {exc}", raw if good else NULL)
+    return MalformedCall(INVALID_REQUEST, f"invalid request: {exc}", raw if good else NULL)
 
 
 # Writing
@@ -189,7 +189,7 @@ def error(code: int, message: str, data: Any = None) -> bytes:
 # Reading an upstream's reply
 
 
-class Reply(msgspec.Struct, gc=False):
+class UpstreamReply(msgspec.Struct, gc=False):
     """What an upstream answered: exactly one of `result` and `error` is not empty."""
 
     id: msgspec.Raw = msgspec.Raw()
@@ -197,13 +197,13 @@ class Reply(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
 
 
-_reply = msgspec.json.Decoder(Reply).decode
-_replies = msgspec.json.Decoder(list[Reply]).decode
+_reply = msgspec.json.Decoder(UpstreamReply).decode
+_replies = msgspec.json.Decoder(list[UpstreamReply]).decode
 read_any_reply = _reply
 read_any_replies = _replies
 
 
-def read_reply(body: bytes, id: bytes) -> Reply:  # noqa: A002
+def read_reply(body: bytes, id: bytes) -> UpstreamReply:  # noqa: A002
     """The upstream's reply to our call, or ValueError: such bytes are never relayed."""
     try:
         if not body.isascii():
@@ -216,7 +216,7 @@ def read_reply(body: bytes, id: bytes) -> Reply:  # noqa: A002
     return _settled(reply)
 
 
-def read_replies(body: bytes) -> dict[bytes, Reply]:
+def read_replies(body: bytes) -> dict[bytes, UpstreamReply]:
     """The replies to a batch of ours by id, or ValueError."""
     try:
         if not body.isascii():
@@ -230,7 +230,7 @@ def read_replies(body: bytes) -> dict[bytes, Reply]:
     return found
 
 
-def _settled(reply: Reply) -> Reply:
+def _settled(reply: UpstreamReply) -> UpstreamReply:
     if reply.result:
         if not reply.error:
             return reply

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-Kind = Literal["slow", "new", "good"]
+LaneKind = Literal["slow", "new", "good"]
 # An answer that takes longer is a slow one.
 SLOW_S = 1.0
 # Receivers remembered that have nothing under way.
@@ -43,7 +43,7 @@ class Lane:
 
     window: int = 1
     busy: int = 0
-    kind: Kind = "new"
+    kind: LaneKind = "new"
     turn: int = 0
     last: str = ""
 
@@ -52,7 +52,7 @@ class Lanes:
     def __init__(self, *, total: int, each: int) -> None:
         self.total = total
         self.each = each
-        self._busy: dict[Kind, int] = {"slow": 0, "new": 0, "good": 0}
+        self._busy: dict[LaneKind, int] = {"slow": 0, "new": 0, "good": 0}
         self._lanes: dict[str, Lane] = {}
         self._turn = 0
 
@@ -93,7 +93,7 @@ class Lanes:
                 left = _after(left, lane.kind, room)
         return found
 
-    def _left(self) -> dict[Kind, int]:
+    def _left(self) -> dict[LaneKind, int]:
         """Places that each kind may still take: what better ones have counts against it only when all are taken."""
         slow, new, good = self._busy["slow"], self._busy["new"], self._busy["good"]
         total = self.total - slow - new - good
@@ -131,7 +131,7 @@ def _shared(lane: Lane, webhooks: list[str], room: int) -> dict[str, int]:
     return {name: each + (place < over) for place, name in enumerate(turned) if each or place < over}
 
 
-def _after(left: dict[Kind, int], kind: Kind, room: int) -> dict[Kind, int]:
+def _after(left: dict[LaneKind, int], kind: LaneKind, room: int) -> dict[LaneKind, int]:
     """What is left when one of this kind has taken so much: the total bounds all."""
     good = left["good"] - room
     new = min(good, left["new"] - (room if kind != "good" else 0))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-State = Literal["active", "paused", "disabled", "removed"]
-Cause = Literal[
+WebhookState = Literal["active", "paused", "disabled", "removed"]
+WebhookTrigger = Literal[
     "create",  # POST /webhooks
     "pause",  # PATCH with status paused
     "activate",  # PATCH with status active
@@ -22,7 +22,7 @@ Cause = Literal[
     "delete",  # DELETE /webhooks/{id}
 ]
 
-TRANSITIONS: dict[tuple[State | None, Cause], State] = {
+TRANSITIONS: dict[tuple[WebhookState | None, WebhookTrigger], WebhookState] = {
     (None, "create"): "active",
     ("active", "pause"): "paused",
     ("paused", "activate"): "active",
@@ -39,7 +39,7 @@ TRANSITIONS: dict[tuple[State | None, Cause], State] = {
     ("disabled", "enable"): "active",
 }
 # What is asked for and is so already changes nothing.
-_ALREADY: dict[tuple[State | None, Cause], State] = {
+_ALREADY: dict[tuple[WebhookState | None, WebhookTrigger], WebhookState] = {
     ("active", "activate"): "active",
     ("active", "resume"): "active",
     ("active", "enable"): "active",
@@ -50,7 +50,7 @@ _ALREADY: dict[tuple[State | None, Cause], State] = {
 }
 
 
-def after(state: State | None, cause: Cause) -> State | None:
+def after(state: WebhookState | None, cause: WebhookTrigger) -> WebhookState | None:
     """The state that follows; None where this does not happen to a webhook in that state."""
     found = TRANSITIONS.get((state, cause))
     return found if found is not None else _ALREADY.get((state, cause))

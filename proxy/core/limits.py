@@ -18,14 +18,14 @@ from typing import Final, Protocol
 TOLERANCE_S: Final = 1e-6
 
 
-class Edges(Protocol):
+class BucketEdges(Protocol):
     """What `take` needs of the memory that holds the buckets: a `memoryview` of doubles has it."""
 
     def __getitem__(self, place: int, /) -> float: ...
     def __setitem__(self, place: int, edge: float, /) -> None: ...
 
 
-def take(edges: Edges | MutableSequence[float], at: int, now: float, request_s: float, unit_s: float) -> float:
+def take(edges: BucketEdges | MutableSequence[float], at: int, now: float, request_s: float, unit_s: float) -> float:
     """Take from both buckets or from neither. Zero when taken, else the seconds to wait."""
     full = now - 1.0
     requests = edges[at]
@@ -45,7 +45,7 @@ def take(edges: Edges | MutableSequence[float], at: int, now: float, request_s: 
     return 0.0
 
 
-def give_back(edges: Edges | MutableSequence[float], at: int, request_s: float, unit_s: float) -> None:
+def give_back(edges: BucketEdges | MutableSequence[float], at: int, request_s: float, unit_s: float) -> None:
     """Undo a take whose call we failed ourselves."""
     edges[at] -= request_s
     edges[at + 1] -= unit_s

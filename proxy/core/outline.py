@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import orjson
 
-from proxy.core.jsonrpc import NOT_JSON, Call, Malformed, checked, read_envelope
+from proxy.core.jsonrpc import NOT_JSON, MalformedCall, RawCall, checked, read_envelope
 
 # Of the outline: a body with more besides its longest string is made of something else.
 MOST_AROUND = 4096
@@ -17,7 +17,7 @@ MOST_AROUND = 4096
 _MARK = '"…"'.encode()
 
 
-def read_call(data: bytes, start: int = 0) -> Call | None:
+def read_call(data: bytes, start: int = 0) -> RawCall | None:
     """The call that begins there, if it is good and can be read so; None says nothing about it."""
     middle = (start + len(data)) // 2
     opens, closes = data.rfind(b'"', start, middle), data.find(b'"', middle)
@@ -29,7 +29,7 @@ def read_call(data: bytes, start: int = 0) -> Call | None:
         return None
     try:
         method, params, id_ = checked(read_envelope(b"".join((before, _MARK, after))))
-    except (*NOT_JSON, Malformed):
+    except (*NOT_JSON, MalformedCall):
         return None
     first, mark, second = params.partition(_MARK)
     return (method, b"".join((first, string, second)), id_) if mark else None

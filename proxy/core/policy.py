@@ -17,9 +17,9 @@ from typing import Any, Literal, Protocol
 from proxy.core.fees import gwei, wei_of
 from proxy.core.units import formatted
 
-Reset = Literal["never", "daily", "weekly", "monthly"]
-Scope = Literal["policy", "user"]
-Status = Literal["active", "paused"]
+ResetPeriod = Literal["never", "daily", "weekly", "monthly"]
+LimitScope = Literal["policy", "user"]
+PolicyStatus = Literal["active", "paused"]
 # Of a dollar.
 DECIMALS = 12
 # More is no amount of money, and would not fit the ledger.
@@ -33,7 +33,7 @@ class BadRule(ValueError):
     """A rule that cannot be meant; the message names it."""
 
 
-class Call(Protocol):
+class OperationCall(Protocol):
     """One call that the operation's account makes. Less than four bytes of data have no selector."""
 
     @property
@@ -43,7 +43,7 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Forms:
+class FamilyFormats:
     """How a family writes addresses and methods, and how times are read; each raises ValueError."""
 
     address: Callable[[str], bytes]
@@ -55,7 +55,7 @@ class Forms:
 class RateLimit:
     requests: int
     per_seconds: int
-    scope: Scope
+    scope: LimitScope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Rules:
     max_total: int | None
     max_per_user: int | None
     max_per_user_per_day: int | None
-    reset: Reset
+    reset: ResetPeriod
     rate_limit: RateLimit | None
     allowed_contracts: frozenset[bytes] | None
     allowed_methods: frozenset[bytes] | None
@@ -83,7 +83,7 @@ class Rules:
         return self.allowed_contracts is not None or self.allowed_methods is not None
 
 
-def parse(given: Mapping[str, Any], forms: Forms) -> Rules:
+def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
     """The rules, or BadRule."""
     found = Rules(
         max_gas=_dollars(given, "max_gas_usd"),
@@ -129,12 +129,12 @@ def cost(wei: int, *, price: int, decimals: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PolicyOperation:
     """An operation as the rules see it. `calls`: None where they cannot be read. `worst`: the most that it can cost, in
     pico-dollars; None while its gas is not known yet."""
 
     sender: bytes
-    calls: Sequence[Call] | None
+    calls: Sequence[OperationCall] | None
     max_fee_wei: int
     worst: int | None
     now: float
@@ -149,11 +149,11 @@ class Refusal:
     left: str | int | None = None
 
 
-def decide(rules: Rules, asked: Asked) -> Refusal | None:
+def decide(rules: Rules, asked: PolicyOperation) -> Refusal | None:
     return _of_time(rules, asked) or _of_sender(rules, asked) or _of_calls(rules, asked) or _of_price(rules, asked)
 
 
-def _of_time(rules: Rules, asked: Asked) -> Refusal | None:
+def _of_time(rules: Rules, asked: PolicyOperation) -> Refusal | None:
     if rules.starts_at is not None and asked.now < rules.starts_at:
         return Refusal("starts_at", "the policy does not sponsor yet")
     if rules.ends_at is not None and asked.now >= rules.ends_at:
@@ -161,7 +161,7 @@ def _of_time(rules: Rules, asked: Asked) -> Refusal | None:
     return None
 
 
-def _of_sender(rules: Rules, asked: Asked) -> Refusal | None:
+def _of_sender(rules: Rules, asked: PolicyOperation) -> Refusal | None:
     if rules.sender_denylist is not None and asked.sender in rules.sender_denylist:
         return Refusal("sender_denylist", "the sender is on the policy's list of those it never sponsors")
     if rules.sender_allowlist is not None and asked.sender not in rules.sender_allowlist:
@@ -169,7 +169,7 @@ def _of_sender(rules: Rules, asked: Asked) -> Refusal | None:
     return None
 
 
-def _of_calls(rules: Rules, asked: Asked) -> Refusal | None:
+def _of_calls(rules: Rules, asked: PolicyOperation) -> Refusal | None:
     if not rules.reads_calls:
         return None
     rule = "allowed_contracts" if rules.allowed_contracts is not None else "allowed_methods"
@@ -186,7 +186,7 @@ def _of_calls(rules: Rules, asked: Asked) -> Refusal | None:
     return None
 
 
-def _of_price(rules: Rules, asked: Asked) -> Refusal | None:
+def _of_price(rules: Rules, asked: PolicyOperation) -> Refusal | None:
     most = rules.max_gas_price_wei
     if most is not None and asked.max_fee_wei > most:
         return Refusal("max_gas_price_gwei", f"maxFeePerGas is above the policy's {gwei(most)} gwei", gwei(most))
@@ -245,7 +245,7 @@ def _share(given: Mapping[str, Any], name: str) -> Fraction | None:
     return None if text is None else Fraction(text)
 
 
-def _moment(given: Mapping[str, Any], name: str, forms: Forms) -> float | None:
+def _moment(given: Mapping[str, Any], name: str, forms: FamilyFormats) -> float | None:
     try:
         return None if name not in given else forms.moment(given[name])
     except ValueError:

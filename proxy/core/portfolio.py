@@ -15,7 +15,7 @@ from proxy.core import units
 
 
 # Structs, since a list has hundreds of them: a frozen dataclass takes 1 µs to make, and these 0.1.
-class Token(msgspec.Struct, frozen=True, gc=False):
+class TokenInfo(msgspec.Struct, frozen=True, gc=False):
     """What a contract says of itself; None where it does not, or not sensibly."""
 
     contract: str
@@ -25,7 +25,7 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
-    token: Token
+    token: TokenInfo
     raw: int
     price: Decimal | None = None
     logo: str | None = None
@@ -58,7 +58,7 @@ def listed(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
     return [_item(each, worth) for worth, each in rated]
 
 
-def _place(token: Token) -> tuple[bool, str, str, str]:
+def _place(token: TokenInfo) -> tuple[bool, str, str, str]:
     """A checksum's capitals are no part of an address's order."""
     return token.symbol is None, token.symbol or "", token.contract.lower(), token.contract
 
@@ -77,7 +77,7 @@ def _item(holding: Holding, worth: Decimal | None) -> dict[str, Any]:
     }
 
 
-def described(token: Token, supply: int | None, price: Decimal | None, logo: str | None) -> dict[str, Any]:
+def described(token: TokenInfo, supply: int | None, price: Decimal | None, logo: str | None) -> dict[str, Any]:
     """The contract's token metadata, but for where and when."""
     formatted = cap = None
     if supply is not None and token.decimals is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class UnitPrices:
     archive_minimum: int
     rest: Mapping[str, int]
     events: Mapping[str, int]

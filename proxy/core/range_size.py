@@ -15,7 +15,7 @@ FIRST_BLOCKS = 8
 PATIENCE = 64
 
 
-class Span:
+class RangeSize:
     """The size of the next range."""
 
     __slots__ = ("_good", "_limit", "blocks")

@@ -57,7 +57,7 @@ ENOUGH_SAMPLES = 20
 FORGET_AT = 2048
 
 
-class Health:
+class UpstreamHealth:
     """What is known of one upstream."""
 
     __slots__ = (
@@ -250,12 +250,12 @@ class Health:
         return EDGES_S[-1]
 
 
-class Group:
+class UpstreamGroup:
     """The upstreams of one network."""
 
     __slots__ = ("_draw", "_even", "members")
 
-    def __init__(self, members: Sequence[Health]) -> None:
+    def __init__(self, members: Sequence[UpstreamHealth]) -> None:
         self.members = tuple(members)
         self._draw = 1
         self._even = len({member.weight for member in members}) < 2
@@ -272,7 +272,7 @@ class Group:
         head: int = 0,
         archive: bool = False,
         allow_lagging: bool = False,
-    ) -> Health | None:
+    ) -> UpstreamHealth | None:
         """The upstream for this call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
         fit = [
             member
@@ -294,7 +294,7 @@ class Group:
 
     def _second_best(
         self, now: float, method: str, *, tried: int, head: int, archive: bool, allow_lagging: bool
-    ) -> Health | None:
+    ) -> UpstreamHealth | None:
         """Give up the wishes one after the other: a head that is behind, a lag, and last an archive that is none by its
         settings."""
         if head:
@@ -305,7 +305,7 @@ class Group:
             return self.choose(now, method, tried=tried)
         return None
 
-    def _better_of_two(self, fit: list[Health]) -> Health:
+    def _better_of_two(self, fit: list[UpstreamHealth]) -> UpstreamHealth:
         if len(fit) == 1:
             return fit[0]
         # A linear congruential step: cheap, and no need for more chance than this.
@@ -318,7 +318,7 @@ class Group:
             second = _drawn([member for member in fit if member is not first], draw * 40503 & 0x7FFFFFFF)
         return second if second.score() * EQUALLY_FAST < first.score() else first
 
-    def hedge_after_s(self, asked: Health) -> float:
+    def hedge_after_s(self, asked: UpstreamHealth) -> float:
         """When another one is asked as well. An upstream too new to tell is measured by the others."""
         quantile = asked.quantile_s(HEDGE_QUANTILE)
         if quantile is None:
@@ -327,7 +327,7 @@ class Group:
         return min(max(quantile, HEDGE_FLOOR_S), HEDGE_CEILING_S)
 
 
-def _drawn(fit: list[Health], draw: int) -> Health:
+def _drawn(fit: list[UpstreamHealth], draw: int) -> UpstreamHealth:
     """One of them, by weight."""
     at = draw / 0x80000000 * sum([member.weight for member in fit])
     for member in fit:
@@ -337,7 +337,7 @@ def _drawn(fit: list[Health], draw: int) -> Health:
     return fit[-1]
 
 
-class Budget:
+class RetryBudget:
     """Extra load that retries and hedges may cause: a share of the calls, saved up. What is saved must cover all calls that are
     under way on an upstream when it goes down; a little is there from the start."""
 

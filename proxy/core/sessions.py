@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Literal
 
 # Who an operation is for: nobody in particular, the holder of an account, or an operator.
-Kind = Literal["none", "account", "admin"]
+SessionKind = Literal["none", "account", "admin"]
 
 ADMIN_PREFIX = "adm_"
 TOKEN_BYTES = 32

@@ -36,7 +36,7 @@ _SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Inline:
+class InlineDocument:
     """The document is the URI itself."""
 
     media_type: str
@@ -44,7 +44,7 @@ class Inline:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteDocument:
     """The document is to be fetched: from the operator's own gateway, or from a stranger."""
 
     url: str
@@ -64,16 +64,16 @@ def with_id(uri: str, token_id: int) -> str:
     return uri.replace("{id}", f"{token_id:064x}") if "{id}" in uri else uri
 
 
-def locate(uri: str, gateways: Gateways) -> Inline | Remote | None:
+def locate(uri: str, gateways: Gateways) -> InlineDocument | RemoteDocument | None:
     """Where a token's document is; None where the URI means nothing."""
     uri = uri.strip()
     if found := _DATA.fullmatch(uri):
         return _inline(found[1], found[2])
     if uri[:1] in "{[<" and uri:
-        return Inline("image/svg+xml" if uri[0] == "<" else "application/json", uri.encode("utf-8", "replace"))
+        return InlineDocument("image/svg+xml" if uri[0] == "<" else "application/json", uri.encode("utf-8", "replace"))
     if (kept := _content(uri, gateways)) is not None:
-        return Remote(kept, own=True)
-    return Remote(quoted(uri), own=False) if _WEB.match(uri) else None
+        return RemoteDocument(kept, own=True)
+    return RemoteDocument(quoted(uri), own=False) if _WEB.match(uri) else None
 
 
 def shown(uri: str) -> str | None:
@@ -140,15 +140,15 @@ def _within(path: str) -> str | None:
     return None if ".." in steps.replace("%5C", "/").replace("%5c", "/").split("/") else path
 
 
-def _inline(head: str, body: str) -> Inline | None:
+def _inline(head: str, body: str) -> InlineDocument | None:
     """RFC 2397; with base64 that lost its padding, and plain text that was never encoded."""
     media_type, *parameters = (part.strip().lower() for part in head.split(";"))
     raw = _ENCODED.sub(_decoded, body.encode("utf-8", "replace"))
     if "base64" not in parameters:
-        return Inline(media_type or "text/plain", raw)
+        return InlineDocument(media_type or "text/plain", raw)
     try:
         digits = re.sub(rb"\s", b"", raw).rstrip(b"=").translate(_URL_SAFE)
-        return Inline(media_type or "text/plain", b64decode(digits + b"=" * (-len(digits) % 4), validate=True))
+        return InlineDocument(media_type or "text/plain", b64decode(digits + b"=" * (-len(digits) % 4), validate=True))
     except ValueError:
         return None
 

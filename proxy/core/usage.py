@@ -22,11 +22,11 @@ from proxy.core.routing import EDGES_S
 LATENCY_S: Final[tuple[float, ...]] = EDGES_S
 BUCKETS = len(LATENCY_S) + 1
 
-Step = Literal["minute", "hour", "day"]
+UsageStep = Literal["minute", "hour", "day"]
 # Each step with its seconds, and the most of them in one chart: a longer one is asked for in larger steps.
-STEPS: dict[Step, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 744), "day": (86_400, 1100)}
+STEPS: dict[UsageStep, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 744), "day": (86_400, 1100)}
 # Up to so many seconds a chart is drawn in these steps, where nobody says in which.
-_AUTO: tuple[tuple[int, Step], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
+_AUTO: tuple[tuple[int, UsageStep], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
 
 
 class Tally:
@@ -74,17 +74,17 @@ class Tally:
         self.buckets = [*map(add, self.buckets, other.buckets)]
 
 
-class Sheet(dict[Tally, Tally]):
+class KeyTallies(dict[Tally, Tally]):
     """One key's own tallies since they were last gathered, each under the one of all keys."""
 
     __slots__ = ("account", "key", "touched")
 
-    def __init__(self, account: str = "", key: str = "", touched: Touched | None = None) -> None:
+    def __init__(self, account: str = "", key: str = "", touched: TouchedTallies | None = None) -> None:
         super().__init__()
         self.account = account
         self.key = key
         # Where those who gather find what was begun since the last time.
-        self.touched: Touched = [] if touched is None else touched
+        self.touched: TouchedTallies = [] if touched is None else touched
 
     def __missing__(self, whole: Tally) -> Tally:
         self[whole] = own = Tally(*whole.labels)
@@ -95,10 +95,10 @@ class Sheet(dict[Tally, Tally]):
         return f"<Sheet of {self.key}: {len(self)} methods>"
 
 
-Touched = list[tuple[Sheet, Tally]]
+TouchedTallies = list[tuple[KeyTallies, Tally]]
 
 
-def gather(touched: Touched) -> list[tuple[str, str, Tally]]:
+def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
     """What each key used since the last time, with its account; nothing is counted twice."""
     found = []
     for sheet, whole in touched:
@@ -110,7 +110,7 @@ def gather(touched: Touched) -> list[tuple[str, str, Tally]]:
 
 
 @dataclass(slots=True)
-class Used:
+class UsageSums:
     """Sums, as they are stored and shown. An error is whatever had no result: the chain's, or ours."""
 
     requests: int = 0
@@ -126,7 +126,7 @@ class Used:
         self.hits += tally.hits
         self.took = [*map(add, self.took, tally.buckets)]
 
-    def merge(self, other: Used) -> None:
+    def merge(self, other: UsageSums) -> None:
         self.requests += other.requests
         self.errors += other.errors
         self.units += other.units
@@ -151,26 +151,26 @@ def quantile_ms(took: Sequence[int], share: float) -> float | None:
     return LATENCY_S[-1] * 1000
 
 
-def step_of(seconds: float) -> Step:
+def step_of(seconds: float) -> UsageStep:
     """The step that a span of so many seconds is drawn in."""
     return next((step for most, step in _AUTO if seconds <= most), "day")
 
 
-def times_of(first: int, last: int, step: Step) -> list[int]:
+def times_of(first: int, last: int, step: UsageStep) -> list[int]:
     """The beginnings of all steps of a span, in Unix seconds: empty ones are drawn too."""
     size = STEPS[step][0]
     return list(range(first // size * size, last, size))
 
 
 @dataclass(slots=True)
-class Line:
+class ChartLine:
     """One line of a chart: sums for each of its times, and over all of them."""
 
     name: str
-    points: dict[int, Used] = field(default_factory=dict)
-    total: Used = field(default_factory=Used)
+    points: dict[int, UsageSums] = field(default_factory=dict)
+    total: UsageSums = field(default_factory=UsageSums)
 
-    def add(self, at: int, used: Used) -> None:
+    def add(self, at: int, used: UsageSums) -> None:
         have = self.points.get(at)
         if have is None:
             self.points[at] = used
@@ -183,13 +183,13 @@ class Line:
 OTHER = "other"
 
 
-def lines_of(points: Iterable[tuple[str | None, int, Used]]) -> list[Line]:
+def lines_of(points: Iterable[tuple[str | None, int, UsageSums]]) -> list[ChartLine]:
     """Of points by name and time: the line with the most requests first; last the one that has no name, of all others."""
-    lines: dict[str | None, Line] = {}
+    lines: dict[str | None, ChartLine] = {}
     for name, at, used in points:
         line = lines.get(name)
         if line is None:
-            line = lines[name] = Line(OTHER if name is None else name)
+            line = lines[name] = ChartLine(OTHER if name is None else name)
         line.add(at, used)
     rest = lines.pop(None, None)
     found = sorted(lines.values(), key=lambda line: (-line.total.requests, line.name))

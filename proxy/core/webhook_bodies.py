@@ -27,7 +27,7 @@ def event_id(webhook_id: str, event_type: str, *place: str, time: int = 0) -> st
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class BodyChain:
     """How a network is called in a body."""
 
     name: str
@@ -35,7 +35,14 @@ class Chain:
 
 
 def body_of(
-    event: str, event_type: str, webhook_id: str, *, chain: Chain, at: str, data: Mapping[str, Any], test: bool = False
+    event: str,
+    event_type: str,
+    webhook_id: str,
+    *,
+    chain: BodyChain,
+    at: str,
+    data: Mapping[str, Any],
+    test: bool = False,
 ) -> bytes:
     """`event`: its id. `at`: ISO 8601 with milliseconds. A test says that it is one."""
     marked = {"test": True} if test else {}

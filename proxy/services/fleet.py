@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from proxy.core.fleet import networks_of, seen
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
 from proxy.store.fleet import CHANNEL, FleetStore
@@ -42,11 +42,11 @@ class Cordons:
     def __repr__(self) -> str:
         return f"<Cordons {[health.label for health in self._healths() if health.cordoned]}>"
 
-    def _healths(self) -> list[Health]:
+    def _healths(self) -> list[UpstreamHealth]:
         routes = [route for networks in self._networks for route in networks.routes.values()]
         return [upstream.health for route in routes for upstream in route.upstreams]
 
-    def find(self, mark: str) -> Health:
+    def find(self, mark: str) -> UpstreamHealth:
         found = next((health for health in self._healths() if health.mark == mark), None)
         if found is None:
             raise NotFound(f"there is no upstream {mark}")
@@ -147,13 +147,13 @@ class FleetView:
                 }  # fmt: skip
         return views, networks
 
-    async def cordon(self, mark: str, *, reason: str, by: str) -> Health:
+    async def cordon(self, mark: str, *, reason: str, by: str) -> UpstreamHealth:
         health = self.cordons.find(mark)
         await self._store.cordon(mark, label=health.label, reason=reason, by=by)
         await self.cordons.look()
         return health
 
-    async def uncordon(self, mark: str) -> Health:
+    async def uncordon(self, mark: str) -> UpstreamHealth:
         health = self.cordons.find(mark)
         await self._store.uncordon(mark)
         await self.cordons.look()

@@ -27,7 +27,7 @@ FEW = 48
 # How long a network is taken to have no Multicall3 after it was not found there: it may be deployed tomorrow.
 ABSENT_S = 300.0
 # Errors that say nothing of the contract: to take them for its answer would be to lose what it holds.
-_NOT_THE_CONTRACT: frozenset[dialect.Kind] = frozenset(
+_NOT_THE_CONTRACT: frozenset[dialect.ErrorKind] = frozenset(
     {"missing_data", "unsupported", "rate_limited", "unauthorized", "server"}
 )
 

@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any, Literal, Protocol
 
 from proxy.chains.evm import abi, price_feeds
-from proxy.chains.registry import Feed, Network, Registry
+from proxy.chains.registry import Network, PriceFeedContract, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
 from proxy.store.cache import Kept
@@ -192,11 +192,11 @@ class OnChainPrices:
 
     name = "feeds"
 
-    def __init__(self, contracts: PriceContracts, own: Mapping[tuple[str, str], Feed]) -> None:
+    def __init__(self, contracts: PriceContracts, own: Mapping[tuple[str, str], PriceFeedContract]) -> None:
         self._contracts = contracts
         self._own = own
 
-    def _of(self, network: Network) -> dict[str, Feed]:
+    def _of(self, network: Network) -> dict[str, PriceFeedContract]:
         """The network's feeds by name; the operator's own come before those that are known."""
         own = {name: feed for (place, name), feed in self._own.items() if place == network.id}
         return {name.lower(): feed for name, feed in network.facts.feeds.items()} | own
@@ -220,7 +220,7 @@ class OnChainPrices:
         return {name: price for name, price in prices if price is not None}
 
 
-def _of_feed(feed: Feed, latest: bytes | None, decimals: bytes | None, now: float) -> Price | None:
+def _of_feed(feed: PriceFeedContract, latest: bytes | None, decimals: bytes | None, now: float) -> Price | None:
     found, places = price_feeds.round_of(latest), abi.uint(decimals)
     if found is None or places is None:
         return None
@@ -281,7 +281,7 @@ def sources_of(
     given: PriceSources, chains: Registry, contracts: PriceContracts, api: PriceApi | None
 ) -> list[PriceSource]:
     """The sources in the operator's order; a price API only where there is one."""
-    own = {_place(chains, each): Feed(each.feed, each.max_age_s) for each in given.feeds}
+    own = {_place(chains, each): PriceFeedContract(each.feed, each.max_age_s) for each in given.feeds}
     usd = {_place(chains, each): each.usd for each in given.fixed}
     every: dict[str, PriceSource] = {"feeds": OnChainPrices(contracts, own), "fixed": FixedPrices(usd)}
     if api is not None:

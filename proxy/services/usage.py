@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from proxy.core.access import Key
-from proxy.core.usage import STEPS, Line, Step, Tally, Touched, Used, gather
+from proxy.core.usage import STEPS, ChartLine, Tally, TouchedTallies, UsageStep, UsageSums, gather
 from proxy.errors import Fault, InvalidRequest, Unavailable
 from proxy.store.usage import NO_NETWORK, Series, UsageStore, Wanted, used_in
 
@@ -45,18 +45,18 @@ READ_AT_ONCE = 2
 # How long one waits for its turn.
 TURN_S = 10.0
 
-UsageBatch = dict[tuple[Series, int], Used]
-UsageRows = Iterable[tuple[Mapping[str, Any], Used]]
+UsageBatch = dict[tuple[Series, int], UsageSums]
+UsageRows = Iterable[tuple[Mapping[str, Any], UsageSums]]
 
 
 class UsageService:
     def __init__(
         self,
         store: UsageStore,
-        touched: Touched,
+        touched: TouchedTallies,
         *,
         flush_s: float,
-        keep_s: dict[Step, float],
+        keep_s: dict[UsageStep, float],
         most_waiting: int = MOST_WAITING,
     ) -> None:
         self._store = store
@@ -92,7 +92,7 @@ class UsageService:
             place = (account, key, network or NO_NETWORK, method), minute
             have = self._waiting.get(place)
             if have is None:
-                have = self._waiting[place] = Used()
+                have = self._waiting[place] = UsageSums()
             have.add(tally)
 
     async def run(self) -> None:
@@ -148,7 +148,7 @@ class UsageService:
 
     # Reading
 
-    async def chart(self, wanted: Wanted) -> list[Line]:
+    async def chart(self, wanted: Wanted) -> list[ChartLine]:
         _check(wanted)
         async with self._turn():
             return await self._store.chart(wanted)

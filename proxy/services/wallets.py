@@ -18,7 +18,7 @@ from typing import Any
 
 from proxy.chains.evm import abi, address, factories, operations
 from proxy.chains.evm.factories import Factory
-from proxy.chains.evm.facts import Facts
+from proxy.chains.evm.facts import BlockFacts
 from proxy.chains.registry import Network, Registry
 from proxy.core.access import Key
 from proxy.core.paging import Page
@@ -204,7 +204,7 @@ class WalletService:
         at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         return Deployment(wallet.address, place.transaction, place.block, place.block_hash, at)
 
-    async def _birth(self, network: Network, wallet: Wallet) -> operations.Place | None:
+    async def _birth(self, network: Network, wallet: Wallet) -> operations.LogPlace | None:
         """The event of its initialisation: among the newest blocks, else in the block in which its code came to be."""
         head = int(await self._questions.ask(network, "eth_blockNumber", fresh=True), 16)
         at = wallet.deploy_block
@@ -215,7 +215,7 @@ class WalletService:
         first = await self._first_block(network, wallet, head)
         return None if first is None else await self._events(network, wallet, first, first)
 
-    async def _events(self, network: Network, wallet: Wallet, first: int, last: int) -> operations.Place | None:
+    async def _events(self, network: Network, wallet: Wallet, first: int, last: int) -> operations.LogPlace | None:
         asked = {
             "address": _text(wallet.address),
             "topics": [operations.INITIALIZED],
@@ -245,7 +245,7 @@ class DeploymentSink:
     blocks = False
     transactions = False
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         deployed: list[Deployment] = []
         for piece in found:
             # Of a range only the last block's time is known: a read adds the others'.

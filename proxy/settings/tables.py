@@ -11,7 +11,7 @@ import orjson
 
 from proxy.chains.registry import Chain, Registry
 from proxy.core.access import Limits
-from proxy.core.pricing import Prices
+from proxy.core.pricing import UnitPrices
 from proxy.errors import StartError
 from proxy.settings.files import checked
 from proxy.settings.schemas import CONFIG, schema_faults
@@ -42,7 +42,7 @@ class Tables:
 
     chains: Registry
     plans: Mapping[str, Plan]
-    prices: Prices
+    prices: UnitPrices
     proxies: Mapping[str, bytes]
     logos: Mapping[tuple[int, str], str]
 
@@ -60,7 +60,9 @@ def load_tables(config: Path = CONFIG) -> Tables:
     faults += registry.faults()
     if faults:
         raise StartError(faults)
-    return Tables(registry, msgspec.convert(plans, dict[str, Plan]), msgspec.convert(prices, Prices), proxies, logos)
+    return Tables(
+        registry, msgspec.convert(plans, dict[str, Plan]), msgspec.convert(prices, UnitPrices), proxies, logos
+    )
 
 
 def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:

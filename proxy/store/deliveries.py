@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from proxy.core.attempts import Cause, Verdict
+from proxy.core.attempts import AttemptVerdict, WebhookEnd
 from proxy.core.paging import Page
 from proxy.store import events, mails, sql, webhooks
 from proxy.store.pool import PATIENT_S, Connection, Pool
@@ -60,7 +60,7 @@ class Result(NamedTuple):
     """How an attempt ended. `ago_s`: how long before it is written it began."""
 
     claimed: Claimed
-    verdict: Verdict
+    verdict: AttemptVerdict
     outcome: str
     status: int | None
     excerpt: str | None
@@ -145,7 +145,7 @@ class DeliveryStore:
             await _finish(connection, results, at)
 
     async def finish_with(
-        self, result: Result, cause: Cause, about: Mapping[str, Any], at: datetime.datetime | None = None
+        self, result: Result, cause: WebhookEnd, about: Mapping[str, Any], at: datetime.datetime | None = None
     ) -> bool:
         """Write down an attempt that changes its webhook: all of it, and the letter that tells of it, or nothing.
 

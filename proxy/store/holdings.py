@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proxy.core.holdings import Changes
+from proxy.core.holdings import HoldingChanges
 from proxy.store import sql
 from proxy.store.pool import Connection, Pool
 
@@ -107,7 +107,7 @@ class HoldingStore:
 # For those who write, on their connection and in their transaction; `network` is its number
 
 
-async def add(connection: Connection, network: int, changes: Changes) -> None:
+async def add(connection: Connection, network: int, changes: HoldingChanges) -> None:
     """Rows in the order of their keys: whoever else writes locks them in the same order."""
     if changes.tokens:
         keys = sorted(changes.tokens)
@@ -142,9 +142,9 @@ async def remember(connection: Connection, network: int, blocks: Sequence[tuple[
 
 async def take_back(connection: Connection, network: int, above: int) -> None:
     """All that the blocks above this one changed."""
-    undone = Changes()
+    undone = HoldingChanges()
     for row in await connection.fetch(sql.holdings.take_changes_above, network, above):
-        undone.include(Changes.unpack(row["changes"]).taken_back())
+        undone.include(HoldingChanges.unpack(row["changes"]).taken_back())
     await add(connection, network, undone)
 
 

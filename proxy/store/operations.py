@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import orjson
 
-from proxy.chains.evm.operations import Included
-from proxy.chains.evm.user_operation import Operation
+from proxy.chains.evm.operations import IncludedOperation
+from proxy.chains.evm.user_operation import UserOperation
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 
@@ -30,7 +30,7 @@ class Sent:
     lineage: str
     key_id: str
     entry_point: bytes
-    operation: Operation
+    operation: UserOperation
     given: bytes
     # The newest block by then, where it is known.
     block: int | None = None
@@ -85,7 +85,7 @@ class OperationStore:
 # For those who follow the chain
 
 
-async def mark_included(connection: Connection, network: str, events: Sequence[Included]) -> None:
+async def mark_included(connection: Connection, network: str, events: Sequence[IncludedOperation]) -> None:
     """And mark those whose nonces they have used."""
     columns = zip(
         *((e.hash, e.success, e.place.block, e.place.block_hash, e.place.transaction, e.cost_wei) for e in events),

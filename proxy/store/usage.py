@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from proxy.core.usage import BUCKETS, Line, Step, Used, lines_of
+from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Connection, Pool
 
 # Account, key, network, method: where some are empty, a sum over them.
 Series = tuple[str, str, str, str]
 # What was used, by series and minute.
-Rows = Mapping[tuple[Series, int], Used]
+Rows = Mapping[tuple[Series, int], UsageSums]
 # Rows in one statement, and rows removed in one.
 ROWS = 1000
 PIECE = 5000
@@ -36,7 +36,7 @@ WRITE_S, READ_S = 30.0, 20.0
 NO_NETWORK = "-"
 
 
-def with_sums(rows: Rows) -> dict[tuple[Series, int], Used]:
+def with_sums(rows: Rows) -> dict[tuple[Series, int], UsageSums]:
     """All that a batch is written to: each use under its own series, and under the sums that charts read."""
     found = dict(rows)
     for ((account, key, network, method), minute), used in rows.items():
@@ -44,7 +44,7 @@ def with_sums(rows: Rows) -> dict[tuple[Series, int], Used]:
             place = (account, *series), minute
             have = found.get(place)
             if have is None:
-                have = found[place] = Used()
+                have = found[place] = UsageSums()
             have.merge(used)
     return found
 
@@ -53,7 +53,7 @@ def with_sums(rows: Rows) -> dict[tuple[Series, int], Used]:
 class Wanted:
     """What a chart is of. `account` None: all accounts."""
 
-    step: Step
+    step: UsageStep
     first: datetime.datetime
     last: datetime.datetime
     account: str | None
@@ -104,7 +104,7 @@ class UsageStore:
             numbers = await connection.fetch(sql.usage.find_series, *columns, timeout=WRITE_S)
             self._numbers.update(zip(part, (row["id"] for row in numbers), strict=True))
 
-    async def chart(self, wanted: Wanted) -> list[Line]:
+    async def chart(self, wanted: Wanted) -> list[ChartLine]:
         """A line for each of what the sums are apart by: the largest, and one of all others. Drawn in a thread."""
         async with self._pool.connection() as connection, connection.transaction(readonly=True):
             await connection.execute(sql.usage.make_room)
@@ -133,7 +133,7 @@ class UsageStore:
         async with self._pool.connection() as connection:
             return int(await connection.fetchval(sql.usage.requests_of_day, account, begins))
 
-    async def keep(self, until: Mapping[Step, datetime.datetime]) -> None:
+    async def keep(self, until: Mapping[UsageStep, datetime.datetime]) -> None:
         """Remove what is older; whoever finds somebody else at it leaves it to them."""
         queries = {"minute": sql.usage.forget_minutes, "hour": sql.usage.forget_hours, "day": sql.usage.forget_days}
         for step, before in until.items():
@@ -151,7 +151,7 @@ class UsageStore:
             return int(status.split()[-1])
 
 
-async def _add(connection: Connection, rows: Sequence[tuple[int, int, Used]]) -> None:
+async def _add(connection: Connection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:
     used = [each for _, _, each in rows]
     await connection.execute(
         sql.usage.add_usage,
@@ -166,5 +166,5 @@ async def _add(connection: Connection, rows: Sequence[tuple[int, int, Used]]) ->
     )
 
 
-def used_in(row: asyncpg.Record) -> Used:
-    return Used(row["requests"], row["errors"], row["units"], row["hits"], row["took"])
+def used_in(row: asyncpg.Record) -> UsageSums:
+    return UsageSums(row["requests"], row["errors"], row["units"], row["hits"], row["took"])

@@ -16,7 +16,7 @@ import asyncpg
 import orjson
 
 from proxy.core import lifecycle
-from proxy.core.lifecycle import Cause, State
+from proxy.core.lifecycle import WebhookState, WebhookTrigger
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
@@ -24,8 +24,13 @@ from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, Connection, Pool
 
 # Whose doing it is that a webhook is in a state.
-_REASONS: dict[Cause, str] = {"pause": "owner", "exhaust": "failures", "gone": "gone", "disable": "operator"}
-_STORED: dict[State, str] = {"active": "active", "paused": "paused", "disabled": "disabled", "removed": "deleted"}
+_REASONS: dict[WebhookTrigger, str] = {"pause": "owner", "exhaust": "failures", "gone": "gone", "disable": "operator"}
+_STORED: dict[WebhookState, str] = {
+    "active": "active",
+    "paused": "paused",
+    "disabled": "disabled",
+    "removed": "deleted",
+}
 # Hundreds of thousands of rows take longer than a statement usually may.
 LONG_S = 60.0
 # Deliveries that are made due again together.
@@ -44,7 +49,7 @@ class Webhook:
     event_type: str
     config: Mapping[str, Any]
     addresses: int | None
-    status: State
+    status: WebhookState
     reason: str | None
     secret: bytes
     old_secret_until: datetime.datetime | None
@@ -123,7 +128,7 @@ class WebhookStore:
         before: Webhook,
         *,
         url: str | None = None,
-        cause: Cause | None = None,
+        cause: WebhookTrigger | None = None,
         config: Mapping[str, Any] | None = None,
         addresses: Sequence[bytes] | None = None,
         delta: Delta | None = None,
@@ -149,7 +154,7 @@ class WebhookStore:
             await self._unpark(found.id)
         return found
 
-    async def move(self, before: Webhook, cause: Cause) -> Webhook:
+    async def move(self, before: Webhook, cause: WebhookTrigger) -> Webhook:
         """To the state that follows; InvalidRequest where none does."""
         async with self._pool.connection() as connection, connection.transaction():
             await lock(connection, before.network)
@@ -187,7 +192,7 @@ async def lock(connection: Connection, network: str) -> int:
     return int(await connection.fetchval(sql.webhooks.change_webhooks, network))
 
 
-async def set_status(connection: Connection, webhook_id: str, cause: Cause) -> bool:
+async def set_status(connection: Connection, webhook_id: str, cause: WebhookTrigger) -> bool:
     """Whether it moved just now: not where it is in the state already, or is gone."""
     row = await connection.fetchrow(sql.webhooks.status_of, webhook_id)
     after = None if row is None else lifecycle.after(row["status"], cause)
@@ -197,7 +202,7 @@ async def set_status(connection: Connection, webhook_id: str, cause: Cause) -> b
     return True
 
 
-async def _move(connection: Connection, before: Webhook, cause: Cause) -> Webhook:
+async def _move(connection: Connection, before: Webhook, cause: WebhookTrigger) -> Webhook:
     row = await connection.fetchrow(sql.webhooks.status_of, before.id)
     if row is None:
         raise absent(before.id)

@@ -16,7 +16,7 @@ import jsonschema_rs
 import orjson
 
 from proxy.core.access import KEY_PREFIXES
-from proxy.core.sessions import Kind
+from proxy.core.sessions import SessionKind
 from proxy.errors import InvalidRequest
 
 METHODS = ("get", "post", "patch", "delete", "put")
@@ -57,7 +57,7 @@ class ApiOperation:
     path: str
     # The scope that a key needs; or, where no key is asked for, who must be signed in.
     scope: str
-    session: Kind | None
+    session: SessionKind | None
     planned: bool
     large_body: bool
     path_parameters: Mapping[str, Parameter]

@@ -19,7 +19,7 @@ from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from proxy.core.egress import Reach
+from proxy.core.egress import EgressPolicy
 
 # Longer than any honest address, shorter than what would be a burden to parse.
 LONGEST_URL = 2048
@@ -51,7 +51,7 @@ class Blocked(OSError):
 class Guard:
     def __init__(
         self,
-        reach: Reach,
+        reach: EgressPolicy,
         *,
         http: bool = False,
         ports: Iterable[int] = (443,),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from proxy.core.jsonrpc import HEAD
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.connection import ReplySink, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
@@ -63,7 +63,7 @@ class Upstream:
     )  # fmt: skip
 
     def __init__(
-        self, health: Health, address: UpstreamAddress, turn: WriteBuffer, *, limit: int, depth: int, batch: int
+        self, health: UpstreamHealth, address: UpstreamAddress, turn: WriteBuffer, *, limit: int, depth: int, batch: int
     ) -> None:
         self.health = health
         self.label = health.label

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 from yarl import URL
 
-from proxy.core.egress import Reach
+from proxy.core.egress import EgressPolicy
 from proxy.settings import Egress
 from proxy.wire.guard import Guard, UrlRefused
 
@@ -28,7 +28,7 @@ class WebhookGuard(Guard):
         self._dev = dev
         self._plain = egress.http
         allow = (*egress.allow, *LOOPBACK) if dev else egress.allow
-        super().__init__(Reach(allow, egress.deny), http=egress.http or dev, ports=() if dev else egress.ports)
+        super().__init__(EgressPolicy(allow, egress.deny), http=egress.http or dev, ports=() if dev else egress.ports)
 
     def check(self, text: str) -> URL:
         url = super().check(text)

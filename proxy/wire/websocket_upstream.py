@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from yarl import URL
 
 from proxy.core import jsonrpc
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.connection import ReplySink, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
@@ -41,7 +41,9 @@ class WebSocketSlot(UpstreamConnection):
 class WebSocketUpstream(Upstream):
     __slots__ = ("_batches", "_courier", "_headers", "_line", "_pending", "_url")
 
-    def __init__(self, health: Health, url: str, headers: dict[str, str], turn: WriteBuffer, *, batch: int) -> None:
+    def __init__(
+        self, health: UpstreamHealth, url: str, headers: dict[str, str], turn: WriteBuffer, *, batch: int
+    ) -> None:
         super().__init__(health, UpstreamAddress("", 0, tls=None, head=b""), turn, limit=1, depth=1, batch=batch)
         self._url = URL(url, encoded=True)
         self._headers = headers
@@ -109,7 +111,7 @@ class WebSocketUpstream(Upstream):
             if jsonrpc.is_batch(body):
                 ids = jsonrpc.read_replies(body)
             else:
-                ids = {bytes(jsonrpc.read_any_reply(body).id): jsonrpc.Reply()}
+                ids = {bytes(jsonrpc.read_any_reply(body).id): jsonrpc.UpstreamReply()}
         except (ValueError, *jsonrpc.NOT_JSON):
             return None
         for call_id in ids:

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 from playwright.async_api import Browser, Page, async_playwright
 
-from proxy.core.usage import BUCKETS, Used
+from proxy.core.usage import BUCKETS, UsageSums
 from proxy.store.pool import Pool
 from proxy.store.usage import Series, UsageStore
 from tests import service as services
@@ -36,17 +36,19 @@ NETWORKS = {"dev/mainnet": 6, "ethereum/sepolia": 3}
 MINUTES = 24 * 60
 
 
-def generated_usage(account: str, key: str, rng: random.Random) -> dict[tuple[Series, int], Used]:
+def generated_usage(account: str, key: str, rng: random.Random) -> dict[tuple[Series, int], UsageSums]:
     """A day of one key's usage in steps of five minutes, with an hour of errors and high latency."""
     now = int(time.time()) // 60
-    rows: dict[tuple[Series, int], Used] = {}
+    rows: dict[tuple[Series, int], UsageSums] = {}
     for ago in range(0, MINUTES, 5):
         busy = 40 + 30 * math.sin((now - ago) / MINUTES * 2 * math.pi) + rng.uniform(-6, 6)
         is_bad = 300 <= ago < 360
         for network, weight in NETWORKS.items():
             for method, share in METHODS.items():
                 requests = max(1, round(busy * weight * share / 20))
-                used = Used(requests, round(requests * (0.09 if is_bad else 0.004)), requests * 3, requests * 2 // 5)
+                used = UsageSums(
+                    requests, round(requests * (0.09 if is_bad else 0.004)), requests * 3, requests * 2 // 5
+                )
                 used.took = latency_buckets(requests, slow=is_bad)
                 rows[(account, key, network, method), now - ago] = used
     return rows

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.chains.evm import activity
 from proxy.chains.evm.facts import Header, read_header
-from proxy.chains.evm.matching import Call
+from proxy.chains.evm.matching import InternalTransfer
 
 A, B, C = ("0x" + digit * 40 for digit in "abc")
 HASH = "0x" + "11" * 32
@@ -68,10 +68,10 @@ TREE: dict[str, Any] = {
     ],
 }  # fmt: skip
 EXPECTED = [
-    Call(HASH, (0,), "call", raw(B), raw(C), 5),
-    Call(HASH, (2, 0), "call", raw(B), raw(A), 6),
-    Call(HASH, (4,), "create", raw(B), raw(C), 9),
-    Call(HASH, (5,), "selfdestruct", raw(C), raw(A), 10),
+    InternalTransfer(HASH, (0,), "call", raw(B), raw(C), 5),
+    InternalTransfer(HASH, (2, 0), "call", raw(B), raw(A), 6),
+    InternalTransfer(HASH, (4,), "create", raw(B), raw(C), 9),
+    InternalTransfer(HASH, (5,), "selfdestruct", raw(C), raw(A), 10),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.chains.evm import facts
-from proxy.chains.evm.facts import Header, Log
+from proxy.chains.evm.facts import ChainLog, Header
 from proxy.core.holdings import ZERO, Transfer
 
 A, B, CONTRACT = b"\x0a" * 20, b"\x0b" * 20, b"\xcc" * 20
@@ -22,7 +22,7 @@ def topic(address: bytes) -> str:
     return "0x" + address.rjust(32, b"\0").hex()
 
 
-def log(topics: list[str], data: bytes = b"", *, transaction: str = HASH, index: int = 3) -> Log:
+def log(topics: list[str], data: bytes = b"", *, transaction: str = HASH, index: int = 3) -> ChainLog:
     """As an upstream gives it, through the decoder."""
     sent = {
         "address": "0x" + CONTRACT.hex(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.chains.evm import nfts
-from proxy.chains.evm.nfts import Nft
+from proxy.chains.evm.nfts import NftContractFacts
 
 OWNER = bytes(range(1, 21))
 ID = 42
@@ -27,7 +27,7 @@ NAMES = (
 )
 
 
-def answered(**given: bytes) -> Nft | None:
+def answered(**given: bytes) -> NftContractFacts | None:
     assert set(given) <= set(NAMES)
     return nfts.answered([given.get(name) for name in NAMES])
 
@@ -49,12 +49,14 @@ def test_questions_are_the_selectors_of_the_standards() -> None:
 
 def test_erc721_has_an_owner_and_a_uri() -> None:
     found = answered(**SPEAKS_721, owner=word(int.from_bytes(OWNER, "big")), token_uri=text("ipfs://x"))
-    assert found == Nft(721, OWNER, "ipfs://x", exists=True, supply=None)
+    assert found == NftContractFacts(721, OWNER, "ipfs://x", exists=True, supply=None)
 
 
 @pytest.mark.parametrize("owner", [{}, {"owner": NO}, {"owner": b"\xff" * 32}, {"owner": b""}])
 def test_erc721_token_without_an_owner_does_not_exist(owner: dict[str, bytes]) -> None:
-    assert answered(**SPEAKS_721, **owner, token_uri=text("x")) == Nft(721, None, "x", exists=False, supply=None)
+    assert answered(**SPEAKS_721, **owner, token_uri=text("x")) == NftContractFacts(
+        721, None, "x", exists=False, supply=None
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,13 +74,15 @@ def test_erc721_token_without_an_owner_does_not_exist(owner: dict[str, bytes]) -
 def test_erc1155_token_exists_as_far_as_its_contract_says(
     told: dict[str, bytes], exists: bool | None, supply: int | None
 ) -> None:
-    assert answered(**SPEAKS_1155, uri=text("x/{id}"), **told) == Nft(1155, None, "x/{id}", exists, supply)
+    assert answered(**SPEAKS_1155, uri=text("x/{id}"), **told) == NftContractFacts(1155, None, "x/{id}", exists, supply)
 
 
 def test_contract_from_before_erc165_is_what_it_does() -> None:
-    assert answered(owner=word(int.from_bytes(OWNER, "big"))) == Nft(721, OWNER, None, exists=True, supply=None)
-    assert answered(owner=NO) == Nft(721, None, None, exists=False, supply=None)
-    assert answered(balance=NO, uri=text("x")) == Nft(1155, None, "x", exists=None, supply=None)
+    assert answered(owner=word(int.from_bytes(OWNER, "big"))) == NftContractFacts(
+        721, OWNER, None, exists=True, supply=None
+    )
+    assert answered(owner=NO) == NftContractFacts(721, None, None, exists=False, supply=None)
+    assert answered(balance=NO, uri=text("x")) == NftContractFacts(1155, None, "x", exists=None, supply=None)
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from sha3 import keccak_256
 
 from proxy.chains.evm import abi, paymaster
-from proxy.chains.evm.paymaster import Terms
-from proxy.chains.evm.user_operation import Operation
+from proxy.chains.evm.paymaster import PaymasterTerms
+from proxy.chains.evm.user_operation import UserOperation
 from proxy.services.sponsor.paymasters import Signer
 
 A, B, C = (bytes([n]) * 20 for n in (0xA, 0xB, 0xC))
 TRANSFER = bytes.fromhex("a9059cbb") + bytes(64)
-TERMS = Terms(b"\x99" * 20, 31337, 1_800_000_000, 1_799_999_970, 5)
+TERMS = PaymasterTerms(b"\x99" * 20, 31337, 1_800_000_000, 1_799_999_970, 5)
 
 
-def operation(version: str) -> Operation:
-    plain = Operation(version, A, 3, b"", b"\x01" * 40, 80_000, 100_000, 50_000, 16 * 10**9, 10**9, b"", b"")
+def operation(version: str) -> UserOperation:
+    plain = UserOperation(version, A, 3, b"", b"\x01" * 40, 80_000, 100_000, 50_000, 16 * 10**9, 10**9, b"", b"")
     return paymaster.funded(plain, TERMS.paymaster, gas=(60_000, 7))
 
 

@@ -28,8 +28,8 @@ def test_token_account_is_read(mint: bytes, owner: bytes, amount: int) -> None:
         delegated_amount=0,
         close_authority=None,
     )
-    assert tokens.held(bytes(account)) == tokens.Held(mint, amount)
-    assert tokens.held(bytes(account)[: tokens.ACCOUNT_BYTES]) == tokens.Held(mint, amount)
+    assert tokens.held(bytes(account)) == tokens.HeldToken(mint, amount)
+    assert tokens.held(bytes(account)[: tokens.ACCOUNT_BYTES]) == tokens.HeldToken(mint, amount)
     assert tokens.mint(bytes(account)) is None
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from proxy.core import attempts, lifecycle, retries
-from proxy.core.attempts import Verdict, judge
+from proxy.core.attempts import AttemptVerdict, judge
 from proxy.core.retries import Format
 
 A = (10, 60, 600, 3600, 21600)
@@ -26,24 +26,24 @@ def test_failures_follow_the_schedule_of_the_specification_to_the_second(form: F
         tries = verdict.tries
         due.append(now)
     assert due == [1_700_000_000.0 + sum(delays[: n + 1]) for n in range(len(delays))]
-    assert verdict == (Verdict("parked", 0, cause="exhaust") if form == "A" else Verdict("failed", 8))
+    assert verdict == (AttemptVerdict("parked", 0, cause="exhaust") if form == "A" else AttemptVerdict("failed", 8))
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_every_2xx_is_delivered(status: int) -> None:
-    assert judge("A", 3, status) == Verdict("delivered", 3)
+    assert judge("A", 3, status) == AttemptVerdict("delivered", 3)
 
 
 @pytest.mark.parametrize("status", [None, 100, 199, 300, 301, 302, 304, 307, 400, 401, 404, 429, 500, 503, 599])
 def test_nothing_else_is(status: int | None) -> None:
-    assert judge("A", 0, status) == Verdict("due", 1, 10)
-    assert judge("B", 0, status) == Verdict("due", 1, 1)
+    assert judge("A", 0, status) == AttemptVerdict("due", 1, 10)
+    assert judge("B", 0, status) == AttemptVerdict("due", 1, 1)
 
 
 @pytest.mark.parametrize("form", get_args(Format))
 def test_410_ends_the_delivery_and_disables_the_webhook(form: Format) -> None:
     verdict = judge(form, 2, 410)
-    assert verdict == Verdict("failed", 3, cause="gone")
+    assert verdict == AttemptVerdict("failed", 3, cause="gone")
     assert lifecycle.after("active", "gone") == "disabled"
 
 
@@ -54,13 +54,13 @@ def test_receiver_may_ask_for_more_time_but_not_for_less_and_not_for_ever() -> N
 
 
 def test_waiting_does_not_add_attempts() -> None:
-    assert judge("A", 5, 429, wait_s=120) == Verdict("parked", 0, cause="exhaust")
+    assert judge("A", 5, 429, wait_s=120) == AttemptVerdict("parked", 0, cause="exhaust")
 
 
 @pytest.mark.parametrize("form", get_args(Format))
 def test_test_is_tried_once_and_says_nothing_about_the_webhook(form: Format) -> None:
-    assert judge(form, 0, 500, test=True) == Verdict("failed", 1)
-    assert judge(form, 0, 410, test=True) == Verdict("failed", 1)
+    assert judge(form, 0, 500, test=True) == AttemptVerdict("failed", 1)
+    assert judge(form, 0, 410, test=True) == AttemptVerdict("failed", 1)
     assert judge(form, 0, 204, test=True).state == "delivered"
 
 

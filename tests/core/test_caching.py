@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import astuple
 
-from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, Replies, key_of
+from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, ReplyCache, key_of
 
 
 def key(n: int) -> bytes:
@@ -21,7 +21,7 @@ def key(n: int) -> bytes:
 
 
 def test_reply_is_found_under_its_key_and_no_other() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), b"one", "forever")
     replies.put(key(2), b"two", "head")
     assert (replies.get(key(1)), replies.get(key(2)), replies.get(key(3))) == (b"one", b"two", None)
@@ -36,11 +36,11 @@ def test_keys_differ_by_method_and_by_params() -> None:
 
 def test_key_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
-        Replies(1 << 20).put(b"short", b"x", "forever")
+        ReplyCache(1 << 20).put(b"short", b"x", "forever")
 
 
 def test_moved_head_drops_recent_replies_and_leaves_kept_ones() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), b"kept", "forever")
     replies.put(key(2), b"recent", "head")
     replies.get(key(1))
@@ -50,7 +50,7 @@ def test_moved_head_drops_recent_replies_and_leaves_kept_ones() -> None:
 
 
 def test_moves_of_the_head_are_counted_and_nothing_else() -> None:
-    replies = Replies(1 << 12)
+    replies = ReplyCache(1 << 12)
     for n in range(100):
         replies.put(key(n), bytes(100), "head")
     assert (replies.moves, replies.evictions > 0) == (0, True)
@@ -60,13 +60,13 @@ def test_moves_of_the_head_are_counted_and_nothing_else() -> None:
 
 
 def test_what_is_never_kept_is_not() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), b"x", "never")
     assert len(replies) == replies.bytes_used == 0
 
 
 def test_kept_reply_is_not_replaced_and_a_recent_one_is() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), b"true", "forever")
     replies.put(key(1), b"false", "forever")
     replies.put(key(1), b"false", "head")
@@ -76,7 +76,7 @@ def test_kept_reply_is_not_replaced_and_a_recent_one_is() -> None:
 
 
 def test_recent_reply_that_became_final_is_kept_once() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), b"x", "head")
     replies.put(key(1), b"x", "forever")
     assert (len(replies), replies.bytes_used) == (1, 1 + KEPT_OVERHEAD)
@@ -85,14 +85,14 @@ def test_recent_reply_that_became_final_is_kept_once() -> None:
 
 
 def test_view_of_a_larger_buffer_is_copied() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), memoryview(b"xx-result-xx")[3:9], "forever")  # type: ignore[arg-type]
     assert type(replies.get(key(1))) is bytes
 
 
 def test_memory_stays_within_the_limit_whatever_is_put() -> None:
     rng = random.Random(7)
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     for n in range(20_000):
         replies.put(key(n), bytes(rng.randrange(2000)), rng.choice(("head", "forever")))
         assert replies.bytes_used <= replies.limit
@@ -102,7 +102,7 @@ def test_memory_stays_within_the_limit_whatever_is_put() -> None:
 
 
 def test_reply_too_large_for_the_limit_is_not_kept() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     for lifetime in ("head", "forever"):
         replies.put(key(1), bytes((1 << 16) + 1), lifetime)  # type: ignore[arg-type]
     assert len(replies) == 0
@@ -112,7 +112,7 @@ def test_reply_too_large_for_the_limit_is_not_kept() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1, 100, 5000])
 def test_tiny_limits_hold_and_end(limit: int) -> None:
-    replies = Replies(limit)
+    replies = ReplyCache(limit)
     for n in range(100):
         replies.put(key(n), b"", "forever")
         replies.put(key(n), b"", "head")
@@ -120,7 +120,7 @@ def test_tiny_limits_hold_and_end(limit: int) -> None:
 
 
 def test_replies_asked_for_outlive_those_that_are_not() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     busy = [key(-n - 1) for n in range(100)]
     for k in busy:
         replies.put(k, bytes(300), "forever")
@@ -136,7 +136,7 @@ def test_replies_asked_for_outlive_those_that_are_not() -> None:
 def test_hits_are_near_those_of_a_true_lru() -> None:
     rng = random.Random(3)
     asked = [min(int(rng.paretovariate(0.7)), 200_000) for _ in range(60_000)]
-    replies, lru, hits = Replies(1 << 20), OrderedDict[int, None](), 0
+    replies, lru, hits = ReplyCache(1 << 20), OrderedDict[int, None](), 0
     for n, which in enumerate(asked):
         if n % 200 == 0:
             replies.head_moved()
@@ -153,7 +153,7 @@ def test_hits_are_near_those_of_a_true_lru() -> None:
 
 
 def test_sets_fill_evenly_under_eviction() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     for n in range(50_000):
         replies.put(key(n), bytes(300), "forever")
     lengths = [len(one.keys) // 16 for one in replies._sets]
@@ -161,7 +161,7 @@ def test_sets_fill_evenly_under_eviction() -> None:
 
 
 def test_memory_of_dropped_replies_is_given_back_bit_by_bit() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     for n in range(1000):
         replies.put(key(n), b"x", "head")
     replies.head_moved()
@@ -172,7 +172,7 @@ def test_memory_of_dropped_replies_is_given_back_bit_by_bit() -> None:
 
 
 def test_memory_stays_within_the_limit_when_nothing_is_asked_but_what_is_kept() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     for n in range(2000):
         replies.put(key(n), b"x" * 300, "forever")
     for n in range(50_000):
@@ -183,7 +183,7 @@ def test_memory_stays_within_the_limit_when_nothing_is_asked_but_what_is_kept() 
 
 
 def test_accounting_is_near_what_python_says() -> None:
-    replies = Replies(1 << 22)
+    replies = ReplyCache(1 << 22)
     for n in range(5000):
         replies.put(key(n), bytes(300 + n % 100), "forever")
     sizes = [sys.getsizeof(one) + sum(map(sys.getsizeof, astuple(one))) for one in replies._sets]
@@ -191,7 +191,7 @@ def test_accounting_is_near_what_python_says() -> None:
 
 
 def test_garbage_collector_does_not_see_the_kept_replies() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     for n in range(2000):
         replies.put(key(n), bytes(300), "forever")
         replies.get(key(n // 2))
@@ -199,7 +199,7 @@ def test_garbage_collector_does_not_see_the_kept_replies() -> None:
 
 
 def test_clear_forgets_everything() -> None:
-    replies = Replies(1 << 20)
+    replies = ReplyCache(1 << 20)
     replies.put(key(1), b"x", "forever")
     replies.put(key(2), b"x", "head")
     replies.clear()
@@ -212,7 +212,7 @@ class AgainstADict(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.replies = Replies(1 << 22)
+        self.replies = ReplyCache(1 << 22)
         self.kept: dict[int, bytes] = {}
         self.recent: dict[int, bytes] = {}
 

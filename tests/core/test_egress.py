@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.egress import Reach, is_public
+from proxy.core.egress import EgressPolicy, is_public
 
 NEVER = [
     *("0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "100.100.100.200", "100.127.255.255"),
@@ -38,23 +38,23 @@ PUBLIC = [
 @pytest.mark.parametrize("text", NEVER)
 def test_special_address_is_never_public(text: str) -> None:
     assert not is_public(ip_address(text))
-    assert not Reach().may(text)
+    assert not EgressPolicy().may(text)
 
 
 @pytest.mark.parametrize("text", PUBLIC)
 def test_address_of_the_internet_is_public(text: str) -> None:
-    assert Reach().may(text)
+    assert EgressPolicy().may(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "fe80::1%eth0", "8.8.8.8 "]
 )
 def test_what_is_not_plainly_an_address_may_not_be_reached(text: str) -> None:
-    assert not Reach(allow=["0.0.0.0/0"]).may(text)
+    assert not EgressPolicy(allow=["0.0.0.0/0"]).may(text)
 
 
 def test_operator_allows_a_block_and_no_more() -> None:
-    reach = Reach(allow=["127.0.0.0/8", "fd00::/8"])
+    reach = EgressPolicy(allow=["127.0.0.0/8", "fd00::/8"])
     assert reach.may("127.0.0.1")
     assert reach.may("fd00::1")
     assert not reach.may("10.0.0.1")
@@ -62,7 +62,7 @@ def test_operator_allows_a_block_and_no_more() -> None:
 
 
 def test_operators_denial_goes_before_everything() -> None:
-    reach = Reach(allow=["10.0.0.0/8"], deny=["10.1.0.0/16", "1.1.1.0/24", "2606:4700::/32"])
+    reach = EgressPolicy(allow=["10.0.0.0/8"], deny=["10.1.0.0/16", "1.1.1.0/24", "2606:4700::/32"])
     assert reach.may("10.2.0.1")
     for text in ("10.1.0.1", "1.1.1.1", "2606:4700::1"):
         assert not reach.may(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.access import Fence, block_of, fence_of, origin_of
+from proxy.core.access import KeyRestrictions, block_of, fence_of, origin_of
 
 
 def test_no_lists_are_no_fence() -> None:
@@ -49,7 +49,7 @@ def test_what_is_no_origin_is_refused(text: str) -> None:
 
 
 def test_each_list_that_is_not_empty_must_hold() -> None:
-    fence = Fence(("10.0.0.0/8", "::1/128"), ("https://app.example.com", "https://*.example.org"))
+    fence = KeyRestrictions(("10.0.0.0/8", "::1/128"), ("https://app.example.com", "https://*.example.org"))
     good = "https://app.example.com"
     assert not fence.refusal("10.9.9.9", good)
     assert not fence.refusal("::ffff:10.9.9.9", good)
@@ -68,5 +68,5 @@ def test_each_list_that_is_not_empty_must_hold() -> None:
 
 
 def test_fences_are_equal_by_what_they_let_in() -> None:
-    assert fence_of(["10.0.0.0/8"], []) == Fence(("10.0.0.0/8",), ())
-    assert Fence(("10.0.0.0/8",), ()) != Fence((), ())
+    assert fence_of(["10.0.0.0/8"], []) == KeyRestrictions(("10.0.0.0/8",), ())
+    assert KeyRestrictions(("10.0.0.0/8",), ()) != KeyRestrictions((), ())

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.core.fleet import breaker_of, networks_of, seen, state_of
-from proxy.core.routing import FAILURES_IN_A_ROW, Health
+from proxy.core.routing import FAILURES_IN_A_ROW, UpstreamHealth
 
 
-def view(*healths: Health, tip: int = 20, network: str = "net/one", now: float = 100.0) -> dict[str, Any]:
+def view(*healths: UpstreamHealth, tip: int = 20, network: str = "net/one", now: float = 100.0) -> dict[str, Any]:
     upstreams = [seen(health, now) for health in healths]
     return {"networks": [{"network": network, "kind": "upstream", "tip": tip, "upstreams": upstreams}]}
 
 
-def health(label: str = "net/one#1", *, head: int = 20) -> Health:
-    found = Health(label, mark=label)
+def health(label: str = "net/one#1", *, head: int = 20) -> UpstreamHealth:
+    found = UpstreamHealth(label, mark=label)
     found.saw_head(head, 100.0)
     return found
 

@@ -6,35 +6,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.head_chain import Block, BrokenPath, HeadChain
+from proxy.core.head_chain import BrokenPath, ChainBlock, HeadChain
 
 
 class World:
     """Every block that was ever made, and a listener that believes what it is told."""
 
     def __init__(self, depth: int = 128) -> None:
-        genesis = Block(0, "g", "")
+        genesis = ChainBlock(0, "g", "")
         self.blocks = {"g": genesis}
         self.made = [genesis]
         self.depth = depth
         self.chain = HeadChain(depth)
-        self.view: list[Block] = []
+        self.view: list[ChainBlock] = []
         self.fetched = 0
         # Blocks that can no longer be had.
         self.lost: set[str] = set()
 
-    def make(self, parent: Block) -> Block:
-        block = Block(parent.number + 1, f"{parent.number + 1}-{len(self.made)}", parent.hash)
+    def make(self, parent: ChainBlock) -> ChainBlock:
+        block = ChainBlock(parent.number + 1, f"{parent.number + 1}-{len(self.made)}", parent.hash)
         self.blocks[block.hash] = block
         self.made.append(block)
         return block
 
-    def extend(self, parent: Block, count: int) -> Block:
+    def extend(self, parent: ChainBlock, count: int) -> ChainBlock:
         for _ in range(count):
             parent = self.make(parent)
         return parent
 
-    def announce(self, head: Block) -> tuple[list[Block], list[Block]]:
+    def announce(self, head: ChainBlock) -> tuple[list[ChainBlock], list[ChainBlock]]:
         """As the feed does it."""
         if self.chain.knows(head.hash):
             return [], []
@@ -49,7 +49,7 @@ class World:
         del self.view[: -self.depth]
         return removed, added
 
-    def path_to(self, head: Block) -> list[Block]:
+    def path_to(self, head: ChainBlock) -> list[ChainBlock]:
         path = [head]
         while True:
             if (missing := self.chain.next_missing(path)) is not None:
@@ -60,14 +60,14 @@ class World:
                 return path
             self.fetched += 1
 
-    def line_of(self, head: Block) -> list[Block]:
+    def line_of(self, head: ChainBlock) -> list[ChainBlock]:
         line = [head]
         while line[0].parent:
             line.insert(0, self.blocks[line[0].parent])
         return line
 
 
-def numbers(blocks: list[Block]) -> list[int]:
+def numbers(blocks: list[ChainBlock]) -> list[int]:
     return [block.number for block in blocks]
 
 
@@ -150,11 +150,11 @@ def test_chain_that_was_started_anew_is_followed_from_its_head() -> None:
 
 def test_blocks_that_do_not_follow_each_other_change_nothing() -> None:
     chain = HeadChain()
-    chain.apply([Block(1, "a", "")])
-    for path in ([Block(3, "b", "a")], [Block(2, "b", "a"), Block(3, "c", "x")]):
+    chain.apply([ChainBlock(1, "a", "")])
+    for path in ([ChainBlock(3, "b", "a")], [ChainBlock(2, "b", "a"), ChainBlock(3, "c", "x")]):
         with pytest.raises(BrokenPath):
             chain.apply(path)
-        assert chain.tip == Block(1, "a", "")
+        assert chain.tip == ChainBlock(1, "a", "")
 
 
 @settings(deadline=None)

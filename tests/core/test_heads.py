@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.heads import STALE_S, Heads
-from proxy.core.routing import Health
+from proxy.core.heads import STALE_S, NetworkHead
+from proxy.core.routing import UpstreamHealth
 
 BLOCK_S = 12.0
 BEHIND = 2
@@ -17,8 +17,8 @@ class Chain:
     """Reports of several upstreams, one every few seconds."""
 
     def __init__(self, *heads: int) -> None:
-        self.heads = Heads(block_time_s=BLOCK_S, finality_blocks=64, behind_blocks=BEHIND)
-        self.members = tuple(Health(f"up{place}", index=place) for place in range(len(heads)))
+        self.heads = NetworkHead(block_time_s=BLOCK_S, finality_blocks=64, behind_blocks=BEHIND)
+        self.members = tuple(UpstreamHealth(f"up{place}", index=place) for place in range(len(heads)))
         self.now = 1000.0
         self.said = ""
         self.report(*heads)

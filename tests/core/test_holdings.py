@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.holdings import ZERO, Changes, Transfer
+from proxy.core.holdings import ZERO, HoldingChanges, Transfer
 
 addresses = st.sampled_from([ZERO, *(bytes([n]) * 20 for n in range(1, 5))])
 amounts = st.one_of(st.integers(0, 5), st.integers(0, 2**256 - 1))
@@ -35,13 +35,13 @@ def sums(found: list[Transfer]) -> Counter[tuple[bytes, ...]]:
     return Counter({key: amount for key, amount in held.items() if amount and key[0] != ZERO})
 
 
-def of(found: list[Transfer]) -> Changes:
-    changes = Changes()
+def of(found: list[Transfer]) -> HoldingChanges:
+    changes = HoldingChanges()
     changes.add(found)
     return changes
 
 
-def plain(changes: Changes) -> dict[tuple[bytes, ...], int]:
+def plain(changes: HoldingChanges) -> dict[tuple[bytes, ...], int]:
     tokens = {(key[:20], key[20:]): delta for key, delta in changes.tokens.items() if delta}
     return {**tokens, **{(key[:20], key[20:40], key[40:]): delta for key, delta in changes.nfts.items() if delta}}
 
@@ -61,7 +61,7 @@ def test_changes_of_two_blocks_are_the_sums_of_both(one: list[Transfer], other: 
 @given(transfers)
 def test_changes_unpack_as_they_were_packed(found: list[Transfer]) -> None:
     changes = of(found)
-    again = Changes.unpack(changes.pack())
+    again = HoldingChanges.unpack(changes.pack())
     assert (again.tokens, again.nfts) == (changes.tokens, changes.nfts)
     assert all(again.standards[key[20:40]] == changes.standards[key[20:40]] for key in changes.nfts)
 
@@ -69,11 +69,11 @@ def test_changes_unpack_as_they_were_packed(found: list[Transfer]) -> None:
 @given(transfers)
 def test_what_is_taken_back_leaves_nothing(found: list[Transfer]) -> None:
     changes = of(found)
-    changes.include(Changes.unpack(changes.pack()).taken_back())
+    changes.include(HoldingChanges.unpack(changes.pack()).taken_back())
     assert plain(changes) == {}
 
 
 def test_nothing_packs_into_nothing() -> None:
-    assert Changes().pack() == b""
-    assert len(Changes.unpack(b"")) == 0
-    assert repr(Changes()) == "<Changes of 0 tokens, 0 nfts>"
+    assert HoldingChanges().pack() == b""
+    assert len(HoldingChanges.unpack(b"")) == 0
+    assert repr(HoldingChanges()) == "<Changes of 0 tokens, 0 nfts>"

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import INVALID_REQUEST, MAX_BATCH, MAX_ID_BYTES, PARSE_ERROR, Malformed, parse, parse_batch
+from proxy.core.jsonrpc import INVALID_REQUEST, MAX_BATCH, MAX_ID_BYTES, PARSE_ERROR, MalformedCall, parse, parse_batch
 
 CALL = b'{"jsonrpc":"2.0","method":"eth_call","id":1}'
 
 
 def code_of(body: bytes) -> int:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedCall) as caught:
         parse(body)
     return caught.value.code
 
 
 def code_of_batch(body: bytes) -> int:
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedCall) as caught:
         parse_batch(body)
     return caught.value.code
 
@@ -68,7 +68,7 @@ def test_empty_batch_is_an_invalid_request() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_items_that_are_no_calls_are_answered_each(count: int) -> None:
     items = parse_batch(b"[%b]" % b",".join([b"1"] * count))
-    assert [item.code for item in items if isinstance(item, Malformed)] == [INVALID_REQUEST] * count
+    assert [item.code for item in items if isinstance(item, MalformedCall)] == [INVALID_REQUEST] * count
 
 
 def test_batch_of_the_specification_keeps_order_and_tells_good_from_bad() -> None:
@@ -80,7 +80,7 @@ def test_batch_of_the_specification_keeps_order_and_tells_good_from_bad() -> Non
     ]""")
     assert items[0] == ("sum", b"[1,2,4]", b'"1"')
     assert items[1] == ("notify_hello", b"[7]", b"")
-    assert isinstance(items[2], Malformed)
+    assert isinstance(items[2], MalformedCall)
     assert (items[2].code, items[2].id) == (INVALID_REQUEST, b"null")
     assert items[3] == ("foo.get", b'{"name": "myself"}', b'"5"')
 
@@ -103,14 +103,14 @@ def test_batch_of_the_specification_keeps_order_and_tells_good_from_bad() -> Non
 def test_member_under_another_name_is_refused(extra: bytes) -> None:
     body = CALL[:-1] + b"," + extra + b"}"
     assert code_of(body) == INVALID_REQUEST
-    assert isinstance(parse_batch(b"[%b]" % body)[0], Malformed)
+    assert isinstance(parse_batch(b"[%b]" % body)[0], MalformedCall)
 
 
 def test_doubled_member_never_becomes_two_in_what_is_sent_on() -> None:
     body = b'{"jsonrpc":"2.0","method":"eth_call","method":"eth_sendRawTransaction","id":1}'
     try:
         method, _, _ = parse(body)
-    except Malformed:
+    except MalformedCall:
         return
     assert jsonrpc.request_tail(method).count(b'"method"') == 1
 
@@ -128,7 +128,7 @@ def test_id_comes_back_byte_for_byte(id: bytes) -> None:  # noqa: A002
 
 @pytest.mark.parametrize("id", [b"true", b"[1]", b"{}", b'"%b"' % (b"x" * (MAX_ID_BYTES - 1)), b"1" * 10_000])
 def test_id_that_cannot_be_echoed_is_refused_under_null(id: bytes) -> None:  # noqa: A002
-    with pytest.raises(Malformed) as caught:
+    with pytest.raises(MalformedCall) as caught:
         parse(b'{"jsonrpc":"2.0","method":"m","id":%b}' % id)
     assert (caught.value.code, caught.value.id) == (INVALID_REQUEST, b"null")
 
@@ -165,10 +165,10 @@ def test_version_is_exactly_two(version: bytes) -> None:
     ],
 )
 def test_invalid_utf8_goes_neither_on_nor_back(body: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedCall):
         parse(body)
-    with contextlib.suppress(Malformed):
-        assert isinstance(parse_batch(b"[%b]" % body)[0], Malformed)
+    with contextlib.suppress(MalformedCall):
+        assert isinstance(parse_batch(b"[%b]" % body)[0], MalformedCall)
 
 
 @pytest.mark.parametrize("opener", [b"[", b'{"a":'])
@@ -195,5 +195,5 @@ def test_noise_around_a_call_is_a_parse_error(body: bytes) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_call_or_malformed(body: bytes) -> None:
     for read in (parse, parse_batch):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedCall):
             read(body)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from proxy.core import lifecycle
-from proxy.core.lifecycle import TRANSITIONS, Cause, State
+from proxy.core.lifecycle import TRANSITIONS, WebhookState, WebhookTrigger
 
 # State, what moves it, next state: line by line. "any" is each of the three.
-SPECIFIED: list[tuple[State | None, Cause, State]] = [
+SPECIFIED: list[tuple[WebhookState | None, WebhookTrigger, WebhookState]] = [
     (None, "create", "active"),
     ("active", "pause", "paused"),
     ("paused", "activate", "active"),
@@ -19,7 +19,7 @@ SPECIFIED: list[tuple[State | None, Cause, State]] = [
     ("disabled", "delete", "removed"),
 ]
 # What the specification leaves open: transitions into or out of `disabled`.
-OURS: list[tuple[State | None, Cause, State]] = [
+OURS: list[tuple[WebhookState | None, WebhookTrigger, WebhookState]] = [
     ("active", "gone", "disabled"),
     ("paused", "gone", "disabled"),
     ("active", "disable", "disabled"),
@@ -34,19 +34,19 @@ def test_table_is_the_specifications_and_what_it_leaves_open() -> None:
 
 
 @pytest.mark.parametrize(("state", "cause", "after"), SPECIFIED + OURS)
-def test_webhook_moves_by_the_table(state: State | None, cause: Cause, after: State) -> None:
+def test_webhook_moves_by_the_table(state: WebhookState | None, cause: WebhookTrigger, after: WebhookState) -> None:
     assert lifecycle.after(state, cause) == after
 
 
 @pytest.mark.parametrize(
     ("state", "cause"), [("active", "activate"), ("paused", "pause"), ("paused", "exhaust"), ("disabled", "gone")]
 )
-def test_what_is_so_already_stays_so(state: State, cause: Cause) -> None:
+def test_what_is_so_already_stays_so(state: WebhookState, cause: WebhookTrigger) -> None:
     assert lifecycle.after(state, cause) == state
 
 
 @pytest.mark.parametrize("cause", ["pause", "activate", "exhaust"])
-def test_nothing_but_the_dashboard_and_the_operator_leads_out_of_disabled(cause: Cause) -> None:
+def test_nothing_but_the_dashboard_and_the_operator_leads_out_of_disabled(cause: WebhookTrigger) -> None:
     assert lifecycle.after("disabled", cause) is None
 
 

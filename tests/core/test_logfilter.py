@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.chains.evm import log_filter
-from proxy.chains.evm.log_filter import Index, LogFilter, parse, read_cursor
+from proxy.chains.evm.log_filter import LogFilter, LogFilterIndex, parse, read_cursor
 
 A, B, C = ("0x" + digit * 40 for digit in "abc")
 T1, T2, T3 = ("0x" + digit * 64 for digit in "123")
@@ -49,7 +49,7 @@ MEANINGS: list[tuple[Any, list[str], bool]] = [
 def test_topics_mean_what_the_execution_api_says(topics: Any, of_log: list[str], matches: bool) -> None:
     found, log = parse({"topics": topics}), Log(A, of_log)
     assert found.matches(log) is matches
-    index = Index()
+    index = LogFilterIndex()
     index.add(found)
     assert index.match([log]) == ({found: [0]} if matches else {})
 
@@ -130,7 +130,7 @@ logs = st.builds(Log, addresses, st.lists(topics, max_size=4))
 @settings(deadline=None)
 @given(st.lists(filters, max_size=12), st.lists(filters, max_size=6), st.lists(logs, max_size=12))
 def test_index_finds_what_a_scan_finds(kept: list[LogFilter], gone: list[LogFilter], seen: list[Log]) -> None:
-    index = Index()
+    index = LogFilterIndex()
     for each in (*gone, *kept):
         index.add(each)
     for each in set(gone) - set(kept):
@@ -144,7 +144,7 @@ def test_index_finds_what_a_scan_finds(kept: list[LogFilter], gone: list[LogFilt
 def test_index_finds_the_same_when_lists_are_too_long_for_it(kept: list[LogFilter], seen: list[Log]) -> None:
     limit, log_filter.MOST_PATHS = log_filter.MOST_PATHS, 2
     try:
-        index = Index()
+        index = LogFilterIndex()
         for each in kept:
             index.add(each)
         scan = {each: [n for n, log in enumerate(seen) if each.matches(log)] for each in kept}
@@ -159,7 +159,7 @@ def test_index_finds_the_same_when_lists_are_too_long_for_it(kept: list[LogFilte
 @settings(deadline=None)
 @given(st.lists(filters, max_size=20))
 def test_index_keeps_nothing_of_filters_that_are_gone(given_filters: list[LogFilter]) -> None:
-    index = Index()
+    index = LogFilterIndex()
     for each in given_filters:
         index.add(each)
     assert len(index) == len(set(given_filters))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.chains.evm import matching, watch_index
-from proxy.chains.evm.matching import Block, Call, Tx
-from proxy.chains.evm.watch_index import KINDS, Filter, Index, Watcher
+from proxy.chains.evm.matching import InternalTransfer, MatchBlock, MatchTransaction
+from proxy.chains.evm.watch_index import KINDS, Watcher, WatchFilter, WatchIndex
 from proxy.core.holdings import Transfer
 
 ADDRESSES = [bytes([n]) * 20 for n in range(1, 7)]
@@ -91,12 +91,12 @@ def hooks(draw: st.DrawFn, name: str = "wh") -> Hook:
             }
         case _:
             pass
-    watcher = Watcher(name, event_type, Filter(**given), listed=listed)
+    watcher = Watcher(name, event_type, WatchFilter(**given), listed=listed)
     return Hook(watcher, draw(addresses) if listed else set())
 
 
 transactions = st.builds(
-    Tx,
+    MatchTransaction,
     hash=st.sampled_from(HASHES),
     index=st.just(0),
     sender=st.sampled_from(ADDRESSES),
@@ -123,7 +123,7 @@ logs = st.builds(
     transaction_hash=st.sampled_from(HASHES),
 )
 calls = st.builds(
-    Call,
+    InternalTransfer,
     transaction=st.sampled_from(HASHES),
     path=st.just((0,)),
     kind=st.just("call"),
@@ -132,7 +132,7 @@ calls = st.builds(
     value=values,
 )
 blocks = st.builds(
-    Block,
+    MatchBlock,
     # Of one hash each: a selector is looked up by it.
     transactions=st.lists(transactions, max_size=5, unique_by=lambda tx: tx.hash),
     transfers=st.lists(transfers, max_size=8),
@@ -140,7 +140,7 @@ blocks = st.builds(
 )
 
 
-def scan(hook: Hook, block: Block) -> list[tuple[str, int, str | None]]:
+def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
     """What matches, by comparing everything with everything: (webhook, the fact, the side)."""
     wanted, found = hook.watcher.filter, []
     name = hook.watcher.id
@@ -215,14 +215,14 @@ def of_transactions(hook: Hook, txs: Any) -> list[tuple[str, int, str | None]]:
     ]
 
 
-def found_in(index: Index, block: Block) -> Counter[tuple[str, int, str | None]]:
+def found_in(index: WatchIndex, block: MatchBlock) -> Counter[tuple[str, int, str | None]]:
     return Counter(
         (match.watcher.id, 0 if match.fact is None else id(match.fact), match.direction)
         for match in matching.matched(index.tables, block)
     )
 
 
-def put(index: Index, hook: Hook) -> None:
+def put(index: WatchIndex, hook: Hook) -> None:
     index.put(hook.watcher)
     if hook.watcher.listed:
         index.watch(hook.watcher.id, [*hook.addresses])
@@ -234,9 +234,9 @@ many = st.integers(1, 8).flatmap(lambda n: st.tuples(*(hooks(f"wh_{each}") for e
 @settings(max_examples=200, deadline=None)
 @given(many, blocks, st.data())
 def test_index_finds_what_a_scan_finds_whatever_was_added_and_removed(
-    given_hooks: tuple[Hook, ...], block: Block, data: st.DataObject
+    given_hooks: tuple[Hook, ...], block: MatchBlock, data: st.DataObject
 ) -> None:
-    index = Index()
+    index = WatchIndex()
     for hook in given_hooks:
         put(index, hook)
     standing = list(given_hooks)
@@ -259,9 +259,9 @@ def test_index_finds_what_a_scan_finds_whatever_was_added_and_removed(
 @settings(max_examples=50, deadline=None)
 @given(many, st.lists(calls, max_size=6), st.lists(transactions, max_size=6))
 def test_calls_and_pending_transactions_are_found_by_those_who_watch_them(
-    given_hooks: tuple[Hook, ...], inner: list[Call], txs: list[Tx]
+    given_hooks: tuple[Hook, ...], inner: list[InternalTransfer], txs: list[MatchTransaction]
 ) -> None:
-    index = Index()
+    index = WatchIndex()
     for hook in given_hooks:
         put(index, hook)
     pending = [hook for hook in given_hooks if hook.watcher.kind == "pending"]
@@ -281,20 +281,20 @@ def test_calls_and_pending_transactions_are_found_by_those_who_watch_them(
 
 
 def activity(name: str, *watched: bytes) -> Hook:
-    return Hook(Watcher(name, "address_activity", Filter(), listed=True), {*watched})
+    return Hook(Watcher(name, "address_activity", WatchFilter(), listed=True), {*watched})
 
 
 def test_webhook_in_anothers_place_leaves_nothing_of_it() -> None:
-    index = Index()
-    tx = Tx(HASHES[0], 0, ADDRESSES[0], ADDRESSES[1], 1, 0, b"")
+    index = WatchIndex()
+    tx = MatchTransaction(HASHES[0], 0, ADDRESSES[0], ADDRESSES[1], 1, 0, b"")
     put(index, activity("wh", ADDRESSES[0]))
     put(index, activity("wh", ADDRESSES[1]))
-    (match,) = matching.matched(index.tables, Block([tx]))
+    (match,) = matching.matched(index.tables, MatchBlock([tx]))
     assert match.direction == "incoming"
 
 
 def test_dead_addresses_are_swept_out_when_they_are_many() -> None:
-    index = Index()
+    index = WatchIndex()
     for name in ("one", "two"):
         put(index, activity(name, *(n.to_bytes(20, "big") for n in range(watch_index.FEW_DEAD + 1))))
     index.remove("one")
@@ -305,20 +305,20 @@ def test_dead_addresses_are_swept_out_when_they_are_many() -> None:
 
 
 def test_marks_grow_with_what_is_watched() -> None:
-    index = Index()
+    index = WatchIndex()
     watched = [n.to_bytes(20, "big") for n in range(1, 5001)]
     put(index, activity("wh", *watched))
     assert len(index.tables.marks.bits) * 8 * 2 >= len(watched) * watch_index.SPARSE
-    txs = [Tx(HASHES[0], 0, each, None, 1, 0, b"") for each in watched]
-    assert len(matching.matched(index.tables, Block(txs))) == len(watched)
+    txs = [MatchTransaction(HASHES[0], 0, each, None, 1, 0, b"") for each in watched]
+    assert len(matching.matched(index.tables, MatchBlock(txs))) == len(watched)
 
 
 def test_empty_list_of_addresses_watches_nothing() -> None:
     """Not everything: the last address of a filter may be taken away."""
-    index = Index()
-    hook = Hook(Watcher("wh", "log", Filter(), listed=True), set())
+    index = WatchIndex()
+    hook = Hook(Watcher("wh", "log", WatchFilter(), listed=True), set())
     put(index, hook)
-    put(index, Hook(Watcher("wh2", "token_transfer", Filter(), listed=True), set()))
+    put(index, Hook(Watcher("wh2", "token_transfer", WatchFilter(), listed=True), set()))
     log = Log(text(ADDRESSES[0]), [], HASHES[0])
     transfer = Transfer(20, CONTRACTS[0], ADDRESSES[0], ADDRESSES[1], 1, 0, HASHES[0], 0)
-    assert matching.matched(index.tables, Block([], [transfer], [log])) == []
+    assert matching.matched(index.tables, MatchBlock([], [transfer], [log])) == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import jsonrpc, outline
-from proxy.core.jsonrpc import Malformed
+from proxy.core.jsonrpc import MalformedCall
 
 LONG = "0x" + "ab" * 2 * outline.MOST_AROUND
 
@@ -89,5 +89,5 @@ def test_bytes_that_were_changed_are_never_read_otherwise(data: st.DataObject) -
 def test_a_bad_call_is_told_by_the_parser() -> None:
     body = body_of(f'"{LONG}"')
     assert outline.read_call(body) is None
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedCall):
         jsonrpc.parse(body)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.chains.evm import abi
 from proxy.core import policy
-from proxy.core.policy import Asked, BadRule, Rules
+from proxy.core.policy import BadRule, PolicyOperation, Rules
 from proxy.services.sponsor.policies import FORMS
 
 ALICE, BOB = b"\xaa" * 20, b"\xbb" * 20
@@ -38,15 +38,15 @@ def asked(
     max_fee_wei: int = 10**9,
     worst: int | None = 10**12,
     now: float = NOW,
-) -> Asked:
-    return Asked(sender=sender, calls=calls, max_fee_wei=max_fee_wei, worst=worst, now=now)
+) -> PolicyOperation:
+    return PolicyOperation(sender=sender, calls=calls, max_fee_wei=max_fee_wei, worst=worst, now=now)
 
 
 def text(address: bytes) -> str:
     return "0x" + address.hex()
 
 
-def refused_by(given: Rules, what: Asked) -> str | None:
+def refused_by(given: Rules, what: PolicyOperation) -> str | None:
     refusal = policy.decide(given, what)
     return None if refusal is None else refusal.rule
 

@@ -7,19 +7,19 @@ from decimal import Decimal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.portfolio import Holding, Token, described, listed
+from proxy.core.portfolio import Holding, TokenInfo, described, listed
 
 TEXTS = st.one_of(st.none(), st.text(max_size=3))
 HOLDINGS = st.builds(
     Holding,
-    st.builds(Token, st.text(max_size=4), TEXTS, TEXTS, st.one_of(st.none(), st.integers(0, 255))),
+    st.builds(TokenInfo, st.text(max_size=4), TEXTS, TEXTS, st.one_of(st.none(), st.integers(0, 255))),
     st.integers(0, 2**256 - 1),
     st.one_of(st.none(), st.decimals("0.00000001", 10**6, allow_nan=False, places=8)),
 )
 
 
 def held(symbol: str | None, raw: int, price: str | None = None, decimals: int | None = 0) -> Holding:
-    return Holding(Token(f"0x{symbol}", "", symbol, decimals), raw, None if price is None else Decimal(price))
+    return Holding(TokenInfo(f"0x{symbol}", "", symbol, decimals), raw, None if price is None else Decimal(price))
 
 
 def symbols(*holdings: Holding) -> list[str | None]:
@@ -36,7 +36,7 @@ def test_price_without_decimals_is_no_value() -> None:
 
 
 def test_equal_values_are_ordered_by_symbol_then_contract() -> None:
-    twins = [Holding(Token(contract, None, "T", 0), 1, Decimal(1)) for contract in ("0xb", "0xa")]
+    twins = [Holding(TokenInfo(contract, None, "T", 0), 1, Decimal(1)) for contract in ("0xb", "0xa")]
     found = listed([*twins, held("S", 1, "1")])
     assert [(item["symbol"], item["contract"]) for item in found] == [("S", "0xS"), ("T", "0xa"), ("T", "0xb")]
 
@@ -59,13 +59,13 @@ def test_order_does_not_depend_on_the_order_of_asking(holdings: list[Holding]) -
 
 
 def test_token_is_described_with_its_market_value() -> None:
-    found = described(Token("0xA", "Coin", "C", 6), 25 * 10**15, Decimal("1.0001"), None)
+    found = described(TokenInfo("0xA", "Coin", "C", 6), 25 * 10**15, Decimal("1.0001"), None)
     assert (found["formatted_total_supply"], found["price_usd"], found["market_cap_usd"]) == (
         "25000000000", "1.0001", "25002500000.00",
     )  # fmt: skip
 
 
 def test_nothing_is_made_up_for_what_a_token_does_not_say() -> None:
-    found = described(Token("0xA"), None, Decimal(1), None)
+    found = described(TokenInfo("0xA"), None, Decimal(1), None)
     empty = {"name", "symbol", "decimals", "total_supply", "formatted_total_supply", "market_cap_usd", "logo_url"}
     assert {name for name, value in found.items() if value is None} == empty

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy import settings
-from proxy.core.pricing import Prices
+from proxy.core.pricing import UnitPrices
 
-PRICES: Prices = settings.load_tables().prices
+PRICES: UnitPrices = settings.load_tables().prices
 
 
 @pytest.mark.parametrize(

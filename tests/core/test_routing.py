@@ -18,28 +18,28 @@ from proxy.core.routing import (
     HEDGE_FLOOR_S,
     LONGEST_PAUSE_S,
     LONGEST_REST_S,
-    Budget,
-    Group,
-    Health,
+    RetryBudget,
+    UpstreamGroup,
+    UpstreamHealth,
 )
 
 METHOD = "eth_call"
 
 
-def healths(*options: dict[str, Any]) -> list[Health]:
-    return [Health(f"up{place}", index=place, **each) for place, each in enumerate(options)]
+def healths(*options: dict[str, Any]) -> list[UpstreamHealth]:
+    return [UpstreamHealth(f"up{place}", index=place, **each) for place, each in enumerate(options)]
 
 
-def group(*options: dict[str, Any]) -> Group:
-    return Group(healths(*options))
+def group(*options: dict[str, Any]) -> UpstreamGroup:
+    return UpstreamGroup(healths(*options))
 
 
-def chosen(of: Group, count: int = 1, now: float = 100.0, **wishes: Any) -> Counter[str]:
+def chosen(of: UpstreamGroup, count: int = 1, now: float = 100.0, **wishes: Any) -> Counter[str]:
     found = [of.choose(now, METHOD, **wishes) for _ in range(count)]
     return Counter(member.label if member else "nobody" for member in found)
 
 
-def break_open(health: Health, now: float) -> None:
+def break_open(health: UpstreamHealth, now: float) -> None:
     for _ in range(FAILURES_IN_A_ROW):
         health.failed(now)
 
@@ -111,7 +111,7 @@ def test_slow_spell_is_forgotten_by_what_the_upstream_says_of_its_head() -> None
 
 
 def test_slow_word_about_the_head_says_nothing_about_calls() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     health.spoke(2.0, 100.0)
     assert health.latency_s == pytest.approx(0.01)
 
@@ -120,7 +120,7 @@ def test_slow_word_about_the_head_says_nothing_about_calls() -> None:
 
 
 def test_breaker_opens_after_a_run_of_failures_and_not_before() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     for _ in range(FAILURES_IN_A_ROW - 1):
         health.failed(10.0)
     assert health.takes_calls(10.0)
@@ -130,7 +130,7 @@ def test_breaker_opens_after_a_run_of_failures_and_not_before() -> None:
 
 
 def test_success_between_failures_keeps_it_closed() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     for _ in range(10):
         for _ in range(FAILURES_IN_A_ROW - 1):
             health.failed(10.0)
@@ -140,7 +140,7 @@ def test_success_between_failures_keeps_it_closed() -> None:
 
 
 def test_breaker_opens_when_most_calls_fail_although_never_many_in_a_row() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     for step in range(200):
         if step % 4 == 3:
             health.succeeded(0.01)
@@ -150,7 +150,7 @@ def test_breaker_opens_when_most_calls_fail_although_never_many_in_a_row() -> No
 
 
 def test_half_open_breaker_lets_one_trial_through_at_a_time() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     break_open(health, 10.0)
     later = 10.0 + FIRST_PAUSE_S
     assert health.takes_calls(later)
@@ -161,7 +161,7 @@ def test_half_open_breaker_lets_one_trial_through_at_a_time() -> None:
 
 
 def test_good_trial_closes_the_breaker() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     break_open(health, 10.0)
     health.begin(11.0)
     health.succeeded(0.01)
@@ -169,7 +169,7 @@ def test_good_trial_closes_the_breaker() -> None:
 
 
 def test_each_failed_trial_doubles_the_pause_up_to_the_longest() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     now, pauses = 10.0, []
     break_open(health, now)
     for _ in range(9):
@@ -181,14 +181,14 @@ def test_each_failed_trial_doubles_the_pause_up_to_the_longest() -> None:
 
 
 def test_failures_of_calls_under_way_when_it_opened_do_not_double_the_pause() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     for _ in range(100):
         health.failed(10.0)
     assert health.paused_until == 10.0 + FIRST_PAUSE_S
 
 
 def test_next_fault_after_a_recovery_starts_with_the_shortest_pause() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     break_open(health, 10.0)
     health.begin(11.0)
     health.failed(11.0)
@@ -198,7 +198,7 @@ def test_next_fault_after_a_recovery_starts_with_the_shortest_pause() -> None:
 
 
 def test_call_that_another_answered_first_counts_as_failed_and_slow() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     for _ in range(FAILURES_IN_A_ROW):
         health.late(0.06, 10.0)
     assert not health.takes_calls(10.0)
@@ -206,7 +206,7 @@ def test_call_that_another_answered_first_counts_as_failed_and_slow() -> None:
 
 
 def test_silent_upstream_that_speaks_again_is_tried_at_once() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     break_open(health, 10.0)
     for second in range(11, 60):
         health.fell_silent(float(second))
@@ -218,14 +218,14 @@ def test_silent_upstream_that_speaks_again_is_tried_at_once() -> None:
 
 
 def test_upstream_that_only_fails_calls_is_not_tried_sooner_because_it_speaks() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     break_open(health, 10.0)
     health.spoke(0.01, 10.1)
     assert not health.takes_calls(10.1)
 
 
 def test_silence_alone_opens_nothing() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     for second in range(50):
         health.fell_silent(float(second))
     assert health.takes_calls(50.0)
@@ -236,7 +236,7 @@ def test_silence_alone_opens_nothing() -> None:
 
 @pytest.mark.parametrize(("asked_s", "given_s"), [(1.0, 1.0), (60.0, 60.0), (86_400.0, LONGEST_REST_S)])
 def test_rest_that_an_upstream_asks_for_is_given_and_is_no_failure(asked_s: float, given_s: float) -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     health.rest(10.0, asked_s)
     assert not health.takes_calls(10.0 + given_s - 0.001)
     assert health.takes_calls(10.0 + given_s)
@@ -244,7 +244,7 @@ def test_rest_that_an_upstream_asks_for_is_given_and_is_no_failure(asked_s: floa
 
 
 def test_shorter_rest_and_an_opened_breaker_do_not_cut_a_longer_rest_short() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     health.rest(10.0, 20.0)
     health.rest(10.0, 1.0)
     break_open(health, 10.0)
@@ -256,7 +256,7 @@ def test_shorter_rest_and_an_opened_breaker_do_not_cut_a_longer_rest_short() -> 
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 10.0, 250.0])
 def test_own_rate_limit_is_held_over_time_and_never_bars_for_good(rate: float) -> None:
-    health = Health("up", requests_per_second=rate)
+    health = UpstreamHealth("up", requests_per_second=rate)
     sent, now = 0, 100.0
     for _ in range(20_000):
         if health.takes_calls(now):
@@ -267,13 +267,13 @@ def test_own_rate_limit_is_held_over_time_and_never_bars_for_good(rate: float) -
 
 
 def test_cordoned_upstream_takes_nothing() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     health.cordoned = True
     assert not health.takes_calls(10.0)
 
 
 def test_short_way_is_closed_by_a_pause_a_rest_or_a_limit_and_opened_again_in_time() -> None:
-    health, limited = Health("up"), Health("limited", requests_per_second=5.0)
+    health, limited = UpstreamHealth("up"), UpstreamHealth("limited", requests_per_second=5.0)
     assert health.free
     assert not limited.free
     health.rest(10.0, 2.0)
@@ -367,7 +367,7 @@ def test_somebody_is_chosen_exactly_when_somebody_can_be(
 
 @pytest.mark.parametrize("calls", [0, 1, 100, 5000])
 def test_extra_load_is_at_most_a_fifth_and_what_was_saved_at_first(calls: int) -> None:
-    budget = Budget()
+    budget = RetryBudget()
     at_first = sum(budget.spend() for _ in range(1000))
     spent = 0
     for _ in range(calls):
@@ -379,7 +379,7 @@ def test_extra_load_is_at_most_a_fifth_and_what_was_saved_at_first(calls: int) -
 
 
 def test_budget_saves_up_to_its_limit_and_no_more() -> None:
-    budget = Budget(most=50.0)
+    budget = RetryBudget(most=50.0)
     for _ in range(10_000):
         budget.earn()
     assert sum(budget.spend() for _ in range(1000)) == 50
@@ -388,7 +388,7 @@ def test_budget_saves_up_to_its_limit_and_no_more() -> None:
 # When another is asked as well
 
 
-def served(health: Health, *seconds: float, times: int = 1) -> None:
+def served(health: UpstreamHealth, *seconds: float, times: int = 1) -> None:
     for _ in range(times):
         for each in seconds:
             health.succeeded(each)
@@ -418,7 +418,7 @@ def test_hedge_comes_after_all_but_a_twentieth_of_the_replies(usual_s: float, ra
 
 
 def test_histogram_speaks_of_the_recent_past() -> None:
-    health = Health("up")
+    health = UpstreamHealth("up")
     served(health, 0.001, times=FORGET_AT)
     served(health, 0.4, times=FORGET_AT)
     assert health.quantile_s(0.5) == 0.5

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.uris import LONGEST, Gateways, Inline, Remote, locate, over_http, quoted, shown, with_id
+from proxy.core.uris import LONGEST, Gateways, InlineDocument, RemoteDocument, locate, over_http, quoted, shown, with_id
 
 GATEWAYS = Gateways("https://gate.example.com", "https://weave.example.com")
 V0 = "QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG"
@@ -45,14 +45,14 @@ TX = "bNbA3TEQVL60xlgCcqdz4ZPHFZ711cZ3hmkpGttDt_U"
     ],
 )
 def test_content_is_read_through_our_own_gateway(uri: str, path: str) -> None:
-    assert locate(uri, GATEWAYS) == Remote(GATEWAYS.ipfs + path, own=True)
+    assert locate(uri, GATEWAYS) == RemoteDocument(GATEWAYS.ipfs + path, own=True)
 
 
 @pytest.mark.parametrize(
     ("uri", "path"), [(f"ar://{TX}", f"/{TX}"), (f"ar://{TX}/7.json", f"/{TX}/7.json"), (f"ar:{TX}?x", f"/{TX}?x")]
 )
 def test_weave_is_read_through_our_own_gateway(uri: str, path: str) -> None:
-    assert locate(uri, GATEWAYS) == Remote(GATEWAYS.arweave + path, own=True)
+    assert locate(uri, GATEWAYS) == RemoteDocument(GATEWAYS.arweave + path, own=True)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_means_nothing_is_nowhere(uri: str) -> None:
     ],
 )
 def test_web_address_is_a_strangers(uri: str, url: str) -> None:
-    assert locate(uri, GATEWAYS) == Remote(url, own=False)
+    assert locate(uri, GATEWAYS) == RemoteDocument(url, own=False)
 
 
 PLAIN = '{"name":"Ünï 100% {x} #1"}'
@@ -116,12 +116,12 @@ ENCODED = b64encode(PLAIN.encode()).decode()
     ],
 )
 def test_document_may_be_the_uri_itself(uri: str) -> None:
-    assert locate(uri, GATEWAYS) == Inline("application/json", PLAIN.encode())
+    assert locate(uri, GATEWAYS) == InlineDocument("application/json", PLAIN.encode())
 
 
 def test_data_without_a_type_is_text_and_commas_are_part_of_it() -> None:
-    assert locate("data:,a,b", GATEWAYS) == Inline("text/plain", b"a,b")
-    assert locate("<svg/>", GATEWAYS) == Inline("image/svg+xml", b"<svg/>")
+    assert locate("data:,a,b", GATEWAYS) == InlineDocument("text/plain", b"a,b")
+    assert locate("<svg/>", GATEWAYS) == InlineDocument("image/svg+xml", b"<svg/>")
 
 
 def test_id_is_substituted_as_64_digits() -> None:
@@ -173,7 +173,7 @@ def test_no_text_breaks_anything_and_what_is_shown_is_plain_ascii(text: str) -> 
         f"data:x;base64,{text}",
     ):
         found = locate(uri, GATEWAYS)
-        assert found is None or isinstance(found, Inline | Remote)
+        assert found is None or isinstance(found, InlineDocument | RemoteDocument)
         image = shown(uri)
         assert image is None or (image.isascii() and image.isprintable() and " " not in image)
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from proxy.core import usage
-from proxy.core.usage import BUCKETS, LATENCY_S, OTHER, Sheet, Tally, Touched, Used, gather, lines_of, quantile_ms
+from proxy.core.usage import (
+    BUCKETS,
+    LATENCY_S,
+    OTHER,
+    KeyTallies,
+    Tally,
+    TouchedTallies,
+    UsageSums,
+    gather,
+    lines_of,
+    quantile_ms,
+)
 
 
 def counted(times: int, seconds: float = 0.001) -> Tally:
@@ -14,9 +25,9 @@ def counted(times: int, seconds: float = 0.001) -> Tally:
 
 
 def test_what_a_key_used_is_gathered_once_and_added_to_what_all_used() -> None:
-    touched: Touched = []
+    touched: TouchedTallies = []
     whole = Tally("net", "method")
-    one, other = Sheet("acct", "key_1", touched), Sheet("acct", "key_2", touched)
+    one, other = KeyTallies("acct", "key_1", touched), KeyTallies("acct", "key_2", touched)
     for sheet, times in ((one, 3), (other, 5)):
         for _ in range(times):
             sheet[whole].count("results", "hit", 2, 0.001)
@@ -29,9 +40,9 @@ def test_what_a_key_used_is_gathered_once_and_added_to_what_all_used() -> None:
 
 
 def test_what_is_counted_after_gathering_is_found_the_next_time() -> None:
-    touched: Touched = []
+    touched: TouchedTallies = []
     whole = Tally("net", "method")
-    sheet = Sheet("acct", "key", touched)
+    sheet = KeyTallies("acct", "key", touched)
     for _ in range(3):
         sheet[whole].count("faults", "", 0, 1.0)
         assert [tally.faults for _, _, tally in gather(touched)] == [1]
@@ -42,7 +53,7 @@ def test_error_is_whatever_had_no_result() -> None:
     tally = counted(4)
     tally.count("errors", "", 1, 0.1)
     tally.count("faults", "", 0, 0.1)
-    used = Used()
+    used = UsageSums()
     used.add(tally)
     assert (used.requests, used.errors, used.units) == (6, 2, 9)
 
@@ -84,7 +95,9 @@ def test_chart_has_every_step_of_its_span() -> None:
 
 
 def test_lines_are_in_the_order_of_their_requests_and_all_others_come_last() -> None:
-    points = [(name, at, Used(requests=n, units=1)) for n, name in ((1, "a"), (5, "b"), (9, None)) for at in (0, 60)]
+    points = [
+        (name, at, UsageSums(requests=n, units=1)) for n, name in ((1, "a"), (5, "b"), (9, None)) for at in (0, 60)
+    ]
     found = lines_of(points)
     assert [(line.name, line.total.requests) for line in found] == [("b", 10), ("a", 2), (OTHER, 18)]
     assert {at: used.requests for at, used in found[2].points.items()} == {0: 9, 60: 9}

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from proxy.core.usage import Sheet, Tally, Touched
+from proxy.core.usage import KeyTallies, Tally, TouchedTallies
 from proxy.services.usage import READ_AT_ONCE, UsageService, Wanted
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore
@@ -28,8 +28,8 @@ def span() -> Wanted:
 async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_written(
     pool: Pool, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    touched: Touched = []
-    sheet = Sheet("acct", "key", touched)
+    touched: TouchedTallies = []
+    sheet = KeyTallies("acct", "key", touched)
     usage = UsageService(UsageStore(pool), touched, flush_s=0.02, keep_s={}, most_waiting=3)
     tasks = Tasks()
 

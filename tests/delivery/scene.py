@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from proxy.core import retries, signatures
-from proxy.core.egress import Reach
+from proxy.core.egress import EgressPolicy
 from proxy.core.lanes import Lanes
 from proxy.core.retries import Format
 from proxy.services.delivery.deliverer import Deliverer
@@ -28,7 +28,7 @@ from proxy.wire.guard import Guard
 from proxy.wire.receiver import Receiver
 
 TABLES = load_tables()
-LOOPBACK = Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=())
+LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 KEY = b"k" * 32
 SECRET = signatures.secret_of(KEY)
 VAULT = Vault("a key for tests that nobody can guess")

@@ -23,8 +23,8 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 
 from proxy.chains.evm import operations, paymaster, user_operation
-from proxy.chains.evm.paymaster import Terms
-from proxy.chains.evm.user_operation import Operation
+from proxy.chains.evm.paymaster import PaymasterTerms
+from proxy.chains.evm.user_operation import UserOperation
 from proxy.dev.chain import node_binary
 from proxy.services.sponsor.paymasters import Signer
 from tests import service as service_room
@@ -164,7 +164,7 @@ async def test_refusal_reaches_the_program_with_its_rule(seen: dict[str, Any], v
 # With the contracts alone
 
 
-def packed(operation: Operation) -> list[Any]:
+def packed(operation: UserOperation) -> list[Any]:
     """As the contract's own functions take it."""
     sender = "0x" + operation.sender.hex()
     if operation.version == "0.6":
@@ -197,8 +197,8 @@ async def contract(
     return tuple(decode(gives, bytes.fromhex(found[2:])))
 
 
-def drawn(chance: random.Random, version: str, payer: bytes, data: bytes) -> Operation:
-    plain = Operation(
+def drawn(chance: random.Random, version: str, payer: bytes, data: bytes) -> UserOperation:
+    plain = UserOperation(
         version, chance.randbytes(20), chance.getrandbits(200),
         chance.randbytes(chance.choice([0, 20, 88])), chance.randbytes(chance.choice([0, 4, 100, 1000])),
         *(chance.getrandbits(chance.choice([10, 100])) for _ in range(5)), b"", b"",
@@ -211,7 +211,7 @@ async def test_hash_computed_here_is_the_contracts_own(gas: Service, version: st
     chance = random.Random(version)
     payer = gas.ready["paymasters"][version]
     for _ in range(12):
-        terms = Terms(bytes.fromhex(payer[2:]), CHAIN_ID, chance.getrandbits(40), chance.getrandbits(40))
+        terms = PaymasterTerms(bytes.fromhex(payer[2:]), CHAIN_ID, chance.getrandbits(40), chance.getrandbits(40))
         operation = drawn(chance, version, terms.paymaster, paymaster.data_of(terms, paymaster.STUB_SIGNATURE))
         signature = f"getHash({PACKED[version]},uint48,uint48)"
         values = [packed(operation), terms.valid_until, terms.valid_after]
@@ -219,7 +219,7 @@ async def test_hash_computed_here_is_the_contracts_own(gas: Service, version: st
         assert told == paymaster.hash_of(operation, terms)
 
 
-async def verdict(service: Service, operation: Operation, payer: str, entry_point: str) -> tuple[bool, int, int]:
+async def verdict(service: Service, operation: UserOperation, payer: str, entry_point: str) -> tuple[bool, int, int]:
     """Whether the paymaster knows the signature as its signer's, and from when to when it is good."""
     signature = f"validatePaymasterUserOp({PACKED[operation.version]},bytes32,uint256)"
     values = [packed(operation), bytes(32), 1]
@@ -234,10 +234,10 @@ async def test_signature_is_good_for_this_chain_this_paymaster_and_five_minutes_
     chance = random.Random(version)
     signer = Signer(bytes.fromhex(gas.ready["paymaster_signer"]["private_key"][2:]))
     payer, entry_point = gas.ready["paymasters"][version], gas.ready["entry_points"][version]
-    terms = Terms(bytes.fromhex(payer[2:]), CHAIN_ID, 1_900_000_000, 1_899_999_700)
+    terms = PaymasterTerms(bytes.fromhex(payer[2:]), CHAIN_ID, 1_900_000_000, 1_899_999_700)
     bare = drawn(chance, version, terms.paymaster, b"")
 
-    async def judged(signed: Terms, shown: Terms = terms, by: Signer = signer) -> bool:
+    async def judged(signed: PaymasterTerms, shown: PaymasterTerms = terms, by: Signer = signer) -> bool:
         data = paymaster.data_of(shown, by.sign(paymaster.message(bare, signed)))
         operation = paymaster.funded(bare, shown.paymaster, gas=bare.paymaster_gas, data=data)
         good, after, until_ = await verdict(gas, operation, payer, entry_point)
@@ -282,7 +282,7 @@ async def test_sponsorship_is_what_the_paymaster_accepts_and_no_longer_than_five
     status, answer = await ask(gas, "POST", "/gas/sponsor", body)
     assert status == 200, answer
     limits = (int(answer["paymasterVerificationGasLimit"], 16), int(answer["paymasterPostOpGasLimit"], 16))
-    plain = Operation(
+    plain = UserOperation(
         version, bytes.fromhex(given["sender"][2:]), 1, b"", b"\x12\x34", *(50_000,) * 3, *(10**9,) * 2, b"", b""
     )
     operation = paymaster.funded(
@@ -408,7 +408,7 @@ async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list
 
 async def sponsored_fields(
     service: Service, wallet: str, version: str, **more: Any
-) -> tuple[Operation, dict[str, Any]]:
+) -> tuple[UserOperation, dict[str, Any]]:
     """An operation of the wallet that does nothing, paid for and not signed yet; and the policy that pays."""
     rules = {"max_total_usd": "1000"}
     _, policy = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from proxy.chains.evm.facts import Facts
+from proxy.chains.evm.facts import BlockFacts
 from proxy.compose.background import Background
 from proxy.settings import load, load_tables
 from proxy.store.blocks import BlockStore, Followed, Mark
@@ -30,7 +30,7 @@ class Trap:
     def __init__(self, left: int) -> None:
         self._left = left
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         self._spring()
 
     async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:

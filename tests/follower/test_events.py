@@ -9,7 +9,7 @@ import asyncpg
 import orjson
 import pytest
 
-from proxy.chains.evm.payloads import Token
+from proxy.chains.evm.payloads import EventToken
 from proxy.core import webhook_bodies
 from proxy.core.paging import Page
 from proxy.services.events import enrichment
@@ -72,7 +72,7 @@ async def test_several_of_one_log_are_events_of_their_own(stage: Stage) -> None:
 
 async def test_token_that_is_known_is_told_at_once_and_another_when_it_is_found_out(stage: Stage) -> None:
     await stage.webhook("TOKEN_TRANSFER", contracts=["0x" + COIN.hex(), "0x" + ART.hex()], min_value="5")
-    stage.events.composition.learn(COIN, Token("COIN", 2))
+    stage.events.composition.learn(COIN, EventToken("COIN", 2))
     await stage.mine([erc20(COIN, A, B, 4), erc20(COIN, A, B, 512), erc20(ART, A, B, 6)])
     (told,) = await stage.told()
     assert told["type"] == "TOKEN_TRANSFER"
@@ -85,7 +85,7 @@ async def test_token_that_is_known_is_told_at_once_and_another_when_it_is_found_
 
 async def test_address_that_sends_to_itself_has_two_events(stage: Stage) -> None:
     await stage.webhook("address_activity", addresses=["0x" + A.hex()])
-    stage.events.composition.learn(COIN, Token("COIN", 2))
+    stage.events.composition.learn(COIN, EventToken("COIN", 2))
     await stage.mine([erc20(COIN, A, A, 4)])
     assert sorted(each["data"]["direction"] for each in await stage.told()) == ["incoming", "outgoing"]
 

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from proxy import telemetry
-from proxy.chains.evm.facts import Facts
+from proxy.chains.evm.facts import BlockFacts
 from proxy.services.follower import network_follower as following_room
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import NoCommonBlock, forget
@@ -47,7 +47,7 @@ class Diary:
         async with connected(database) as connection:
             await connection.execute("create table diary (block bigint primary key, hash bytea not null)")
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         rows = [(piece.last, piece.hash) for piece in found]
         assert all(piece.header is not None and piece.blocks == 1 for piece in found)
         await connection.executemany("insert into diary values ($1, $2)", rows)
@@ -281,7 +281,7 @@ class Failing(Diary):
 
     fails = True
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         await super().write(connection, network, found)
         if self.fails:
             raise asyncpg.IntegrityConstraintViolationError("no")

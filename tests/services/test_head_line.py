@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.core.head_chain import Block
+from proxy.core.head_chain import ChainBlock
 from proxy.errors import Fault
 from proxy.services.feed.dispatch import LISTENERS, HeadDispatch
 from proxy.services.feed.topics import FeedEvent
@@ -26,8 +26,8 @@ class Ear:
     async def room(self) -> None: ...
 
 
-def block(number: int) -> Block:
-    return Block(number, f"0x{number:064x}", f"0x{number - 1:064x}", b"{}")
+def block(number: int) -> ChainBlock:
+    return ChainBlock(number, f"0x{number:064x}", f"0x{number - 1:064x}", b"{}")
 
 
 async def settled() -> None:

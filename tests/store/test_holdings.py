@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from proxy.core.holdings import Changes, Transfer
+from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.errors import Unavailable
 from proxy.store import blocks, holdings, sql
 from proxy.store.blocks import BlockStore, Mark
@@ -48,7 +48,7 @@ async def store(pool: Pool) -> HoldingStore:
                 at = Mark(6, b"\x07" * 32)
                 await blocks.move(connection, term.number, cursor=at, to=Mark(8, b"\x08" * 32), time=1_700_000_000)
                 for _ in range(times):
-                    changes = Changes()
+                    changes = HoldingChanges()
                     changes.add(SOME)
                     await holdings.add(connection, term.number, changes)
     return HoldingStore(pool)

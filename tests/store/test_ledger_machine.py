@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from proxy.chains.evm import operations
-from proxy.chains.evm.facts import Facts, Header, Log
+from proxy.chains.evm.facts import BlockFacts, ChainLog, Header
 from proxy.chains.registry import Network
 from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
@@ -204,7 +204,7 @@ class ModelChain:
         block = self.blocks_[number]
         return Header(hex(number), _hex(block.name), "0x", hex(block.time))
 
-    async def blocks(self, first: int, last: int) -> Facts:
+    async def blocks(self, first: int, last: int) -> BlockFacts:
         logs = [
             log_of(event, number, self.blocks_[number].name)
             for number in range(first, last + 1)
@@ -213,14 +213,14 @@ class ModelChain:
         return facts_of(first, last, self.blocks_[last], logs)
 
 
-def facts_of(first: int, last: int, block: Block, logs: list[Log]) -> Facts:
-    return Facts(first, last, b"", block.name, block.time, None, logs, [], 0)
+def facts_of(first: int, last: int, block: Block, logs: list[ChainLog]) -> BlockFacts:
+    return BlockFacts(first, last, b"", block.name, block.time, None, logs, [], 0)
 
 
-def log_of(event: Landed, number: int, name: bytes) -> Log:
+def log_of(event: Landed, number: int, name: bytes) -> ChainLog:
     words = [event.nonce, 1, event.cost, 1]
     parties = [_hex(who.rjust(32, b"\0")) for who in (event.sender, PAYER)]
-    return Log(
+    return ChainLog(
         address=NETWORK.chain.entry_points["0.7"],
         topics=[operations.INCLUDED, _hex(event.op_hash), *parties],
         block_number=hex(number),

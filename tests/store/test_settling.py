@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from proxy.chains.evm.facts import Facts
+from proxy.chains.evm.facts import BlockFacts
 from proxy.services.sponsor.settlement import SettlementLoop
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, Wanted
@@ -40,7 +40,7 @@ class ShortMemory(ModelChain):
         self.forgotten = forgotten
         self.read: list[tuple[int, int]] = []
 
-    async def blocks(self, first: int, last: int) -> Facts:
+    async def blocks(self, first: int, last: int) -> BlockFacts:
         self.read.append((first, last))
         if first <= self.forgotten:
             raise ConnectionError("missing trie node")

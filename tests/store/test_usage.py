@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.usage import BUCKETS, OTHER, Step, Used
+from proxy.core.usage import BUCKETS, OTHER, UsageStep, UsageSums
 from proxy.store.pool import Pool
 from proxy.store.usage import LOCK, Series, UsageStore, Wanted
 from tests.database import connected
@@ -17,17 +17,17 @@ NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
 MINUTE = int(NOW.timestamp()) // 60
 
 
-def used(requests: int = 1) -> Used:
-    return Used(requests, 0, 2 * requests, 0, [requests] + [0] * (BUCKETS - 1))
+def used(requests: int = 1) -> UsageSums:
+    return UsageSums(requests, 0, 2 * requests, 0, [requests] + [0] * (BUCKETS - 1))
 
 
 def batch(
     requests: int, *, account: str = "acct_1", key: str = "key_1", method: str = "m"
-) -> dict[tuple[Series, int], Used]:
+) -> dict[tuple[Series, int], UsageSums]:
     return {((account, key, "net/one", method), MINUTE): used(requests)}
 
 
-def wanted(by: str = "total", step: Step = "hour", account: str | None = "acct_1", **filters: Any) -> Wanted:
+def wanted(by: str = "total", step: UsageStep = "hour", account: str | None = "acct_1", **filters: Any) -> Wanted:
     hour = datetime.timedelta(hours=1)
     return Wanted(step=step, first=NOW - 48 * hour, last=NOW + hour, account=account, by=by, **filters)
 
@@ -39,7 +39,7 @@ async def total(store: UsageStore, asked: Wanted) -> dict[str, int]:
 async def test_batch_is_in_minutes_hours_and_days(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(7))
-    steps: tuple[Step, ...] = ("minute", "hour", "day")
+    steps: tuple[UsageStep, ...] = ("minute", "hour", "day")
     for step in steps:
         (line,) = await store.chart(wanted(step=step))
         assert (line.total.requests, line.total.units, line.total.took[0]) == (7, 14, 7)
@@ -60,7 +60,7 @@ async def test_batch_that_is_sent_again_is_not_counted_again(pool: Pool) -> None
 
 async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool) -> None:
     stores = [UsageStore(pool) for _ in range(6)]
-    rows: dict[tuple[Series, int], Used] = {}
+    rows: dict[tuple[Series, int], UsageSums] = {}
     for n in range(40):
         for place in batch(1, key=f"key_{n}", method=f"m{n % 3}"):
             rows.setdefault(place, used(0)).merge(used(1))
@@ -79,7 +79,7 @@ async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool)
 @pytest.mark.parametrize("by", ["total", "key", "network", "method"])
 async def test_sums_say_the_same_as_the_rows_that_they_are_of(pool: Pool, by: str) -> None:
     store = UsageStore(pool)
-    rows: dict[tuple[Series, int], Used] = {}
+    rows: dict[tuple[Series, int], UsageSums] = {}
     for n in range(12):
         for place in batch(n + 1, key=f"key_{n % 2}", method=f"m{n % 3}"):
             rows.setdefault(place, used(0)).merge(used(n + 1))

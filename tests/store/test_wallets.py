@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.chains.evm import operations, user_operation
-from proxy.chains.evm.facts import Facts, Header, Log
+from proxy.chains.evm.facts import BlockFacts, ChainLog, Header
 from proxy.core.paging import Page
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.inclusions import InclusionSink
@@ -113,14 +113,14 @@ async def test_pages_are_in_order_and_count_all(store: WalletStore) -> None:
 # Blocks
 
 
-def block(number: int, *logs: Log) -> Facts:
+def block(number: int, *logs: ChainLog) -> BlockFacts:
     header = Header(hex(number), "0x" + f"{number:064x}", "0x" + f"{number - 1:064x}", hex(1_800_000_000 + number))
     hashed = number.to_bytes(32, "big")
-    return Facts(number, number, bytes(32), hashed, 1_800_000_000 + number, header, list(logs), [], 0)
+    return BlockFacts(number, number, bytes(32), hashed, 1_800_000_000 + number, header, list(logs), [], 0)
 
 
-def log(number: int, address: bytes, *topics: str, data: str = "0x") -> Log:
-    return Log(
+def log(number: int, address: bytes, *topics: str, data: str = "0x") -> ChainLog:
+    return ChainLog(
         address="0x" + address.hex(),
         topics=list(topics),
         block_number=hex(number),
@@ -131,7 +131,7 @@ def log(number: int, address: bytes, *topics: str, data: str = "0x") -> Log:
     )
 
 
-def birth(number: int, of: int) -> Log:
+def birth(number: int, of: int) -> ChainLog:
     return log(number, wallet(of).address, operations.INITIALIZED, "0x" + "00" * 32, "0x" + "00" * 32)
 
 
@@ -215,7 +215,7 @@ async def test_reader_takes_back_only_the_deployment_that_it_saw(store: WalletSt
 # Operations
 
 
-def event(number: int, name: bytes, *, success: bool = True, by: str = EP07, sender: str = "0x") -> Log:
+def event(number: int, name: bytes, *, success: bool = True, by: str = EP07, sender: str = "0x") -> ChainLog:
     topics = (operations.INCLUDED, "0x" + name.hex(), "0x" + sender[2:].lower().rjust(64, "0"), "0x" + "00" * 32)
     data = "0x" + f"{3:064x}{int(success):064x}{2**200:064x}{5:064x}"
     return log(number, bytes.fromhex(by[2:]), *topics, data=data)
@@ -345,6 +345,6 @@ async def test_old_operations_are_removed_a_bite_at_a_time(pool: Pool) -> None:
         log(1, b"\x01" * 20),
     ],
 )
-def test_log_that_is_not_what_its_topic_promises_is_no_event(odd: Log) -> None:
+def test_log_that_is_not_what_its_topic_promises_is_no_event(odd: ChainLog) -> None:
     assert operations.included(odd) is None
     assert operations.born(odd) is None

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import Malformed
+from proxy.core.jsonrpc import MalformedCall
 from tests.web.worker import NO_CACHE, Worker, on_uvloop, worker
 from tests.wire.upstreams import Exchange, Scripted, go_decode, http
 
@@ -333,7 +333,7 @@ def test_rebuilt_envelope_runs_the_method_that_was_checked(
     text = ",".join(f"{json.dumps(name, ensure_ascii=escaped)}:{json.dumps(value)}" for name, value in pairs)
     try:
         method, params, _ = jsonrpc.parse(f"{{{text}}}".encode())
-    except Malformed:
+    except MalformedCall:
         return
     rebuilt = b"".join((jsonrpc.HEAD, b"7", jsonrpc.request_tail(method), params, b"}"))
     run = go_decode(rebuilt)

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
@@ -90,7 +90,7 @@ async def pool(
     async with Scripted(script) as server:
         turn = turn or WriteBuffer(asyncio.get_running_loop())
         upstream = Upstream(
-            Health("test#1"), UpstreamAddress.of(server.url, {}), turn, limit=limit, depth=depth, batch=1
+            UpstreamHealth("test#1"), UpstreamAddress.of(server.url, {}), turn, limit=limit, depth=depth, batch=1
         )
         try:
             yield upstream, server

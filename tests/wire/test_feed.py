@@ -12,7 +12,7 @@ import pytest
 from aiohttp import WSMsgType, web
 from yarl import URL
 
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.wire import upstream_stream
 from proxy.wire.connection import NOBODY
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
@@ -234,7 +234,7 @@ async def test_whoever_is_cancelled_while_it_closes_an_upstream_is_cancelled() -
 
     async with serving(ignore) as server:
         turn = WriteBuffer(asyncio.get_running_loop())
-        upstream = WebSocketUpstream(Health("net#1"), str(server.url), {}, turn, batch=1)
+        upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, turn, batch=1)
         upstream.submit(NOBODY, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
         await until(lambda: server.asked)
         with pytest.raises(TimeoutError):

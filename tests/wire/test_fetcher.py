@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from proxy.core.egress import Reach
+from proxy.core.egress import EgressPolicy
 from proxy.wire.fetcher import Fetched, Fetcher, expanded
 from proxy.wire.guard import Guard
 from tests.wire.strangers import Pages, pages
 
 LIMIT = 10_000
-LOOPBACK = Guard(Reach(allow=["127.0.0.0/8"]), http=True, ports=())
+LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_redirect_to_what_may_not_be_followed_is_refused(site: Pages, fetc
 
 
 async def test_operators_own_address_may_be_private_and_redirect_to_itself(site: Pages) -> None:
-    fetcher = Fetcher(Guard(Reach()), timeout_s=10.0, max_bytes=LIMIT)
+    fetcher = Fetcher(Guard(EgressPolicy()), timeout_s=10.0, max_bytes=LIMIT)
     site.put("/b", b"{}")
     assert (await fetcher.get(site.move("/a", "/b"), own=True)).outcome == "ok"
     assert (await fetcher.get(site.url("/b"))).outcome == "refused"

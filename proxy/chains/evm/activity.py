@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from proxy.chains.evm.facts import Header
-from proxy.chains.evm.matching import Call, Tx
+from proxy.chains.evm.matching import InternalTransfer, MatchTransaction
 
 _MOVES = frozenset({"call", "create", "create2", "selfdestruct", "suicide"})
 _fromhex = bytes.fromhex
@@ -39,18 +39,18 @@ def is_whole(header: Header) -> bool:
     return start[:1] in (b"{", b"]")
 
 
-def transactions_of(header: Header) -> list[Tx]:
+def transactions_of(header: Header) -> list[MatchTransaction]:
     """ValueError where they are none."""
     return [_tx(each) for each in _read_all(header.transactions)]
 
 
-def read_transactions(given: list[Any]) -> list[Tx]:
+def read_transactions(given: list[Any]) -> list[MatchTransaction]:
     """Of transactions that are decoded already. ValueError where they are none."""
     return [_tx(each) for each in msgspec.convert(given, list[_Transaction])]
 
 
-def _tx(found: _Transaction) -> Tx:
-    return Tx(
+def _tx(found: _Transaction) -> MatchTransaction:
+    return MatchTransaction(
         found.hash,
         int(found.index or "0x0", 16),
         _fromhex(found.sender[2:]),
@@ -64,12 +64,12 @@ def _tx(found: _Transaction) -> Tx:
 # Calls
 
 
-def calls_of_tree(transaction: str, tree: Mapping[str, Any]) -> list[Call]:
+def calls_of_tree(transaction: str, tree: Mapping[str, Any]) -> list[InternalTransfer]:
     """From what `callTracer` tells of a transaction."""
     return [*_below(transaction, tree, ())]
 
 
-def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> Iterator[Call]:
+def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> Iterator[InternalTransfer]:
     if node.get("error"):
         return  # It was undone, and all below it.
     if path and (found := _call(transaction, path, node)):
@@ -78,15 +78,15 @@ def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> 
         yield from _below(transaction, child, (*path, place))
 
 
-def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> Call | None:
+def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> InternalTransfer | None:
     kind = str(node.get("type", "")).lower()
     value = int(node.get("value") or "0x0", 16)
     if kind not in _MOVES or not value or not node.get("to"):
         return None
-    return Call(transaction, path, kind, _fromhex(node["from"][2:]), _fromhex(node["to"][2:]), value)
+    return InternalTransfer(transaction, path, kind, _fromhex(node["from"][2:]), _fromhex(node["to"][2:]), value)
 
 
-def calls_of_list(traces: list[Mapping[str, Any]]) -> list[Call]:
+def calls_of_list(traces: list[Mapping[str, Any]]) -> list[InternalTransfer]:
     """From what `trace_block` tells of a block."""
     undone = {
         (trace["transactionHash"], tuple(trace["traceAddress"]))
@@ -105,7 +105,7 @@ def calls_of_list(traces: list[Mapping[str, Any]]) -> list[Call]:
     return found
 
 
-def _traced(transaction: str, path: tuple[int, ...], trace: Mapping[str, Any]) -> Call | None:
+def _traced(transaction: str, path: tuple[int, ...], trace: Mapping[str, Any]) -> InternalTransfer | None:
     action = trace["action"]
     match trace["type"]:
         case "call" if action.get("callType") == "call":
@@ -118,4 +118,6 @@ def _traced(transaction: str, path: tuple[int, ...], trace: Mapping[str, Any]) -
             return None
     if not recipient or not int(value, 16):
         return None
-    return Call(transaction, path, str(trace["type"]), _fromhex(sender[2:]), _fromhex(recipient[2:]), int(value, 16))
+    return InternalTransfer(
+        transaction, path, str(trace["type"]), _fromhex(sender[2:]), _fromhex(recipient[2:]), int(value, 16)
+    )

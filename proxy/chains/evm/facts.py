@@ -35,7 +35,7 @@ _WORD = 64
 _fromhex = bytes.fromhex
 
 
-class Log(msgspec.Struct, rename="camel", gc=False):
+class ChainLog(msgspec.Struct, rename="camel", gc=False):
     """One log as an upstream gives it. Only its place in the chain and what its contract said."""
 
     address: str
@@ -52,7 +52,7 @@ class Receipt(msgspec.Struct, rename="camel", gc=False):
     """What became of one transaction, as far as its logs go."""
 
     block_hash: str
-    logs: list[Log]
+    logs: list[ChainLog]
 
 
 class Header(msgspec.Struct, rename="camel", gc=False):
@@ -68,7 +68,7 @@ class Header(msgspec.Struct, rename="camel", gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class BlockFacts:
     """What is known of one block, or of a range of final ones. `hash` and `time` are the last block's, `parent` the first's.
 
     `header` is there for one block alone: a range is read where nobody wants more than its logs. `has_all_logs`: not only those
@@ -81,7 +81,7 @@ class Facts:
     hash: bytes
     time: int
     header: Header | None
-    logs: list[Log]
+    logs: list[ChainLog]
     transfers: list[Transfer]
     odd: int
     has_all_logs: bool = False
@@ -91,17 +91,19 @@ class Facts:
         return self.last - self.first + 1
 
 
-read_logs = msgspec.json.Decoder(list[Log]).decode
+read_logs = msgspec.json.Decoder(list[ChainLog]).decode
 read_receipts = msgspec.json.Decoder(list[Receipt]).decode
 read_header: Callable[[bytes], Header | None] = msgspec.json.Decoder(Header | None).decode
 
 
-def facts_of(first: Header, last: Header, logs: list[Log], *, alone: bool, has_all_logs: bool = False) -> Facts:
+def facts_of(
+    first: Header, last: Header, logs: list[ChainLog], *, alone: bool, has_all_logs: bool = False
+) -> BlockFacts:
     """Of one block `alone`, or of a range. ValueError where the upstream's numbers are none, or its logs belong elsewhere."""
     low, high = int(first.number, 16), int(last.number, 16)
     _check(logs, low, high, last)
     transfers, odd = transfers_of(logs)
-    return Facts(
+    return BlockFacts(
         low,
         high,
         _fromhex(first.parent_hash[2:]),
@@ -115,7 +117,7 @@ def facts_of(first: Header, last: Header, logs: list[Log], *, alone: bool, has_a
     )
 
 
-def _check(logs: list[Log], low: int, high: int, last: Header) -> None:
+def _check(logs: list[ChainLog], low: int, high: int, last: Header) -> None:
     """No log of another block, or of a block that was dropped: such an upstream is in the middle of a change."""
     blocks = {(log.block_number, log.block_hash) for log in logs}
     hashes: dict[int, str] = {}
@@ -136,7 +138,7 @@ def bloom_mask(text: str) -> int:
     return mask
 
 
-def transfers_of(logs: Iterable[Log]) -> tuple[list[Transfer], int]:
+def transfers_of(logs: Iterable[ChainLog]) -> tuple[list[Transfer], int]:
     """The transfers among the logs, in their order, and how many logs were odd."""
     found: list[Transfer] = []
     wrapped: set[int] = set()
@@ -178,7 +180,7 @@ def _address(topic: str) -> bytes:
     return _fromhex(topic[26:])
 
 
-def _nft(log: Log) -> Transfer:
+def _nft(log: ChainLog) -> Transfer:
     if len(log.topics) != 4 or len(log.topics[3]) != 66:
         raise ValueError("a Transfer of another shape")
     _, sender, recipient, token = log.topics
@@ -186,7 +188,7 @@ def _nft(log: Log) -> Transfer:
 
 
 def _moved(
-    log: Log, standard: int, sender: str, recipient: str, token_id: int, amount: int, *, item: int = 0
+    log: ChainLog, standard: int, sender: str, recipient: str, token_id: int, amount: int, *, item: int = 0
 ) -> Transfer:
     return Transfer(
         standard,
@@ -201,7 +203,7 @@ def _moved(
     )
 
 
-def _wrapped(log: Log) -> Transfer:
+def _wrapped(log: ChainLog) -> Transfer:
     if len(log.topics) != 2:
         raise ValueError("a deposit of another shape")
     made = log.topics[0] == DEPOSIT
@@ -220,7 +222,7 @@ def _name(transfer: Transfer) -> tuple[str, bytes, bytes, bytes, int]:
     return transfer.transaction, transfer.contract, transfer.sender, transfer.recipient, transfer.amount
 
 
-def _multi(log: Log) -> list[Transfer]:
+def _multi(log: ChainLog) -> list[Transfer]:
     if len(log.topics) != 4:
         raise ValueError("a transfer of another shape")
     sender, recipient = log.topics[2:]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from proxy.chains.evm import abi, address, log_filter
-from proxy.chains.evm.watch_index import KINDS, Filter, Kind
+from proxy.chains.evm.watch_index import KINDS, WatchFilter, WatchKind
 
 MOST_ADDRESSES = 100_000
 # Nodes have the same limit for logs.
@@ -30,7 +30,7 @@ MOST_VALUES = 1_000
 MOST_CONFIRMATIONS = 1_000
 
 _COMMON = frozenset({"finality", "confirmations"})
-_MEMBERS: dict[Kind, frozenset[str]] = {
+_MEMBERS: dict[WatchKind, frozenset[str]] = {
     "activity": _COMMON | {"addresses", "direction", "categories", "min_value", "selectors", "exclude_spam"},
     "token": _COMMON | {"addresses", "contracts", "from", "to", "min_value", "exclude_spam"},
     "nft": _COMMON | {"addresses", "contracts", "token_ids", "exclude_spam"},
@@ -41,7 +41,7 @@ _MEMBERS: dict[Kind, frozenset[str]] = {
     "pending": frozenset({"addresses", "direction", "min_value", "selectors"}),
 }
 # At least one of these must be there: nobody is sent a whole chain by mistake.
-_NEEDS: dict[Kind, tuple[str, ...]] = {
+_NEEDS: dict[WatchKind, tuple[str, ...]] = {
     "activity": ("addresses",),
     "token": ("addresses", "contracts", "from", "to"),
     "nft": ("addresses", "contracts"),
@@ -72,7 +72,7 @@ def most_addresses(event_type: str) -> int:
     return MOST_LOG_ADDRESSES if KINDS[event_type] == "log" else MOST_ADDRESSES
 
 
-def parse(event_type: str, config: Mapping[str, Any]) -> Filter:
+def parse(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
     """The filter without its addresses, of which only the number is looked at."""
     kind = KINDS[event_type]
     _check_members(event_type, kind, config)
@@ -89,7 +89,7 @@ def parse(event_type: str, config: Mapping[str, Any]) -> Filter:
     confirmations = _confirmations(config)
     if confirmations and finality != "included":
         raise BadConfig("confirmations: give either this or finality")
-    return Filter(
+    return WatchFilter(
         direction=_choice(config, "direction", ("incoming", "outgoing")),
         categories=_set(config, "categories", _category),
         min_value=_one(config, "min_value", _uint) if "min_value" in config else 0,
@@ -117,7 +117,7 @@ def addresses_of(given: Sequence[Any], first: int = 0, name: str = "config.addre
     return found
 
 
-def _check_members(event_type: str, kind: Kind, config: Mapping[str, Any]) -> None:
+def _check_members(event_type: str, kind: WatchKind, config: Mapping[str, Any]) -> None:
     for name in config:
         if name not in _MEMBERS[kind]:
             known = ", ".join(sorted(_MEMBERS[kind]))

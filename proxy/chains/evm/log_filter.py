@@ -38,7 +38,7 @@ _MEMBERS = frozenset(("address", "topics", "fromBlock"))
 _NO_END = (None, "latest", "pending")
 
 
-class Log(Protocol):
+class FilterLog(Protocol):
     """What a filter sees of a log. Values are lower case."""
 
     @property
@@ -53,7 +53,7 @@ class LogFilter(msgspec.Struct, frozen=True, gc=False):
     addresses: tuple[str, ...] = ()
     topics: tuple[tuple[str, ...], ...] = ()
 
-    def matches(self, log: Log) -> bool:
+    def matches(self, log: FilterLog) -> bool:
         if self.addresses and log.address not in self.addresses:
             return False
         if len(self.topics) > len(log.topics):
@@ -164,7 +164,7 @@ class _Node:
             del self.branches[value]
 
 
-class Index:
+class LogFilterIndex:
     """Filters, found by the logs that match them."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Index:
                 return
             parent.cut(value)
 
-    def match(self, logs: Sequence[Log]) -> dict[LogFilter, list[int]]:
+    def match(self, logs: Sequence[FilterLog]) -> dict[LogFilter, list[int]]:
         """For each filter that matches, the places of its logs, in order."""
         found: dict[LogFilter, list[int]] = {}
         for place, log in enumerate(logs):
@@ -226,7 +226,7 @@ class Index:
                         places.append(place)
         return found
 
-    def _passed(self, log: Log) -> Iterator[_Node]:
+    def _passed(self, log: FilterLog) -> Iterator[_Node]:
         """The nodes that a log passes and where filters end."""
         level = [self._root]
         for value in (log.address, *log.topics):

@@ -16,19 +16,19 @@ from proxy.chains.evm import log_filter
 from proxy.chains.evm.watch_index import (
     CATEGORIES,
     PAIRS,
+    AddressBits,
     Direction,
-    Filter,
-    Found,
-    Marks,
-    Table,
-    Tables,
     Watcher,
+    Watchers,
+    WatchFilter,
+    WatchTable,
+    WatchTables,
     each_of,
 )
 from proxy.core.holdings import FUNGIBLE, Transfer
 
 
-class Tx(msgspec.Struct, gc=False):
+class MatchTransaction(msgspec.Struct, gc=False):
     """A transaction. `recipient` is None where it creates a contract; `selector` the first four bytes of what it says."""
 
     hash: str
@@ -40,7 +40,7 @@ class Tx(msgspec.Struct, gc=False):
     selector: bytes
 
 
-class Call(msgspec.Struct, gc=False):
+class InternalTransfer(msgspec.Struct, gc=False):
     """A transfer of coins inside a transaction; `path` leads to it among the calls."""
 
     transaction: str
@@ -51,7 +51,7 @@ class Call(msgspec.Struct, gc=False):
     value: int
 
 
-class Log(log_filter.Log, Protocol):
+class MatchLog(log_filter.FilterLog, Protocol):
     """A log as far as it is matched."""
 
     @property
@@ -62,20 +62,20 @@ class Match(NamedTuple):
     """`direction` where the webhook watches one of the two sides; no `fact` where it is the block itself."""
 
     watcher: Watcher
-    fact: Tx | Transfer | Call | Log | None
+    fact: MatchTransaction | Transfer | InternalTransfer | MatchLog | None
     direction: Direction | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MatchBlock:
     """What a block holds, as far as it is matched."""
 
-    transactions: Sequence[Tx] = ()
+    transactions: Sequence[MatchTransaction] = ()
     transfers: Sequence[Transfer] = ()
-    logs: Sequence[Log] = ()
+    logs: Sequence[MatchLog] = ()
 
 
-def matched(tables: Tables, block: Block) -> list[Match]:
+def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
     """Everything in a block that anybody watches, but for calls inside transactions."""
     found: list[Match] = [Match(each, None) for each in tables.blocks.values()]
     near = _near(tables.marks, block.transfers)
@@ -98,7 +98,7 @@ def matched(tables: Tables, block: Block) -> list[Match]:
     return found
 
 
-def _near_transactions(marks: Marks, transactions: Iterable[Tx]) -> list[Tx]:
+def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:
     """Those with an address that somebody may watch. Written out, for speed, as is its twin: they see every fact."""
     bits, mask = marks.bits, marks.mask
     return [
@@ -109,7 +109,7 @@ def _near_transactions(marks: Marks, transactions: Iterable[Tx]) -> list[Tx]:
     ]
 
 
-def _near(marks: Marks, transfers: Iterable[Transfer]) -> list[Transfer]:
+def _near(marks: AddressBits, transfers: Iterable[Transfer]) -> list[Transfer]:
     bits, mask = marks.bits, marks.mask
     return [
         transfer
@@ -119,15 +119,15 @@ def _near(marks: Marks, transfers: Iterable[Transfer]) -> list[Transfer]:
     ]
 
 
-def matched_calls(tables: Tables, calls: Iterable[Call]) -> list[Match]:
+def matched_calls(tables: WatchTables, calls: Iterable[InternalTransfer]) -> list[Match]:
     return [*_sides(tables.internal, ((call, call.sender, call.recipient, call.value) for call in calls))]
 
 
-def matched_pending(tables: Tables, transactions: Iterable[Tx]) -> list[Match]:
+def matched_pending(tables: WatchTables, transactions: Iterable[MatchTransaction]) -> list[Match]:
     return _activity_of_transactions(tables.pending, transactions)
 
 
-def _activity_of_transactions(table: Table, transactions: Iterable[Tx]) -> list[Match]:
+def _activity_of_transactions(table: WatchTable, transactions: Iterable[MatchTransaction]) -> list[Match]:
     get = table.get
     found: list[Match] = []
     for tx in transactions:
@@ -138,7 +138,7 @@ def _activity_of_transactions(table: Table, transactions: Iterable[Tx]) -> list[
     return found
 
 
-def _wants_tx(watcher: Watcher, tx: Tx, direction: Direction) -> bool:
+def _wants_tx(watcher: Watcher, tx: MatchTransaction, direction: Direction) -> bool:
     wanted = watcher.filter
     return (
         not watcher.gone
@@ -149,7 +149,7 @@ def _wants_tx(watcher: Watcher, tx: Tx, direction: Direction) -> bool:
     )
 
 
-def _activity_of_transfers(table: Table, transfers: Iterable[Transfer]) -> list[Match]:
+def _activity_of_transfers(table: WatchTable, transfers: Iterable[Transfer]) -> list[Match]:
     get = table.get
     found: list[Match] = []
     for each in transfers:
@@ -173,7 +173,7 @@ def _wants_transfer(watcher: Watcher, transfer: Transfer, direction: Direction) 
     )
 
 
-def _sides(table: Table, facts: Iterable[tuple[Call, bytes, bytes, int]]) -> Iterator[Match]:
+def _sides(table: WatchTable, facts: Iterable[tuple[InternalTransfer, bytes, bytes, int]]) -> Iterator[Match]:
     """Facts with two sides and a value, by each side that is watched."""
     for fact, sender, recipient, value in facts:
         sides: tuple[tuple[bytes, Direction], ...] = ((sender, "outgoing"), (recipient, "incoming"))
@@ -185,7 +185,7 @@ def _sides(table: Table, facts: Iterable[tuple[Call, bytes, bytes, int]]) -> Ite
                 yield Match(each, fact, direction)
 
 
-def _tokens_by_side(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+def _tokens_by_side(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     side, sender, recipient = tables.token_side.get, tables.token_sender.get, tables.token_recipient.get
     found: list[Match] = []
     for transfer in transfers:
@@ -198,7 +198,7 @@ def _tokens_by_side(tables: Tables, transfers: Iterable[Transfer]) -> list[Match
     return found
 
 
-def _tokens_by_contract(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+def _tokens_by_contract(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     contract, tokens = tables.token_contract.get, tables.tokens
     found: list[Match] = []
     for transfer in transfers:
@@ -210,7 +210,7 @@ def _tokens_by_contract(tables: Tables, transfers: Iterable[Transfer]) -> list[M
     return found
 
 
-def _is_token(wanted: Filter, transfer: Transfer) -> bool:
+def _is_token(wanted: WatchFilter, transfer: Transfer) -> bool:
     return (
         transfer.amount >= wanted.min_value
         and (not wanted.contracts or transfer.contract in wanted.contracts)
@@ -220,7 +220,7 @@ def _is_token(wanted: Filter, transfer: Transfer) -> bool:
     )
 
 
-def _nfts_by_side(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+def _nfts_by_side(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     side = tables.nft_side.get
     return [
         Match(each, transfer)
@@ -231,7 +231,7 @@ def _nfts_by_side(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
     ]
 
 
-def _nfts_by_contract(tables: Tables, transfers: Iterable[Transfer]) -> list[Match]:
+def _nfts_by_contract(tables: WatchTables, transfers: Iterable[Transfer]) -> list[Match]:
     contract, token, everything = tables.nft_contract.get, tables.nft_token.get, tables.nfts.values()
     found: list[Match] = []
     for transfer in transfers:
@@ -243,7 +243,7 @@ def _nfts_by_contract(tables: Tables, transfers: Iterable[Transfer]) -> list[Mat
     return found
 
 
-def _is_nft(wanted: Filter, transfer: Transfer) -> bool:
+def _is_nft(wanted: WatchFilter, transfer: Transfer) -> bool:
     return (
         (not wanted.contracts or transfer.contract in wanted.contracts)
         and (not wanted.token_ids or transfer.token_id in wanted.token_ids)
@@ -251,14 +251,14 @@ def _is_nft(wanted: Filter, transfer: Transfer) -> bool:
     )
 
 
-def _either(one: Found | None, other: Found | None) -> Iterable[Watcher]:
+def _either(one: Watchers | None, other: Watchers | None) -> Iterable[Watcher]:
     """Those who watch one side or the other, each once."""
     if one is None or other is None:
         return each_of(other if one is None else one)
     return dict.fromkeys((*each_of(one), *each_of(other)))
 
 
-def _logs(tables: Tables, block: Block) -> list[Match]:
+def _logs(tables: WatchTables, block: MatchBlock) -> list[Match]:
     found: list[Match] = []
     selectors: dict[str, bytes] = {}
     for wanted, places in tables.logs.match(block.logs).items():

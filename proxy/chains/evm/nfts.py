@@ -21,7 +21,7 @@ _SOMEBODY = (1).to_bytes(20, "big")
 
 
 @dataclass(frozen=True, slots=True)
-class Nft:
+class NftContractFacts:
     """One token, as its contract tells. `exists` and `supply` are None where the contract does not say."""
 
     standard: int
@@ -43,7 +43,7 @@ def questions(token_id: int) -> list[bytes]:
     ]
 
 
-def answered(answers: Sequence[bytes | None]) -> Nft | None:
+def answered(answers: Sequence[bytes | None]) -> NftContractFacts | None:
     """The token; None where this is no contract of NFTs."""
     owner = abi.address(answers[4])
     owner = None if owner == address.ZERO else owner
@@ -51,10 +51,10 @@ def answered(answers: Sequence[bytes | None]) -> Nft | None:
     if standard is None:
         return None
     if standard == 721:
-        return Nft(721, owner, _text(answers[5]), exists=owner is not None, supply=None)
+        return NftContractFacts(721, owner, _text(answers[5]), exists=owner is not None, supply=None)
     supply = abi.uint(answers[8])
     exists = abi.truth(answers[7]) if supply is None else supply > 0
-    return Nft(1155, None, _text(answers[6]), exists, supply)
+    return NftContractFacts(1155, None, _text(answers[6]), exists, supply)
 
 
 def by_erc165(answers: Sequence[bytes | None]) -> int | None:

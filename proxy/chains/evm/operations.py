@@ -13,7 +13,7 @@ import msgspec
 import sha3
 
 from proxy.chains.evm import abi, address
-from proxy.chains.evm.facts import Log
+from proxy.chains.evm.facts import ChainLog
 
 
 def topic(signature: str) -> str:
@@ -29,7 +29,7 @@ INITIALIZED = topic("SimpleAccountInitialized(address,address)")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPlace:
     """Where a log is, and whose it is."""
 
     contract: bytes
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Included:
+class IncludedOperation:
     """An operation that is on the chain, whether or not its call went through. `place.contract` is its EntryPoint."""
 
     hash: bytes
@@ -50,10 +50,10 @@ class Included:
     success: bool
     cost_wei: int
     gas_used: int
-    place: Place
+    place: LogPlace
 
 
-def included(log: Log) -> Included | None:
+def included(log: ChainLog) -> IncludedOperation | None:
     """The event that this log is, if it is one."""
     # Every log of a chain is asked: most end here.
     if len(log.topics) != 4 or log.topics[0] != INCLUDED:
@@ -66,7 +66,7 @@ def included(log: Log) -> Included | None:
     sender, paymaster = (abi.address(each) for each in parties)
     if place is None or name is None or len(name) != abi.WORD or sender is None or paymaster is None:
         return None
-    return Included(
+    return IncludedOperation(
         hash=name,
         sender=sender,
         paymaster=paymaster if any(paymaster) else None,
@@ -78,12 +78,12 @@ def included(log: Log) -> Included | None:
     )
 
 
-def born(log: Log) -> Place | None:
+def born(log: ChainLog) -> LogPlace | None:
     """Where a wallet was deployed, if this log says so; its contract is the wallet."""
     return _place(log) if len(log.topics) == 3 and log.topics[0] == INITIALIZED else None
 
 
-def _place(log: Log) -> Place | None:
+def _place(log: ChainLog) -> LogPlace | None:
     found = [abi.unhex(text) for text in (log.address, log.block_hash, log.transaction_hash)]
     try:
         block, index = int(log.block_number, 16), int(log.log_index, 16)
@@ -92,18 +92,18 @@ def _place(log: Log) -> Place | None:
     contract, block_hash, transaction = found
     if contract is None or block_hash is None or transaction is None:
         return None
-    return Place(contract, block, block_hash, transaction, index)
+    return LogPlace(contract, block, block_hash, transaction, index)
 
 
-def read_logs(found: object) -> list[Log]:
+def read_logs(found: object) -> list[ChainLog]:
     """Logs as an upstream gave them, decoded; none where they are none."""
     try:
-        return msgspec.convert(found, list[Log])
+        return msgspec.convert(found, list[ChainLog])
     except msgspec.ValidationError:
         return []
 
 
-def logs_of(event: Included, logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def logs_of(event: IncludedOperation, logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Of a transaction's logs those between the operation before and this one: what its own call emitted.
 
     Operations are executed one after the other, each with its event at the end; the first begins behind BeforeExecution.
@@ -120,7 +120,7 @@ def logs_of(event: Included, logs: Sequence[Mapping[str, Any]]) -> list[Mapping[
     return found
 
 
-def revert_reason(event: Included, logs: Iterable[Mapping[str, Any]]) -> str | None:
+def revert_reason(event: IncludedOperation, logs: Iterable[Mapping[str, Any]]) -> str | None:
     """Why its call failed, where the EntryPoint says so: the bytes of the revert."""
     for log in logs:
         topics = log.get("topics") or []
@@ -130,7 +130,7 @@ def revert_reason(event: Included, logs: Iterable[Mapping[str, Any]]) -> str | N
     return None
 
 
-def receipt(event: Included, transaction: Mapping[str, Any]) -> dict[str, Any]:
+def receipt(event: IncludedOperation, transaction: Mapping[str, Any]) -> dict[str, Any]:
     """A UserOperationReceipt from the event and its transaction's receipt."""
     logs = transaction.get("logs") or []
     own = logs_of(event, logs)

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from proxy.chains.evm import address
-from proxy.chains.evm.facts import Header, Log
-from proxy.chains.evm.matching import Call, Match, Tx
+from proxy.chains.evm.facts import ChainLog, Header
+from proxy.chains.evm.matching import InternalTransfer, Match, MatchTransaction
 from proxy.chains.evm.watch_index import CATEGORIES, KINDS, Watcher
 from proxy.core import units
 from proxy.core.holdings import FUNGIBLE, ZERO, Transfer
@@ -26,7 +26,7 @@ _read_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EventPlace:
     """Where it happened, and when (ISO 8601). `symbol` and `decimals` are of the network's coin. No `block`: the mempool."""
 
     chain: str
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class EventToken:
     """What is known of one; None where it does not say."""
 
     symbol: str | None
@@ -46,7 +46,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
+class EventPayload:
     """`at`: the place in the block, of which events are named. `lacks`: what is left open, as JSON."""
 
     at: tuple[str, ...]
@@ -54,47 +54,49 @@ class Payload:
     lacks: dict[str, Any] = field(default_factory=dict)
 
 
-def payload_of(match: Match, place: Place, *, header: Header | None, tokens: Mapping[bytes, Token]) -> Payload:
+def payload_of(
+    match: Match, place: EventPlace, *, header: Header | None, tokens: Mapping[bytes, EventToken]
+) -> EventPayload:
     """`tokens`: those that are known already."""
     watcher, fact = match.watcher, match.fact
     is_a = format_of(watcher.event_type) == "A"
     side = () if match.direction is None else (match.direction,)
     match fact:
-        case Tx() if watcher.kind == "mined":
-            return Payload((fact.hash,), _mined(fact, place, watcher, is_a=is_a), {"transaction": fact.hash})
-        case Tx() if watcher.kind == "pending":
-            return Payload((fact.hash, *side), _pending(fact, place, match.direction))
-        case Tx():
+        case MatchTransaction() if watcher.kind == "mined":
+            return EventPayload((fact.hash,), _mined(fact, place, watcher, is_a=is_a), {"transaction": fact.hash})
+        case MatchTransaction() if watcher.kind == "pending":
+            return EventPayload((fact.hash, *side), _pending(fact, place, match.direction))
+        case MatchTransaction():
             data = _native(fact, place, match.direction, is_a=is_a)
-            return Payload((fact.hash, "", *side), data, {"transaction": fact.hash})
+            return EventPayload((fact.hash, "", *side), data, {"transaction": fact.hash})
         case Transfer() if watcher.kind == "activity":
             return _moved(match, fact, place, tokens, is_a=is_a)
         case Transfer() if fact.standard == FUNGIBLE:
             data = _token(fact, place, is_a=is_a)
-            return _known(Payload(_at(fact), data), fact.contract, tokens)
+            return _known(EventPayload(_at(fact), data), fact.contract, tokens)
         case Transfer():
             lacks = {} if is_a else {"nft": ["0x" + fact.contract.hex(), str(fact.token_id)]}
-            return Payload(_at(fact), _nft(fact, place, is_a=is_a), lacks)
-        case Call():
-            return Payload(
+            return EventPayload(_at(fact), _nft(fact, place, is_a=is_a), lacks)
+        case InternalTransfer():
+            return EventPayload(
                 (fact.transaction, "call", *map(str, fact.path), *side), _internal(fact, place, match.direction)
             )
-        case Log():
-            return Payload((fact.transaction_hash, fact.log_index), _log(fact, place))
+        case ChainLog():
+            return EventPayload((fact.transaction_hash, fact.log_index), _log(fact, place))
         case _:
             assert header is not None
-            return Payload((), _block(header, place))
+            return EventPayload((), _block(header, place))
 
 
 def _at(fact: Transfer, *more: str) -> tuple[str, ...]:
     return (fact.transaction, hex(fact.log_index), *((str(fact.item),) if fact.item else ()), *more)
 
 
-def _known(payload: Payload, contract: bytes, tokens: Mapping[bytes, Token]) -> Payload:
+def _known(payload: EventPayload, contract: bytes, tokens: Mapping[bytes, EventToken]) -> EventPayload:
     """With the token, where it is known."""
     token = tokens.get(contract)
     if token is None:
-        return Payload(payload.at, payload.data, {"token": "0x" + contract.hex()})
+        return EventPayload(payload.at, payload.data, {"token": "0x" + contract.hex()})
     put_token(payload.data, token)
     return payload
 
@@ -104,7 +106,7 @@ def completed(
     data: dict[str, Any],
     *,
     receipt: Mapping[str, Any] | None = None,
-    token: Token | None = None,
+    token: EventToken | None = None,
     nft: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """The data with what it lacked; None where there is no event."""
@@ -131,7 +133,7 @@ def completed(
     return data
 
 
-def put_token(data: dict[str, Any], token: Token) -> None:
+def put_token(data: dict[str, Any], token: EventToken) -> None:
     """A token's name and decimals, where the data has a place for them."""
     if "asset" in data:
         data["asset"] = token.symbol
@@ -146,7 +148,7 @@ def put_token(data: dict[str, Any], token: Token) -> None:
 # Both formats
 
 
-def _native(tx: Tx, place: Place, direction: str | None, *, is_a: bool) -> dict[str, Any]:
+def _native(tx: MatchTransaction, place: EventPlace, direction: str | None, *, is_a: bool) -> dict[str, Any]:
     if is_a:
         return {
             "chain": place.chain,
@@ -175,7 +177,9 @@ def _native(tx: Tx, place: Place, direction: str | None, *, is_a: bool) -> dict[
     }
 
 
-def _moved(match: Match, fact: Transfer, place: Place, tokens: Mapping[bytes, Token], *, is_a: bool) -> Payload:
+def _moved(
+    match: Match, fact: Transfer, place: EventPlace, tokens: Mapping[bytes, EventToken], *, is_a: bool
+) -> EventPayload:
     """A token, or an NFT, of a watched address."""
     assert match.direction is not None
     nft_id = None if fact.standard == FUNGIBLE else str(fact.token_id)
@@ -209,10 +213,10 @@ def _moved(match: Match, fact: Transfer, place: Place, tokens: Mapping[bytes, To
             "tokenId": nft_id,
             "direction": match.direction,
         }
-    return _known(Payload(_at(fact, match.direction), data), fact.contract, tokens)
+    return _known(EventPayload(_at(fact, match.direction), data), fact.contract, tokens)
 
 
-def _token(fact: Transfer, place: Place, *, is_a: bool) -> dict[str, Any]:
+def _token(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
     if is_a:
         return {
             "chain": place.chain,
@@ -237,7 +241,7 @@ def _token(fact: Transfer, place: Place, *, is_a: bool) -> dict[str, Any]:
     }
 
 
-def _nft(fact: Transfer, place: Place, *, is_a: bool) -> dict[str, Any]:
+def _nft(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
     if is_a:
         return {
             "chain": place.chain,
@@ -265,7 +269,7 @@ def _nft(fact: Transfer, place: Place, *, is_a: bool) -> dict[str, Any]:
     }
 
 
-def _mined(tx: Tx, place: Place, watcher: Watcher, *, is_a: bool) -> dict[str, Any]:
+def _mined(tx: MatchTransaction, place: EventPlace, watcher: Watcher, *, is_a: bool) -> dict[str, Any]:
     confirmations = max(1, watcher.filter.confirmations)
     if is_a:
         return {
@@ -298,7 +302,7 @@ def _mined(tx: Tx, place: Place, watcher: Watcher, *, is_a: bool) -> dict[str, A
 # One format alone
 
 
-def _log(log: Log, place: Place) -> dict[str, Any]:
+def _log(log: ChainLog, place: EventPlace) -> dict[str, Any]:
     return {
         "chain": place.chain,
         "block_number": place.block,
@@ -310,7 +314,7 @@ def _log(log: Log, place: Place) -> dict[str, Any]:
     }
 
 
-def _internal(call: Call, place: Place, direction: str | None) -> dict[str, Any]:
+def _internal(call: InternalTransfer, place: EventPlace, direction: str | None) -> dict[str, Any]:
     return {
         "blockNumber": place.block,
         "transactionHash": call.transaction,
@@ -325,7 +329,7 @@ def _internal(call: Call, place: Place, direction: str | None) -> dict[str, Any]
     }
 
 
-def _pending(tx: Tx, place: Place, direction: str | None) -> dict[str, Any]:
+def _pending(tx: MatchTransaction, place: EventPlace, direction: str | None) -> dict[str, Any]:
     return {
         "transactionHash": tx.hash,
         "from": address.checksum(tx.sender),
@@ -339,7 +343,7 @@ def _pending(tx: Tx, place: Place, direction: str | None) -> dict[str, Any]:
     }
 
 
-def _block(header: Header, place: Place) -> dict[str, Any]:
+def _block(header: Header, place: EventPlace) -> dict[str, Any]:
     return {
         "blockNumber": place.block,
         "blockHash": header.hash,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import sha3
 
 from proxy.chains.evm import abi
-from proxy.chains.evm.user_operation import Operation
+from proxy.chains.evm.user_operation import UserOperation
 
 SIGNATURE_BYTES = 65
 # Two times, a word each, before the signature.
@@ -29,7 +29,7 @@ STUB_SIGNATURE = b"\xff" * 15 + b"\xf0" + bytes(16) + b"\x7a" + b"\xaa" * 31 + b
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PaymasterTerms:
     """Who pays, where, and when. `sender_nonce`: how often the paymaster of 0.6 has paid for the sender."""
 
     paymaster: bytes
@@ -39,23 +39,25 @@ class Terms:
     sender_nonce: int = 0
 
 
-def funded(operation: Operation, paymaster: bytes, *, gas: tuple[int, int] = (0, 0), data: bytes = b"") -> Operation:
+def funded(
+    operation: UserOperation, paymaster: bytes, *, gas: tuple[int, int] = (0, 0), data: bytes = b""
+) -> UserOperation:
     """The operation with a paymaster's part. `gas`: its limits for verification and for afterwards, from 0.7 on."""
     limits = b"" if operation.version == "0.6" else b"".join(limit.to_bytes(16, "big") for limit in gas)
     return replace(operation, paymaster_and_data=paymaster + limits + data)
 
 
-def data_of(terms: Terms, signature: bytes) -> bytes:
+def data_of(terms: PaymasterTerms, signature: bytes) -> bytes:
     """paymasterData: the times as two words, and the signature."""
     return abi.word_of(terms.valid_until) + abi.word_of(terms.valid_after) + signature
 
 
-def message(operation: Operation, terms: Terms) -> bytes:
+def message(operation: UserOperation, terms: PaymasterTerms) -> bytes:
     """What the paymaster's signer signs: the 32 bytes of EIP-191 over the contract's own hash."""
     return _keccak(_SIGNED + hash_of(operation, terms))
 
 
-def hash_of(operation: Operation, terms: Terms) -> bytes:
+def hash_of(operation: UserOperation, terms: PaymasterTerms) -> bytes:
     """The contract's getHash. From 0.7 on the operation must have the paymaster's part, of which the limits are hashed."""
     if operation.version == "0.6":
         return _hash_v06(operation, terms)
@@ -76,7 +78,7 @@ def hash_of(operation: Operation, terms: Terms) -> bytes:
     return _keccak(b"".join(map(abi.word_of, fields)))
 
 
-def _hash_v06(operation: Operation, terms: Terms) -> bytes:
+def _hash_v06(operation: UserOperation, terms: PaymasterTerms) -> bytes:
     packed = _calldata_v06(operation)
     head: tuple[abi.Argument, ...] = (
         6 * abi.WORD,
@@ -90,7 +92,7 @@ def _hash_v06(operation: Operation, terms: Terms) -> bytes:
     return _keccak(b"".join(map(abi.word_of, head)) + packed)
 
 
-def _calldata_v06(operation: Operation) -> bytes:
+def _calldata_v06(operation: UserOperation) -> bytes:
     """The operation as it lies in calldata, without the paymaster's part and what is behind it. That part's size counts all the
     same: the offset of the signature depends on it."""
     init_code, call_data = _tail(operation.init_code), _tail(operation.call_data)
@@ -120,7 +122,7 @@ def _keccak(data: bytes) -> bytes:
     return bytes(sha3.keccak_256(data).digest())
 
 
-def worst_gas(operation: Operation) -> int:
+def worst_gas(operation: UserOperation) -> int:
     """All the gas that the EntryPoint may charge for: what it takes from the paymaster's deposit beforehand.
 
     In 0.6 the paymaster's two steps are each bounded by the limit for verification.
@@ -136,7 +138,7 @@ def worst_gas(operation: Operation) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
+class InnerCall:
     """One call that the account makes. Of its data only the place in the operation's is kept, since parts may overlap."""
 
     target: bytes
@@ -158,7 +160,7 @@ class _Unreadable(Exception):
     pass
 
 
-def inner_calls(call_data: bytes) -> tuple[Inner, ...] | None:
+def inner_calls(call_data: bytes) -> tuple[InnerCall, ...] | None:
     """The calls inside an `execute` or an `executeBatch` of a SimpleAccount, in any of its forms; None for anything else.
 
     Offsets are followed as Solidity does it, so that no two readings of the same bytes are possible.
@@ -206,20 +208,20 @@ class _Reader:
             raise _Unreadable
         return count, first
 
-    def call(self, start: int, *, target_at: int) -> Inner:
+    def call(self, start: int, *, target_at: int) -> InnerCall:
         """Of three members in a row: address, value, bytes. The offset of the bytes counts from `start`."""
         return self.inner(self.address(target_at), self.number(target_at + abi.WORD), start, target_at + 2 * abi.WORD)
 
-    def inner(self, target: bytes, value_wei: int, start: int, offset_at: int) -> Inner:
+    def inner(self, target: bytes, value_wei: int, start: int, offset_at: int) -> InnerCall:
         at = start + self.number(offset_at)
         first = at + abi.WORD
         last = first + self.number(at)
         if last > self._size:
             raise _Unreadable
         selector = self._data[4 + first : 4 + first + 4] if last - first >= 4 else b""
-        return Inner(target, value_wei, selector, 4 + first, 4 + last)
+        return InnerCall(target, value_wei, selector, 4 + first, 4 + last)
 
-    def batch(self, *, targets_at: int, values_at: int | None, data_at: int) -> Iterator[Inner]:
+    def batch(self, *, targets_at: int, values_at: int | None, data_at: int) -> Iterator[InnerCall]:
         count, targets = self.array(targets_at * abi.WORD)
         datas, first_data = self.array(data_at * abi.WORD)
         values, first_value = (0, 0) if values_at is None else self.array(values_at * abi.WORD)
@@ -231,7 +233,7 @@ class _Reader:
             value = self.number(first_value + step) if values else 0
             yield self.inner(self.address(targets + step), value, first_data, first_data + step)
 
-    def tuples(self) -> Iterator[Inner]:
+    def tuples(self) -> Iterator[InnerCall]:
         count, first = self.array(0)
         for place in range(count):
             at = first + self.number(first + place * abi.WORD)

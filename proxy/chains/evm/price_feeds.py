@@ -15,7 +15,7 @@ _EXACT = Context(prec=2 * MOST_DECIMALS)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PriceRound:
     """latestRoundData(): roundId, answer, startedAt, updatedAt, answeredInRound."""
 
     id: int
@@ -24,15 +24,15 @@ class Round:
     answered_in: int
 
 
-def round_of(data: bytes | None) -> Round | None:
+def round_of(data: bytes | None) -> PriceRound | None:
     number, answer, updated_at = abi.uint(data), abi.signed(data, 1), abi.uint(data, 3)
     answered_in = abi.uint(data, 4)
     if number is None or answer is None or updated_at is None or answered_in is None:
         return None
-    return Round(number, answer, updated_at, answered_in)
+    return PriceRound(number, answer, updated_at, answered_in)
 
 
-def price_of(found: Round, decimals: int, *, now: float, max_age_s: float) -> Decimal | None:
+def price_of(found: PriceRound, decimals: int, *, now: float, max_age_s: float) -> Decimal | None:
     """The price; None where it is none: not positive, from a round before, not complete, or too old."""
     if found.answer <= 0 or not 0 <= decimals <= MOST_DECIMALS:
         return None

@@ -42,7 +42,7 @@ class BadOperation(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class UserOperation:
     """The fields as the contract packs them. `delegate`: the code that an EIP-7702 authorization in it points to."""
 
     version: str
@@ -104,14 +104,14 @@ def version_of(entry_point: str, entry_points: Mapping[str, str]) -> str:
     raise BadOperation(f"entryPoint: {entry_point} is not supported here; supported: {known or 'none'}")
 
 
-def parse(given: Any, version: str, *, draft: bool = False) -> Operation:
+def parse(given: Any, version: str, *, draft: bool = False) -> UserOperation:
     """The operation, or BadOperation. Of a draft only sender, nonce and call data must be there."""
     if not isinstance(given, Mapping):
         raise BadOperation("userOperation: must be an object")
     return _v06(given, draft=draft) if version == "0.6" else _v07(given, version, draft=draft)
 
 
-def _v06(given: Mapping[str, Any], *, draft: bool) -> Operation:
+def _v06(given: Mapping[str, Any], *, draft: bool) -> UserOperation:
     _check_names(given, _V06, _DRAFT_NEEDED if draft else _V06, "0.6")
     init_code, paid = _bytes(given, "initCode"), _bytes(given, "paymasterAndData")
     for name, data in (("initCode", init_code), ("paymasterAndData", paid)):
@@ -120,7 +120,7 @@ def _v06(given: Mapping[str, Any], *, draft: bool) -> Operation:
     return _operation(given, "0.6", _UINT256, init_code=init_code, paid=paid)
 
 
-def _v07(given: Mapping[str, Any], version: str, *, draft: bool) -> Operation:
+def _v07(given: Mapping[str, Any], version: str, *, draft: bool) -> UserOperation:
     _check_names(given, _V07, _DRAFT_NEEDED if draft else _V07_NEEDED, version)
     is_7702 = given.get("factory") in (MARKER_7702, _PADDED_MARKER)
     if not is_7702:
@@ -139,8 +139,8 @@ def _v07(given: Mapping[str, Any], version: str, *, draft: bool) -> Operation:
 
 def _operation(
     given: Mapping[str, Any], version: str, bits: int, *, init_code: bytes, paid: bytes, delegate: bytes | None = None
-) -> Operation:
-    return Operation(
+) -> UserOperation:
+    return UserOperation(
         version=version,
         sender=_address(given, "sender"),
         nonce=_number(given, "nonce", _UINT256),
@@ -267,7 +267,7 @@ _DOMAIN = (
 )
 
 
-def hash_of(operation: Operation, entry_point: bytes, chain_id: int, *, delegate: bytes | None = None) -> bytes:
+def hash_of(operation: UserOperation, entry_point: bytes, chain_id: int, *, delegate: bytes | None = None) -> bytes:
     """The userOpHash. `delegate`: what the chain says the sender delegates to, where the operation does not say it itself."""
     place = bytes(12) + entry_point
     if operation.version == "0.6":
@@ -279,7 +279,7 @@ def hash_of(operation: Operation, entry_point: bytes, chain_id: int, *, delegate
     return _keccak(b"\x19\x01" + domain + _keccak(_TYPE + fields))
 
 
-def _fields_v06(operation: Operation) -> bytes:
+def _fields_v06(operation: UserOperation) -> bytes:
     return b"".join(
         (
             bytes(12) + operation.sender,
@@ -296,7 +296,7 @@ def _fields_v06(operation: Operation) -> bytes:
     )
 
 
-def _fields_v07(operation: Operation, delegate: bytes | None) -> bytes:
+def _fields_v07(operation: UserOperation, delegate: bytes | None) -> bytes:
     return b"".join(
         (
             bytes(12) + operation.sender,
@@ -311,7 +311,7 @@ def _fields_v07(operation: Operation, delegate: bytes | None) -> bytes:
     )
 
 
-def _hashed_init_code(operation: Operation, delegate: bytes | None) -> bytes:
+def _hashed_init_code(operation: UserOperation, delegate: bytes | None) -> bytes:
     """ERC-4337: with the marker of EIP-7702 the hash covers the delegate in its place. Entry point 0.7 knows no such marker."""
     if operation.version == "0.7" or delegate is None or not operation.is_delegated:
         return operation.init_code

@@ -24,12 +24,12 @@ from proxy.chains.evm import log_filter
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.holdings import FUNGIBLE
 
-Kind = Literal["activity", "token", "nft", "mined", "log", "internal", "block", "pending"]
+WatchKind = Literal["activity", "token", "nft", "mined", "log", "internal", "block", "pending"]
 Category = Literal["native", "erc20", "erc721", "erc1155"]
 Direction = Literal["incoming", "outgoing"]
 
 # The event types of both formats, and what each of them watches.
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, WatchKind] = {
     "address_activity": "activity",
     "token_transfer": "token",
     "nft_transfer": "nft",
@@ -57,7 +57,7 @@ FEW_DEAD = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
+class WatchFilter:
     """What a webhook wants beside its addresses; what is empty does not restrict."""
 
     direction: Direction | None = None
@@ -81,7 +81,7 @@ class Watcher:
     __slots__ = ("event_type", "filter", "gone", "id", "is_active", "kind", "listed", "logs", "watched")
 
     def __init__(
-        self, webhook_id: str, event_type: str, wanted: Filter, *, listed: bool, is_active: bool = True
+        self, webhook_id: str, event_type: str, wanted: WatchFilter, *, listed: bool, is_active: bool = True
     ) -> None:
         self.id = webhook_id
         self.event_type = event_type
@@ -98,11 +98,11 @@ class Watcher:
         return f"<Watcher {self.id} {self.event_type}, {self.watched} addresses{', gone' if self.gone else ''}>"
 
 
-Found = Watcher | list[Watcher]
-Table = dict[Hashable, Found]
+Watchers = Watcher | list[Watcher]
+WatchTable = dict[Hashable, Watchers]
 
 
-def _add(table: Table, key: Hashable, watcher: Watcher) -> None:
+def _add(table: WatchTable, key: Hashable, watcher: Watcher) -> None:
     found = table.get(key)
     if found is None:
         table[key] = watcher
@@ -112,7 +112,7 @@ def _add(table: Table, key: Hashable, watcher: Watcher) -> None:
         table[key] = [found, watcher]
 
 
-def _drop(table: Table, key: Hashable, watcher: Watcher) -> None:
+def _drop(table: WatchTable, key: Hashable, watcher: Watcher) -> None:
     found = table.get(key)
     if found is watcher:
         del table[key]
@@ -122,14 +122,14 @@ def _drop(table: Table, key: Hashable, watcher: Watcher) -> None:
             table[key] = found[0]
 
 
-def each_of(found: Found | None) -> Sequence[Watcher]:
+def each_of(found: Watchers | None) -> Sequence[Watcher]:
     """Those that stand under a key."""
     if found is None:
         return ()
     return found if isinstance(found, list) else (found,)
 
 
-class Ranked:
+class RankedWatchers:
     """Watchers by the least value that they care for."""
 
     __slots__ = ("_least", "_ranked")
@@ -154,7 +154,7 @@ class Ranked:
         return self._ranked[: bisect_right(self._least, value)]
 
 
-class Marks:
+class AddressBits:
     """Two bits of one byte for each address that anybody watches, by its hash: most that a block names are seen to be of no
     interest without a look into tables of many megabytes, which costs ten times as much. Bits of what is not watched any more
     stay until a rebuild."""
@@ -181,25 +181,25 @@ class Marks:
 
 
 @dataclass(slots=True)
-class Tables:
+class WatchTables:
     """Where a webhook stands, by what it watches. `marks`: the addresses of all its tables of addresses."""
 
-    marks: Marks = field(default_factory=Marks)
-    activity: Table = field(default_factory=dict)
-    internal: Table = field(default_factory=dict)
-    pending: Table = field(default_factory=dict)
-    token_side: Table = field(default_factory=dict)
-    token_sender: Table = field(default_factory=dict)
-    token_recipient: Table = field(default_factory=dict)
-    nft_side: Table = field(default_factory=dict)
-    nft_contract: Table = field(default_factory=dict)
-    nft_token: Table = field(default_factory=dict)
-    mined: Table = field(default_factory=dict)
-    token_contract: dict[bytes, Ranked] = field(default_factory=dict)
-    tokens: Ranked = field(default_factory=Ranked)
+    marks: AddressBits = field(default_factory=AddressBits)
+    activity: WatchTable = field(default_factory=dict)
+    internal: WatchTable = field(default_factory=dict)
+    pending: WatchTable = field(default_factory=dict)
+    token_side: WatchTable = field(default_factory=dict)
+    token_sender: WatchTable = field(default_factory=dict)
+    token_recipient: WatchTable = field(default_factory=dict)
+    nft_side: WatchTable = field(default_factory=dict)
+    nft_contract: WatchTable = field(default_factory=dict)
+    nft_token: WatchTable = field(default_factory=dict)
+    mined: WatchTable = field(default_factory=dict)
+    token_contract: dict[bytes, RankedWatchers] = field(default_factory=dict)
+    tokens: RankedWatchers = field(default_factory=RankedWatchers)
     nfts: dict[str, Watcher] = field(default_factory=dict)
     blocks: dict[str, Watcher] = field(default_factory=dict)
-    logs: log_filter.Index = field(default_factory=log_filter.Index)
+    logs: log_filter.LogFilterIndex = field(default_factory=log_filter.LogFilterIndex)
     logs_of: dict[LogFilter, list[Watcher]] = field(default_factory=dict)
 
     def mark(self, addresses: Sequence[bytes]) -> None:
@@ -211,11 +211,11 @@ class Tables:
         """By what is in the tables."""
         tables = (self.activity, self.internal, self.pending, self.token_side, self.nft_side)
         named = (*tables, self.token_sender, self.token_recipient)
-        self.marks = Marks(sum(map(len, named)))
+        self.marks = AddressBits(sum(map(len, named)))
         for table in named:
             self.marks.add(cast("dict[bytes, Found]", table))
 
-    def by_address(self, kind: Kind) -> Table:
+    def by_address(self, kind: WatchKind) -> WatchTable:
         """Where a list of addresses leads."""
         match kind:
             case "activity":
@@ -232,13 +232,13 @@ class Tables:
                 raise ValueError(f"{kind} has no table of addresses")
 
 
-class Index:
+class WatchIndex:
     """All webhooks of one network."""
 
     def __init__(self) -> None:
-        self.tables = Tables()
+        self.tables = WatchTables()
         self._known: dict[str, Watcher] = {}
-        self._kinds: Counter[Kind] = Counter()
+        self._kinds: Counter[WatchKind] = Counter()
         self._live = 0
         self._dead = 0
 
@@ -251,7 +251,7 @@ class Index:
     def find(self, webhook_id: str) -> Watcher | None:
         return self._known.get(webhook_id)
 
-    def has(self, *kinds: Kind) -> bool:
+    def has(self, *kinds: WatchKind) -> bool:
         """Whether anybody watches such things."""
         return any(self._kinds[kind] for kind in kinds)
 
@@ -322,7 +322,7 @@ class Index:
         self.tables.mark_anew()
         self._dead = 0
 
-    def _keys(self, watcher: Watcher) -> Iterator[tuple[Table, Hashable]]:
+    def _keys(self, watcher: Watcher) -> Iterator[tuple[WatchTable, Hashable]]:
         """Where one stands that has no list of addresses, and is found by exactly one of its keys."""
         wanted, tables = watcher.filter, self.tables
         match watcher.kind:
@@ -352,7 +352,7 @@ class Index:
                 tables.nfts[watcher.id] = watcher
             case "token" if not wanted.senders and not wanted.recipients:
                 for contract in wanted.contracts:
-                    tables.token_contract.setdefault(contract, Ranked()).add(watcher)
+                    tables.token_contract.setdefault(contract, RankedWatchers()).add(watcher)
                 if not wanted.contracts:
                     tables.tokens.add(watcher)
 

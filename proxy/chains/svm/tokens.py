@@ -36,7 +36,7 @@ _LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldToken:
     mint: bytes
     amount: int
 
@@ -53,16 +53,16 @@ class Mint:
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class MintName:
     name: str | None = None
     symbol: str | None = None
 
 
-def held(data: bytes) -> Held | None:
+def held(data: bytes) -> HeldToken | None:
     """What a token account holds."""
     if len(data) < ACCOUNT_BYTES:
         return None
-    return Held(data[:32], int.from_bytes(data[64:72], "little"))
+    return HeldToken(data[:32], int.from_bytes(data[64:72], "little"))
 
 
 def mint(data: bytes) -> Mint | None:
@@ -75,7 +75,7 @@ def mint(data: bytes) -> Mint | None:
     return Mint(int.from_bytes(data[_SUPPLY], "little"), data[_DECIMALS])
 
 
-def own_naming(data: bytes) -> Naming | None:
+def own_naming(data: bytes) -> MintName | None:
     """The name that a mint of Token-2022 carries itself."""
     at = _EXTENSIONS
     while at + 4 <= len(data):
@@ -96,17 +96,17 @@ def metadata_address(mint: bytes) -> bytes:
     return address.derived((b"metadata", program, mint), program)
 
 
-def naming(data: bytes, mint: bytes) -> Naming | None:
+def naming(data: bytes, mint: bytes) -> MintName | None:
     """The name in an account of the metadata program, if it is this mint's."""
     if not data or data[0] != _METADATA_V1 or data[33:65] != mint:
         return None
     return _naming(data, 1 + _KEYS)
 
 
-def _naming(data: bytes, at: int) -> Naming | None:
+def _naming(data: bytes, at: int) -> MintName | None:
     name, at = _text(data, at)
     symbol, _ = _text(data, at)
-    return None if name is None or symbol is None else Naming(name, symbol)
+    return None if name is None or symbol is None else MintName(name, symbol)
 
 
 def _text(data: bytes, at: int) -> tuple[str | None, int]:

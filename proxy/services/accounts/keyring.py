@@ -17,7 +17,7 @@ from typing import Protocol
 import asyncpg
 
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
-from proxy.core.usage import Sheet, Touched
+from proxy.core.usage import KeyTallies, TouchedTallies
 from proxy.errors import Unavailable
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
@@ -69,7 +69,7 @@ class Keyring:
         self._wake = asyncio.Event()
         self.accounts: dict[str, Account] = {}
         # What was used of the keys since it was last gathered (services/usage).
-        self.touched: Touched = []
+        self.touched: TouchedTallies = []
         # Called with a key that no longer holds: revoked, disabled, expired or replaced by a changed one.
         self.on_gone: list[Callable[[Key], None]] = []
         notices.hear("penstock_keys", self._note_key)
@@ -154,7 +154,7 @@ class Keyring:
     def add(self, key: Key) -> None:
         """From now on the key is known."""
         self._slots.reserve(key.slot)
-        key.sheet = Sheet(key.account.id, key.id, self.touched)
+        key.sheet = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._by_digest[key.digest] = key
 

@@ -20,7 +20,7 @@ import orjson
 
 from proxy.chains.evm import abi, user_operation
 from proxy.chains.evm.bundler_methods import SEND
-from proxy.chains.evm.user_operation import BadOperation, Operation
+from proxy.chains.evm.user_operation import BadOperation, UserOperation
 from proxy.chains.registry import Network
 from proxy.core import jsonrpc
 from proxy.core.access import Key
@@ -46,7 +46,7 @@ _serial = itertools.count(1)
 class BundlerParams:
     """The params of a call, read."""
 
-    operation: Operation
+    operation: UserOperation
     fields: Mapping[str, Any]
     entry_point: str
     overrides: bytes
@@ -148,7 +148,7 @@ class BundlerGuard:
     def _newest_block(self) -> int | None:
         return (self._route.beside.heads.tip or None) if self._route.beside is not None else None
 
-    async def _delegate(self, operation: Operation) -> bytes | None:
+    async def _delegate(self, operation: UserOperation) -> bytes | None:
         """What the sender delegates to already, where the operation's hash covers it and the operation does not say it."""
         if not operation.is_delegated or operation.delegate is not None:
             return None

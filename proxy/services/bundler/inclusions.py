@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from proxy.chains.evm import operations
-from proxy.chains.evm.facts import Facts
-from proxy.chains.evm.operations import Included
+from proxy.chains.evm.facts import BlockFacts
+from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Registry
 from proxy.store import operations as store_room
 from proxy.store.blocks import Followed, Mark
@@ -25,12 +25,12 @@ class InclusionSink:
             for network in chains.networks()
         }
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         events = self.events_of(network.id, found)
         if events:
             await store_room.mark_included(connection, network.id, events)
 
-    def events_of(self, network: str, found: Sequence[Facts]) -> list[Included]:
+    def events_of(self, network: str, found: Sequence[BlockFacts]) -> list[IncludedOperation]:
         trusted = self._entry_points.get(network, frozenset())
         events = (operations.included(log) for piece in found for log in piece.logs)
         return [event for event in events if event is not None and event.place.contract in trusted]

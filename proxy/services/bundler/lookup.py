@@ -22,7 +22,7 @@ import orjson
 
 from proxy.chains.evm import address, operations
 from proxy.chains.evm.bundler_methods import RECEIPT
-from proxy.chains.evm.operations import Included
+from proxy.chains.evm.operations import IncludedOperation
 from proxy.core import jsonrpc
 from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError
@@ -123,7 +123,7 @@ class OperationLookup:
         except Fault:
             return None  # The chain knows what is on it without our record.
 
-    async def _event(self, flight: Flight, name: bytes, record: Row | None) -> Included | None:
+    async def _event(self, flight: Flight, name: bytes, record: Row | None) -> IncludedOperation | None:
         """Where the record says it is, else among the newest blocks that were not searched yet."""
         block = None if record is None else record["block"]
         if block is not None and (event := await self._events(flight, name, block, hex(block))):
@@ -147,7 +147,7 @@ class OperationLookup:
         if len(self._misses) > MOST_MISSES:
             del self._misses[next(iter(self._misses))]
 
-    async def _events(self, flight: Flight, name: bytes, first: int, last: str) -> Included | None:
+    async def _events(self, flight: Flight, name: bytes, first: int, last: str) -> IncludedOperation | None:
         network = flight.route.network
         asked = {
             "address": list(network.chain.entry_points.values()),
@@ -176,7 +176,7 @@ def _begin(record: Row | None, missed: int | None) -> int:
     return max(seen or 0, missed or 0)
 
 
-def _included(event: Included, record: Row) -> dict[str, Any]:
+def _included(event: IncludedOperation, record: Row) -> dict[str, Any]:
     place = event.place
     return {
         "userOperation": record["operation"],

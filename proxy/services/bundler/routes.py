@@ -8,7 +8,7 @@ from proxy.chains.evm.bundler_methods import BUNDLER, BY_HASH, ESTIMATE, RECEIPT
 from proxy.chains.family import Method
 from proxy.chains.registry import Network
 from proxy.core import access
-from proxy.core.pricing import Prices
+from proxy.core.pricing import UnitPrices
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.telemetry import Tally
 
@@ -18,7 +18,7 @@ READING = SENDING | access.SCOPE_BIT["rpc:read"]
 ANY_SCOPE = READING
 
 
-def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
+def plans_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     plans = {}
     for name, method in BUNDLER.methods.items():
         scope = SENDING if method.kind == "write" else READING

@@ -10,11 +10,11 @@ from proxy import telemetry
 from proxy.chains.evm import payloads
 from proxy.chains.evm.facts import Header
 from proxy.chains.evm.matching import Match
-from proxy.chains.evm.payloads import Place, Token
-from proxy.chains.evm.watch_index import Filter
+from proxy.chains.evm.payloads import EventPlace, EventToken
+from proxy.chains.evm.watch_index import WatchFilter
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
-from proxy.core.webhook_bodies import Chain
+from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events as store
 from proxy.store.events import Gone, NewEvent
 from proxy.store.pool import Connection
@@ -29,13 +29,13 @@ class EventDrafter:
     def __init__(self, network: Network) -> None:
         assert network.facts.chain_id is not None
         self.network = network
-        self.chain = Chain(network.word(live=True), network.facts.chain_id)
-        self.tokens: OrderedDict[bytes, Token] = OrderedDict()
+        self.chain = BodyChain(network.word(live=True), network.facts.chain_id)
+        self.tokens: OrderedDict[bytes, EventToken] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Composition of {self.network.id}, {len(self.tokens)} tokens>"
 
-    def learn(self, contract: bytes, token: Token) -> None:
+    def learn(self, contract: bytes, token: EventToken) -> None:
         self.tokens[contract] = token
         if len(self.tokens) > REMEMBERED:
             self.tokens.popitem(last=False)
@@ -50,7 +50,7 @@ class EventDrafter:
         time: int = 0,
     ) -> list[NewEvent]:
         """What is to be stored, one for each match."""
-        place = Place(
+        place = EventPlace(
             self.chain.name,
             self.network.chain.native.symbol,
             self.network.chain.native.decimals,
@@ -61,7 +61,9 @@ class EventDrafter:
         at = now()
         return [self._event(match, place, block_hash, header, at) for match in matches]
 
-    def _event(self, match: Match, place: Place, block_hash: bytes | None, header: Header | None, at: str) -> NewEvent:
+    def _event(
+        self, match: Match, place: EventPlace, block_hash: bytes | None, header: Header | None, at: str
+    ) -> NewEvent:
         watcher = match.watcher
         payload = payloads.payload_of(match, place, header=header, tokens=self.tokens)
         event = webhook_bodies.event_id(watcher.id, watcher.event_type, self.network.id, place.hash, *payload.at)
@@ -119,7 +121,7 @@ class EventDrafter:
         return found
 
 
-def _after(wanted: Filter, block: int) -> int | None:
+def _after(wanted: WatchFilter, block: int) -> int | None:
     """The block that must be there, or be final, first. A block that is included has one confirmation."""
     if wanted.finality != "included":
         return block

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from proxy.chains.evm import payloads
-from proxy.chains.evm.payloads import Token
+from proxy.chains.evm.payloads import EventToken
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
 from proxy.errors import Fault
@@ -160,7 +160,7 @@ class EventEnricher:
         )
         return {name: receipt for name, receipt in zip(wanted, asked, strict=True) if isinstance(receipt, Mapping)}
 
-    async def _named(self, found: Sequence[Lacking]) -> dict[str, Token]:
+    async def _named(self, found: Sequence[Lacking]) -> dict[str, EventToken]:
         """By contract as it is written in `lacks`. One that says nothing of itself is known to."""
         wanted = [*dict.fromkeys(event.lacks["token"] for event in found if "token" in event.lacks)]
         if not wanted:
@@ -171,7 +171,7 @@ class EventEnricher:
         known = await self._tokens.known(self._network, contracts, block)
         named = {}
         for text, contract in zip(wanted, contracts, strict=True):
-            named[text] = Token(known[contract].symbol, known[contract].decimals)
+            named[text] = EventToken(known[contract].symbol, known[contract].decimals)
             self._composition.learn(contract, named[text])
         return named
 

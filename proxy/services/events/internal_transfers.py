@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from proxy.chains.evm import matching
-from proxy.chains.evm.matching import Call
+from proxy.chains.evm.matching import InternalTransfer
 from proxy.core import dialect
 from proxy.errors import Fault
 from proxy.services.events.drafting import EventDrafter
@@ -73,7 +73,7 @@ class InternalTransfers:
             if len(jobs) < BATCH:
                 return True
 
-    async def _write(self, job: Job, calls: list[Call]) -> None:
+    async def _write(self, job: Job, calls: list[InternalTransfer]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await self._watch.hold(connection)
             if not await store.end_job(connection, self._network.id, job):

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from proxy.chains.evm import activity, matching
-from proxy.chains.evm.matching import Tx
+from proxy.chains.evm.matching import MatchTransaction
 from proxy.errors import Fault
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.pending_filters import PendingFilters
@@ -74,12 +74,12 @@ class MempoolWatcher:
         for first in range(0, len(hashes), AT_ONCE):
             await self._write(await self._read(hashes[first : first + AT_ONCE]))
 
-    async def _read(self, hashes: Sequence[str]) -> list[Tx]:
+    async def _read(self, hashes: Sequence[str]) -> list[MatchTransaction]:
         calls = [("eth_getTransactionByHash", [each]) for each in hashes]
         found = await self._questions.ask_many(self._network, calls)
         return activity.read_transactions([each for each in found if isinstance(each, dict)])
 
-    async def _write(self, transactions: list[Tx]) -> None:
+    async def _write(self, transactions: list[MatchTransaction]) -> None:
         if not matching.matched_pending(self._watch.index.tables, transactions):
             return
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.chains.evm import activity, matching
-from proxy.chains.evm.facts import TOPICS, Facts
-from proxy.chains.evm.matching import Block
+from proxy.chains.evm.facts import TOPICS, BlockFacts
+from proxy.chains.evm.matching import MatchBlock
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.follower.sinks import StaleRead
@@ -52,7 +52,7 @@ class EventSink:
 
     # What is written
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         await self._watch.hold(connection)
         if not self.blocks:
             await store.release(connection, network.id, found[-1].last)
@@ -66,7 +66,7 @@ class EventSink:
             await store.add_jobs(connection, network.id, [(piece.last, piece.hash) for piece in found])
         await store.release(connection, network.id, found[-1].last)
 
-    def _check(self, found: Sequence[Facts]) -> None:
+    def _check(self, found: Sequence[BlockFacts]) -> None:
         """That what was read is what is wanted now."""
         for piece in found:
             header = piece.header
@@ -75,10 +75,10 @@ class EventSink:
             if self.transactions and not activity.is_whole(header):
                 raise StaleRead
 
-    def _events(self, piece: Facts) -> list[NewEvent]:
+    def _events(self, piece: BlockFacts) -> list[NewEvent]:
         assert piece.header is not None
         transactions = activity.transactions_of(piece.header) if self.transactions else ()
-        matches = matching.matched(self._watch.index.tables, Block(transactions, piece.transfers, piece.logs))
+        matches = matching.matched(self._watch.index.tables, MatchBlock(transactions, piece.transfers, piece.logs))
         return self._composition.events(
             matches, block=piece.last, block_hash=piece.hash, header=piece.header, time=piece.time
         )

@@ -18,7 +18,7 @@ import orjson
 
 from proxy.chains.evm import filters
 from proxy.chains.evm.filters import BadConfig
-from proxy.chains.evm.watch_index import Index, Watcher
+from proxy.chains.evm.watch_index import Watcher, WatchIndex
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.events.notifications import Notifications
@@ -41,7 +41,7 @@ LOAD_S = 60.0
 class WebhookWatch:
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.index = Index()
+        self.index = WatchIndex()
         self._version = 0
         self._looked = time.monotonic()
         self._turn = asyncio.Lock()
@@ -55,7 +55,7 @@ class WebhookWatch:
         async with self._turn:
             now = time.monotonic()
             if version < self._version or now - self._looked > TOO_LONG_S:
-                self.index, self._version = Index(), 0
+                self.index, self._version = WatchIndex(), 0
             if version > self._version:
                 await self._load_or_forget(connection)
                 self._version = version
@@ -66,7 +66,7 @@ class WebhookWatch:
         try:
             await self._load(connection)
         except BaseException:
-            self.index, self._version = Index(), 0
+            self.index, self._version = WatchIndex(), 0
             raise
 
     async def _load(self, connection: Connection) -> None:

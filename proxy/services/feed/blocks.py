@@ -16,7 +16,7 @@ import msgspec
 from proxy.chains import families
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
-from proxy.core.head_chain import Block
+from proxy.core.head_chain import ChainBlock
 from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError, ask_upstream
 from proxy.services.rpc.networks import Route
@@ -82,7 +82,7 @@ _text = msgspec.json.Decoder(str).decode
 class BlockSource:
     def __init__(self, route: Route) -> None:
         self._route = route
-        self._kept: OrderedDict[str, Block] = OrderedDict()
+        self._kept: OrderedDict[str, ChainBlock] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Blocks of {self._route.network.id}, {len(self._kept)} kept>"
@@ -96,7 +96,7 @@ class BlockSource:
 
     # Heads
 
-    async def latest(self, upstream: Upstream) -> Block:
+    async def latest(self, upstream: Upstream) -> ChainBlock:
         """The head of one upstream."""
         found = read_block(await Probe(upstream, *families.HEAD_BLOCK_CALL["evm"]).ask())
         if found is None:
@@ -110,7 +110,7 @@ class BlockSource:
         heads = sorted((_number_in(task.result()) for task in asked), reverse=True)
         return heads[1] if len(heads) > 2 else heads[0]
 
-    async def by_hash(self, block_hash: str, source: Upstream | None = None) -> Block:
+    async def by_hash(self, block_hash: str, source: Upstream | None = None) -> ChainBlock:
         for attempt in range(ATTEMPTS):
             if (kept := self._kept.get(block_hash)) is not None:
                 return kept
@@ -120,7 +120,7 @@ class BlockSource:
             await asyncio.sleep(PAUSE_S * attempt)
         raise BlockUnavailable(f"no block {block_hash}")
 
-    async def by_number(self, number: int, source: Upstream | None = None) -> Block:
+    async def by_number(self, number: int, source: Upstream | None = None) -> ChainBlock:
         found = read_block(await self._ask("eth_getBlockByNumber", b'["0x%x",false]' % number, source))
         if found is None or found.number != number:
             raise BlockUnavailable(f"no block {number}")
@@ -143,13 +143,13 @@ class BlockSource:
 
     # Logs
 
-    async def logs_of(self, block: Block, source: Upstream | None = None) -> list[LogRecord]:
+    async def logs_of(self, block: ChainBlock, source: Upstream | None = None) -> list[LogRecord]:
         """All logs of one block, in order."""
         params = b'[{"blockHash":"%b"}]' % block.hash.encode()
         found = read_logs(await self._ask("eth_getLogs", params, source, least_head=block.number, some=block.has_logs))
         return _checked(found, block)
 
-    async def receipt_logs_of(self, block: Block, source: Upstream | None = None) -> list[LogRecord]:
+    async def receipt_logs_of(self, block: ChainBlock, source: Upstream | None = None) -> list[LogRecord]:
         """The same, out of the block's receipts: whoever does not have it says so."""
         params, some = b'["%b"]' % block.hash.encode(), block.has_logs
         result = await self._ask("eth_getBlockReceipts", params, source, least_head=block.number, some=some)
@@ -193,14 +193,14 @@ class BlockSource:
         except BlockUnavailable:
             return None
 
-    def _keep(self, block: Block) -> Block:
+    def _keep(self, block: ChainBlock) -> ChainBlock:
         self._kept[block.hash] = block
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
         return block
 
 
-def read_block(result: bytes | None) -> Block | None:
+def read_block(result: bytes | None) -> ChainBlock | None:
     """The block of an answer or a notice; None for anything else."""
     try:
         head = _head(result or jsonrpc.NULL)
@@ -216,7 +216,7 @@ def read_block(result: bytes | None) -> Block | None:
     if bytes(members.get("baseFeePerGas", msgspec.Raw(jsonrpc.NULL))) == jsonrpc.NULL:
         members["baseFeePerGas"] = _NO_BASE_FEE
     has_logs = bool(head.logsBloom.strip("0x"))
-    return Block(number, name, parent, msgspec.json.encode(members), has_logs)
+    return ChainBlock(number, name, parent, msgspec.json.encode(members), has_logs)
 
 
 def read_logs(result: bytes | None) -> list[LogRecord] | None:
@@ -242,7 +242,7 @@ def read_receipts(result: bytes | None) -> list[LogRecord] | None:
     return None if None in found else [log for logs in found for log in logs or ()]
 
 
-def _checked(found: list[LogRecord] | None, block: Block) -> list[LogRecord]:
+def _checked(found: list[LogRecord] | None, block: ChainBlock) -> list[LogRecord]:
     if found is None or any(log.block_hash != block.hash for log in found):
         raise BlockUnavailable(f"no logs of block {block.number}")
     return found

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from proxy import telemetry
-from proxy.chains.evm.log_filter import Index, LogFilter
-from proxy.core.head_chain import DEPTH, Block
+from proxy.chains.evm.log_filter import LogFilter, LogFilterIndex
+from proxy.core.head_chain import DEPTH, ChainBlock
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable, LogRecord
 from proxy.services.feed.topics import FeedEvent, Listener
@@ -65,7 +65,7 @@ class HeadDispatch:
     def __repr__(self) -> str:
         return f"<HeadLine {len(self.listeners)} listeners>"
 
-    def tell(self, added: Sequence[Block]) -> None:
+    def tell(self, added: Sequence[ChainBlock]) -> None:
         if not self.listeners:
             return
         self._telling.append((events_of(added), iter(tuple(self.listeners))))
@@ -85,7 +85,7 @@ class HeadDispatch:
                 listener.on_events(events)
 
 
-def events_of(blocks: Sequence[Block]) -> list[FeedEvent]:
+def events_of(blocks: Sequence[ChainBlock]) -> list[FeedEvent]:
     return [FeedEvent(block.head, block.number) for block in blocks]
 
 
@@ -94,7 +94,7 @@ class SentBlock:
     """A block whose turn has come, and what was told of it."""
 
     place: int
-    block: Block
+    block: ChainBlock
     told: dict[LogFilter, list[FeedEvent]] = field(default_factory=dict)
     size: int = 0
 
@@ -103,7 +103,7 @@ class SentBlock:
 class _Step:
     """A block that is waiting: to be told, or to be taken back."""
 
-    block: Block
+    block: ChainBlock
     place: int
     taken_back: bool = False
     source: Upstream | None = None
@@ -113,10 +113,10 @@ class _Step:
 class LogDispatch:
     """Listeners of logs. `is_orphan` says whether a block is no longer part of the chain."""
 
-    def __init__(self, blocks: BlockSource, is_orphan: Callable[[Block], bool]) -> None:
+    def __init__(self, blocks: BlockSource, is_orphan: Callable[[ChainBlock], bool]) -> None:
         self._blocks = blocks
         self._is_orphan = is_orphan
-        self._index = Index()
+        self._index = LogFilterIndex()
         self._listeners: dict[LogFilter, dict[Listener, tuple[int, int]]] = {}
         self._records: deque[SentBlock] = deque()
         self._waiting: deque[_Step] = deque()
@@ -131,7 +131,7 @@ class LogDispatch:
         return f"<LogLine {len(self._listeners)} filters, {len(self._waiting)} blocks waiting>"
 
     @property
-    def tip(self) -> Block | None:
+    def tip(self) -> ChainBlock | None:
         """The last block that was told."""
         return self._records[-1].block if self._records else None
 
@@ -165,7 +165,7 @@ class LogDispatch:
                 record.told.setdefault(wanted, others.told[wanted])
         self._add(wanted, listener, since, seen)
 
-    def _put_under(self, block: Block) -> SentBlock | None:
+    def _put_under(self, block: ChainBlock) -> SentBlock | None:
         """A record of a block from before this line began."""
         oldest = self._records[0]
         if len(self._records) >= DEPTH or oldest.block.parent != block.hash:
@@ -188,7 +188,7 @@ class LogDispatch:
 
     # Blocks
 
-    def enter(self, removed: Sequence[Block], added: Sequence[Block], source: Upstream | None = None) -> None:
+    def enter(self, removed: Sequence[ChainBlock], added: Sequence[ChainBlock], source: Upstream | None = None) -> None:
         """The chain has changed."""
         for block in removed:
             self._waiting.append(_Step(block, 0, taken_back=True))
@@ -244,7 +244,7 @@ class LogDispatch:
             step.fetching = None
         return []
 
-    async def _fetch(self, block: Block, source: Upstream | None) -> list[LogRecord] | None:
+    async def _fetch(self, block: ChainBlock, source: Upstream | None) -> list[LogRecord] | None:
         """The logs, however long it takes; empty where the block is gone by then, None where nobody wants to hear of it."""
         pause_s, doubts, tries = FIRST_PAUSE_S, 0, 0
         while self._listeners:
@@ -263,7 +263,7 @@ class LogDispatch:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         return None
 
-    async def _try(self, block: Block, source: Upstream | None, tries: int) -> list[LogRecord]:
+    async def _try(self, block: ChainBlock, source: Upstream | None, tries: int) -> list[LogRecord]:
         """The source has one chance to tell its logs."""
         if tries > PLAIN_TRIES:
             try:
@@ -272,7 +272,7 @@ class LogDispatch:
                 pass
         return await self._blocks.logs_of(block, source if tries == 1 else None)
 
-    def _note_failure(self, block: Block, tries: int) -> None:
+    def _note_failure(self, block: ChainBlock, tries: int) -> None:
         """All logs wait for this block. That is told once; and it must not be for ever."""
         if tries == QUIET_TRIES:
             telemetry.feed_blocks_stuck_total.labels(self._blocks.network).inc()
@@ -282,7 +282,7 @@ class LogDispatch:
         if tries >= QUIET_TRIES and is_first and not self._has_room.is_set():
             self._give_up(block)
 
-    def _give_up(self, block: Block) -> None:
+    def _give_up(self, block: ChainBlock) -> None:
         words = f"no upstream has the logs of block {block.number}: subscribe again with fromBlock {hex(block.number)}"
         for wanted, listeners in [*self._listeners.items()]:
             for listener in [*listeners]:
@@ -314,7 +314,7 @@ class LogDispatch:
                 if since < record.place:
                     listener.on_events(events)
 
-    def _take_back(self, block: Block) -> None:
+    def _take_back(self, block: ChainBlock) -> None:
         if not self._records or self._records[-1].block.hash != block.hash:
             return
         record = self._records.pop()

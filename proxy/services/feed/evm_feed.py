@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
-from proxy.core.head_chain import Block, HeadChain
+from proxy.core.head_chain import ChainBlock, HeadChain
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource
 from proxy.services.feed.demand import Demand
@@ -181,7 +181,7 @@ class EvmFeed:
         self.logs.clear()
         self.blocks.clear()
 
-    def _change(self, removed: Sequence[Block], added: Sequence[Block]) -> None:
+    def _change(self, removed: Sequence[ChainBlock], added: Sequence[ChainBlock]) -> None:
         source = self.lookout.source.upstream if self.lookout.source is not None else None
         # First: whoever is told of a block must not be told then, by a call, what was true before it.
         if source is not None:
@@ -193,7 +193,7 @@ class EvmFeed:
         self.logs.enter(removed, added, source)
         self._ready.set()
 
-    def is_orphan(self, block: Block) -> bool:
+    def is_orphan(self, block: ChainBlock) -> bool:
         chain = self.walk.chain
         return block.number >= chain.floor and not chain.knows(block.hash)
 

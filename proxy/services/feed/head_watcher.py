@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from proxy.core.head_chain import Block
+from proxy.core.head_chain import ChainBlock
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable, read_block
 from proxy.services.feed.sources import FeedSource, FeedSources
 from proxy.services.feed.walk import ChainWalk
@@ -158,13 +158,13 @@ class HeadWatcher:
     async def _look(self, source: FeedSource) -> None:
         await self._hear(await self._latest(source), source)
 
-    async def _latest(self, source: FeedSource) -> Block:
+    async def _latest(self, source: FeedSource) -> ChainBlock:
         try:
             return await self._blocks.latest(source.upstream)
         except BlockUnavailable as exc:
             raise SourceFailed("it does not tell its head") from exc
 
-    async def _hear(self, head: Block | None, source: FeedSource) -> None:
+    async def _hear(self, head: ChainBlock | None, source: FeedSource) -> None:
         if head is None:
             raise SourceFailed("it tells what is no block")
         chain = self._walk.chain
@@ -187,7 +187,7 @@ class HeadWatcher:
             raise SourceFailed("its blocks cannot be followed back to ours") from exc
         self._moved_at = self._clock()
 
-    def _may_be_reset(self, head: Block) -> bool:
+    def _may_be_reset(self, head: ChainBlock) -> bool:
         heads = self._route.heads
         if self._route.only is not None:
             return True

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from proxy.chains.evm.log_filter import LogFilter
-from proxy.core.head_chain import Block
+from proxy.core.head_chain import ChainBlock
 from proxy.errors import Fault, Unavailable
 from proxy.services.feed.blocks import BlockUnavailable, LogRecord
 from proxy.services.feed.dispatch import LogDispatch, events_of
@@ -128,7 +128,7 @@ class Replay:
         except TimeoutError:
             raise Unavailable(GIVEN_UP) from None
 
-    def _is_ahead_of(self, target: Block, tip: Block | None) -> bool:
+    def _is_ahead_of(self, target: ChainBlock, tip: ChainBlock | None) -> bool:
         """The others' logs have not come as far as ours, on the same chain."""
         return tip is not None and target.number < tip.number and not self._feed.is_orphan(tip)
 
@@ -160,5 +160,5 @@ class Replay:
         raise Unavailable(GIVEN_UP)
 
 
-def _same(one: Block | None, other: Block) -> bool:
+def _same(one: ChainBlock | None, other: ChainBlock) -> bool:
     return one is not None and one.hash == other.hash

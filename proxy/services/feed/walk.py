@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from proxy.core.head_chain import Block, BrokenPath, HeadChain
+from proxy.core.head_chain import BrokenPath, ChainBlock, HeadChain
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.wire.upstream import Upstream
 
 # Blocks of a gap that are fetched and told together.
 STRIDE = 32
 
-OnChange = Callable[[Sequence[Block], Sequence[Block]], None]
+OnChange = Callable[[Sequence[ChainBlock], Sequence[ChainBlock]], None]
 
 
 class ChainWalk:
@@ -29,7 +29,7 @@ class ChainWalk:
     def __repr__(self) -> str:
         return f"<Walk {self.chain!r}>"
 
-    async def towards(self, head: Block, source: Upstream | None = None) -> bool:
+    async def towards(self, head: ChainBlock, source: Upstream | None = None) -> bool:
         """One stride; whether the head is reached. Unanswered where a block between cannot be had."""
         if self.chain.knows(head.hash):
             return True
@@ -44,10 +44,10 @@ class ChainWalk:
         """The first block of the chain."""
         await self._connect(await self._at(number, None), None)
 
-    async def _at(self, number: int, source: Upstream | None) -> Block:
+    async def _at(self, number: int, source: Upstream | None) -> ChainBlock:
         return self._guide.at(number) or await self._blocks.by_number(number, source)
 
-    async def _connect(self, head: Block, source: Upstream | None) -> None:
+    async def _connect(self, head: ChainBlock, source: Upstream | None) -> None:
         tip = self.chain.tip
         if tip is not None and head.number - tip.number > 2:
             await self._blocks.warm(range(tip.number + 1, head.number), source)
@@ -61,7 +61,7 @@ class ChainWalk:
         if added:
             self._on_change(removed, added)
 
-    async def _reach_back(self, path: deque[Block], source: Upstream | None) -> bool:
+    async def _reach_back(self, path: deque[ChainBlock], source: Upstream | None) -> bool:
         """Put one more block in front of the path, or under the chain; whether there is more to do."""
         if (missing := self.chain.next_missing(path)) is not None:
             parent = await self._blocks.by_hash(missing, source)

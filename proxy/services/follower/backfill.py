@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proxy.chains.evm import facts
-from proxy.chains.evm.facts import Facts, Log
-from proxy.core.holdings import Changes
+from proxy.chains.evm.facts import BlockFacts, ChainLog
+from proxy.core.holdings import HoldingChanges
 from proxy.services.follower.block_reader import BlockReader
 from proxy.services.follower.network_follower import begin
 from proxy.store import blocks, holdings
@@ -87,7 +87,7 @@ class Backfill:
     ) -> None:
         """Some are read ahead while others are written."""
         wanted = self._ranges(parts)
-        window: deque[asyncio.Task[Facts]] = deque()
+        window: deque[asyncio.Task[BlockFacts]] = deque()
         while True:
             while len(window) < AHEAD and (part := next(wanted, None)):
                 window.append(group.create_task(self.reader.blocks(*part)))
@@ -104,11 +104,11 @@ class Backfill:
                 yield first, last
                 first = last + 1
 
-    async def _write(self, term: Term, found: Facts) -> None:
+    async def _write(self, term: Term, found: BlockFacts) -> None:
         transfers, odd = found.transfers, found.odd
         if self._alone:
             transfers, odd = facts.transfers_of(log for log in found.logs if not self._has(log))
-        changes = Changes()
+        changes = HoldingChanges()
         changes.add(transfers)
         async with term.transaction() as connection:
             await blocks.cover(connection, term.number, self.contract, ranges=[(found.first, found.last)])
@@ -118,7 +118,7 @@ class Backfill:
         self.progress.transfers += len(transfers)
         self.progress.odd += odd
 
-    def _has(self, log: Log) -> bool:
+    def _has(self, log: ChainLog) -> bool:
         """Whether the log's contract was indexed alone there."""
         ranges = self._alone.get(bytes.fromhex(log.address[2:]))
         if not ranges:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.chains.evm import facts, log_range
-from proxy.chains.evm.facts import Facts, Header, Log, Receipt
+from proxy.chains.evm.facts import BlockFacts, ChainLog, Header, Receipt
 from proxy.chains.evm.log_range import LogRange
 from proxy.core import dialect
-from proxy.core.range_size import Span
+from proxy.core.range_size import RangeSize
 from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
@@ -72,7 +72,7 @@ class _Asked:
             return False
         return any(bloom & mask == mask for mask in self.masks) if self.masks else bool(bloom)
 
-    def is_wanted(self, log: Log) -> bool:
+    def is_wanted(self, log: ChainLog) -> bool:
         topics = self.wanted.topics
         is_of_contract = not self.contract or log.address.lower() == self.contract
         return is_of_contract and (topics is None or any(topic in topics for topic in log.topics[:1]))
@@ -91,7 +91,7 @@ class BlockReader:
         wants: Callable[[], BlockDemand] | None = None,
     ) -> None:
         self.route = route
-        self.span = Span()
+        self.span = RangeSize()
         self._contract = contract
         self._wants = wants
         self._last = _Asked(BlockDemand(topics, full), contract)
@@ -117,7 +117,7 @@ class BlockReader:
         """None where the chain is shorter."""
         return _header(await self._ask("eth_getBlockByNumber", b'["0x%x",false]' % number, least_head=number))
 
-    async def block(self, number: int) -> Facts:
+    async def block(self, number: int) -> BlockFacts:
         """One block with its logs, asked for by its hash: they are its own, or none."""
         asked = self._asked()
         params = b'["0x%x",%b]' % (number, asked.full)
@@ -132,12 +132,12 @@ class BlockReader:
             logs = looked or []
         return _checked(header, header, logs, alone=True, has_all_logs=asked.wanted.topics is None)
 
-    async def _logs_of(self, header: Header, number: int, rest: bytes) -> list[Log]:
+    async def _logs_of(self, header: Header, number: int, rest: bytes) -> list[ChainLog]:
         comma = b"," if rest else b""
         params = b'[{"blockHash":"%b"%b%b}]' % (header.hash.encode(), comma, rest)
         return _logs(await self._ask("eth_getLogs", params, least_head=number))
 
-    async def _looked_for(self, header: Header, number: int, asked: _Asked) -> list[Log] | None:
+    async def _looked_for(self, header: Header, number: int, asked: _Asked) -> list[ChainLog] | None:
         """The logs of a block that may have some, and was said to have none; None where that is all that can be had."""
         if logs := await self._logs_of(header, number, asked.rest):
             return logs
@@ -158,7 +158,7 @@ class BlockReader:
             raise ReadFailed(f"block {number} has no logs, and its bloom filter has some")
         del self._doubts[header.hash]
 
-    async def blocks(self, first: int, last: int) -> Facts:
+    async def blocks(self, first: int, last: int) -> BlockFacts:
         """A range of final blocks: their logs, and the blocks at its ends, which hold it in its place."""
         asked = self._asked()
         try:
@@ -177,7 +177,7 @@ class BlockReader:
             await self._check_end(headers[number], number, asked, at)
         return _checked(headers[first], headers[last], logs, alone=False)
 
-    async def _check_end(self, header: Header, number: int, asked: _Asked, logs: list[Log]) -> None:
+    async def _check_end(self, header: Header, number: int, asked: _Asked, logs: list[ChainLog]) -> None:
         """That a range was not cut short: its first, or last, logs are those of the block there, where that has some. Here an
         upstream is believed without receipts: these blocks are old, and their logs are not still to come."""
         if any(int(log.block_number, 16) == number for log in logs) or not asked.may_have(header):
@@ -191,7 +191,7 @@ class BlockReader:
             raise ReadFailed(f"block {number} is not there yet")
         return header
 
-    async def _logs(self, asked: LogRange) -> list[Log]:
+    async def _logs(self, asked: LogRange) -> list[ChainLog]:
         try:
             return _logs(await self._ask("eth_getLogs", asked.params(), least_head=asked.last))
         except ReadFailed as exc:
@@ -237,7 +237,7 @@ def _header(result: bytes) -> Header | None:
         raise ReadFailed(f"what came is no block: {exc}") from None
 
 
-def _logs(result: bytes) -> list[Log]:
+def _logs(result: bytes) -> list[ChainLog]:
     try:
         return facts.read_logs(result)
     except msgspec.DecodeError as exc:
@@ -251,7 +251,9 @@ def _receipts(result: bytes) -> list[Receipt]:
         raise ReadFailed(f"what came are no receipts: {exc}") from None
 
 
-def _checked(first: Header, last: Header, logs: list[Log], *, alone: bool, has_all_logs: bool = False) -> Facts:
+def _checked(
+    first: Header, last: Header, logs: list[ChainLog], *, alone: bool, has_all_logs: bool = False
+) -> BlockFacts:
     try:
         return facts.facts_of(first, last, logs, alone=alone, has_all_logs=has_all_logs)
     except ValueError as exc:

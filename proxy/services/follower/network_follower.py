@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from proxy import telemetry
-from proxy.chains.evm.facts import Facts, Header
+from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.errors import Unavailable
 from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.sinks import FollowerSink, StaleRead
@@ -176,23 +176,23 @@ class NetworkFollower:
             yield first, end
             first = end + 1
 
-    async def _read_range(self, first: int, last: int) -> Facts:
+    async def _read_range(self, first: int, last: int) -> BlockFacts:
         return await self._reader.blocks(first, last)
 
-    async def _read_block(self, first: int, last: int) -> Facts:
+    async def _read_block(self, first: int, last: int) -> BlockFacts:
         return await self._reader.block(last)
 
     async def _read_on(
         self,
         term: Term,
         wanted: Iterator[tuple[int, int]],
-        read: Callable[[int, int], Awaitable[Facts]],
+        read: Callable[[int, int], Awaitable[BlockFacts]],
         *,
         ahead: int,
     ) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                window: deque[asyncio.Task[Facts | ReadFailed]] = deque()
+                window: deque[asyncio.Task[BlockFacts | ReadFailed]] = deque()
                 while True:
                     while len(window) < ahead and (part := next(wanted, None)):
                         window.append(group.create_task(_reading(read, *part)))
@@ -202,7 +202,7 @@ class NetworkFollower:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _write(self, term: Term, found: Sequence[Facts]) -> None:
+    async def _write(self, term: Term, found: Sequence[BlockFacts]) -> None:
         """One transaction: the cursor first, which no other writer can move from then on, then all else."""
         assert self.network is not None
         cursor = self.cursor
@@ -313,7 +313,7 @@ async def forget(term: Term, sinks: Sequence[FollowerSink]) -> None:
             await sink.forget(connection, found)
 
 
-async def _reading(read: Callable[[int, int], Awaitable[Facts]], first: int, last: int) -> Facts | ReadFailed:
+async def _reading(read: Callable[[int, int], Awaitable[BlockFacts]], first: int, last: int) -> BlockFacts | ReadFailed:
     """A failure is a value: it must not cut short the writing of what was read before it."""
     try:
         return await read(first, last)
@@ -321,7 +321,7 @@ async def _reading(read: Callable[[int, int], Awaitable[Facts]], first: int, las
         return exc
 
 
-async def _ready(window: deque[asyncio.Task[Facts | ReadFailed]]) -> list[Facts]:
+async def _ready(window: deque[asyncio.Task[BlockFacts | ReadFailed]]) -> list[BlockFacts]:
     """The next piece, and those behind it that are here already, up to a good size."""
     first = await window.popleft()
     if isinstance(first, ReadFailed):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from proxy import telemetry
-from proxy.chains.evm.facts import TOPICS, Facts
-from proxy.core.holdings import Changes
+from proxy.chains.evm.facts import TOPICS, BlockFacts
+from proxy.core.holdings import HoldingChanges
 from proxy.store import holdings
 from proxy.store.blocks import Followed, Mark
 from proxy.store.pool import Connection
@@ -34,7 +34,7 @@ class FollowerSink(Protocol):
     @property
     def transactions(self) -> bool: ...
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         """Facts of blocks, in order. One with a header may be undone later, a range never is."""
 
     async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
@@ -54,14 +54,14 @@ class HoldingsSink:
     blocks = False
     transactions = False
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
-        whole = Changes()
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+        whole = HoldingChanges()
         packed = []
         for piece in found:
             if piece.header is None:
                 whole.add(piece.transfers)
             else:
-                changes = Changes()
+                changes = HoldingChanges()
                 changes.add(piece.transfers)
                 whole.include(changes)
                 if len(changes):

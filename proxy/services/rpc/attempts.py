@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.core.routing import Health
+from proxy.core.routing import UpstreamHealth
 from proxy.wire.upstream import Upstream
 
 
@@ -18,7 +18,7 @@ class FlightAttempts:
     # When the attempt that ended last was begun.
     _asked_at: float
     # Who complained, while nobody has answered.
-    _accused: tuple[Health, ...]
+    _accused: tuple[UpstreamHealth, ...]
 
     def is_carried_by(self, upstream: Upstream) -> bool:
         return upstream is self._first or upstream is self._second

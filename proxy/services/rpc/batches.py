@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import Call, Malformed
-from proxy.core.usage import Sheet
+from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.usage import KeyTallies
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.waiters import WholeResultWaiter
@@ -79,9 +79,9 @@ class CallBatch:
     __slots__ = ("_done", "_open", "began", "items", "sheet", "units")
 
     def __init__(
-        self, calls: Sequence[Call | Malformed], done: Callable[[CallBatch], None], now: float, sheet: Sheet
+        self, calls: Sequence[RawCall | MalformedCall], done: Callable[[CallBatch], None], now: float, sheet: KeyTallies
     ) -> None:
-        self.items = [BatchItem(self, call.id if isinstance(call, Malformed) else call[2]) for call in calls]
+        self.items = [BatchItem(self, call.id if isinstance(call, MalformedCall) else call[2]) for call in calls]
         self.units = 0
         self.began = now
         # Where its items are counted.

@@ -18,9 +18,9 @@ from proxy.chains.evm import log_range
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.caching import key_of
-from proxy.core.jsonrpc import Call, Malformed
-from proxy.core.pricing import Prices
-from proxy.core.usage import Sheet
+from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.pricing import UnitPrices
+from proxy.core.usage import KeyTallies
 from proxy.errors import Fault, Forbidden, InternalError
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
@@ -50,7 +50,7 @@ class SubscriptionCalls(Protocol):
 
 
 class Rpc:
-    def __init__(self, admission: Admission, prices: Prices, filters: FilterIds) -> None:
+    def __init__(self, admission: Admission, prices: UnitPrices, filters: FilterIds) -> None:
         self._admission = admission
         self._archive_minimum = prices.archive_minimum
         self._filters = filters
@@ -60,7 +60,7 @@ class Rpc:
         asker: Caller,
         route: Route,
         key: Key,
-        call: Call,
+        call: RawCall,
         now: float,
         *,
         fresh: bool = False,
@@ -93,7 +93,7 @@ class Rpc:
         asker.on_error(why)
 
     def check(
-        self, asker: Caller, route: Route, key: Key, call: Call, subscriber: SubscriptionCalls | None = None
+        self, asker: Caller, route: Route, key: Key, call: RawCall, subscriber: SubscriptionCalls | None = None
     ) -> MethodPolicy | bytes | Fault:
         """The call's plan; or why there is none: an error of the call's, or a fault."""
         plan = asker.plan = route.plans.get(call[0], route.unknown)
@@ -107,7 +107,7 @@ class Rpc:
             return route.desk.fault_of(plan, call[1]) or plan
         return plan
 
-    def _price(self, plan: MethodPolicy, route: Route, call: Call) -> int:
+    def _price(self, plan: MethodPolicy, route: Route, call: RawCall) -> int:
         """A read of old state costs at least the archive price."""
         family = plan.family
         if plan.units < self._archive_minimum and route.heads.tip:
@@ -224,7 +224,7 @@ class Rpc:
 
     def ask_batch(
         self,
-        items: Sequence[Call | Malformed],
+        items: Sequence[RawCall | MalformedCall],
         route: Route,
         key: Key,
         now: float,
@@ -235,11 +235,11 @@ class Rpc:
     ) -> CallBatch | ShortBatch | Fault:
         """Admit a whole batch, then answer its items; `done` is called when the last one is in."""
         batch = CallBatch(items, done, now, key.sheet)
-        planned: list[tuple[BatchItem, MethodPolicy, Call, int]] = []
+        planned: list[tuple[BatchItem, MethodPolicy, RawCall, int]] = []
         declined: list[tuple[BatchItem, bytes | Fault]] = []
         units = 0
         for item, what in zip(batch.items, items, strict=True):
-            if isinstance(what, Malformed):
+            if isinstance(what, MalformedCall):
                 item.plan = route.unknown
                 declined.append((item, jsonrpc.error(what.code, what.message)))
                 units += UNITS_OF_AN_ERROR
@@ -275,7 +275,9 @@ class Rpc:
         self.answer_all(asked, route, key, now, fresh=fresh)
         return batch
 
-    def _short_way(self, route: Route, planned: Sequence[tuple[BatchItem, MethodPolicy, Call, int]]) -> Upstream | None:
+    def _short_way(
+        self, route: Route, planned: Sequence[tuple[BatchItem, MethodPolicy, RawCall, int]]
+    ) -> Upstream | None:
         """The one upstream, where all of these are plain reads and it takes them in one request."""
         upstream = route.only
         if upstream is None or not upstream.health.free or not 1 < len(planned) <= upstream.batch:
@@ -323,7 +325,7 @@ class PendingReply(WholeResultWaiter):
         if not self.future.done():
             self.future.set_exception(fault)
 
-    def count(self, sheet: Sheet, outcome: str, seconds: float) -> None:
+    def count(self, sheet: KeyTallies, outcome: str, seconds: float) -> None:
         if self.plan is not None:
             sheet[self.plan.tally].count(outcome, self.cache, self.units, seconds)
 

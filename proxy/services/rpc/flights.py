@@ -219,7 +219,7 @@ class Flight(FlightAttempts):
             return
         self.receive(reply, upstream, now, now - began)
 
-    def receive(self, reply: jsonrpc.Reply, upstream: Upstream, now: float, took_s: float) -> None:
+    def receive(self, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float) -> None:
         """A reply to our call, read and found valid."""
         self.answered_by = upstream.health.index
         if not reply.result:
@@ -335,7 +335,7 @@ class Flight(FlightAttempts):
         self._spare = spare
         return self._is_under_way() or self._send_another(now)
 
-    def _agrees_with_head(self, reply: jsonrpc.Reply, upstream: Upstream, now: float) -> bool:
+    def _agrees_with_head(self, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
         """An answer that tells the head: what we have told before never goes back, and the future is not believed."""
         verdict = self.route.compare_head(bytes(reply.result), upstream.health, now)
         if verdict == "future":

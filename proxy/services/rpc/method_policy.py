@@ -9,7 +9,7 @@ from proxy.chains.family import Family, Method
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.jsonrpc import request_tail
-from proxy.core.pricing import Prices
+from proxy.core.pricing import UnitPrices
 from proxy.telemetry import Tally
 
 _SCOPES = {
@@ -99,7 +99,7 @@ def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPo
     return MethodPolicy(Method("other"), families.FAMILIES[network.family], 0, tally(network.id, "other"))
 
 
-def plans_of(network: Network, prices: Prices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
+def plans_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     family = families.FAMILIES[network.family]
     units = prices.of_family(network.family)
     return {

@@ -17,10 +17,10 @@ import msgspec
 
 from proxy.chains.registry import Network
 from proxy.core.access import Key
-from proxy.core.caching import Replies
-from proxy.core.heads import HIGHEST, STALE_S, Heads
+from proxy.core.caching import ReplyCache
+from proxy.core.heads import HIGHEST, STALE_S, NetworkHead
 from proxy.core.jsonrpc import NULL
-from proxy.core.routing import Budget, Group, Health
+from proxy.core.routing import RetryBudget, UpstreamGroup, UpstreamHealth
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import ANY_SCOPE, MethodPolicy
 from proxy.services.rpc.shared_cache import SharedCache
@@ -86,7 +86,7 @@ class Route:
         network: Network,
         upstreams: Sequence[Upstream],
         plans: dict[str, MethodPolicy],
-        replies: Replies,
+        replies: ReplyCache,
         marks: SharedHead,
         *,
         unknown: MethodPolicy,
@@ -101,7 +101,7 @@ class Route:
         facts = network.facts
         self.network = network
         self.upstreams = tuple(upstreams)
-        self.group = Group([upstream.health for upstream in upstreams])
+        self.group = UpstreamGroup([upstream.health for upstream in upstreams])
         self.plans = plans
         # Stands for every method that is not there.
         self.unknown = unknown
@@ -109,13 +109,13 @@ class Route:
         # What the workers of a host tell each other: see `Marks`.
         self.marks = marks
         self.seen_moves = 0
-        self.heads = Heads(
+        self.heads = NetworkHead(
             block_time_s=facts.block_time_s,
             finality_blocks=facts.finality_blocks,
             behind_blocks=max(2, round(lag_s / facts.block_time_s)),
         )
         self._head_block = (-1, "", "")
-        self.budget = Budget()
+        self.budget = RetryBudget()
         # How many upstreams a signed transaction is sent to.
         self.broadcast = min(broadcast, len(self.upstreams))
         self.call_timeout_s = call_timeout_s
@@ -270,12 +270,12 @@ class Route:
         if was[:2] == (upstream, number) and was[2] != block_hash:
             self.forget_recent()
 
-    def compare_head(self, result: bytes, health: Health, now: float) -> Literal["fine", "behind", "future"]:
+    def compare_head(self, result: bytes, health: UpstreamHealth, now: float) -> Literal["fine", "behind", "future"]:
         """What an answer that tells the head means for what we know."""
         number = _number_in(result)
         return "fine" if number is None else self.compare_number(number, health, now)
 
-    def compare_number(self, number: int, health: Health, now: float) -> Literal["fine", "behind", "future"]:
+    def compare_number(self, number: int, health: UpstreamHealth, now: float) -> Literal["fine", "behind", "future"]:
         """The same, of a head that an upstream has told in whatever way."""
         if not self.heads.agreed:
             return "fine"

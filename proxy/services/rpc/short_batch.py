@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import Call
-from proxy.core.usage import Sheet
+from proxy.core.jsonrpc import RawCall
+from proxy.core.usage import KeyTallies
 from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight, next_id
 from proxy.services.rpc.upstream_batch import UpstreamBatch
@@ -31,7 +31,7 @@ LOOK_AFTER_S = 0.05
 _LATEST = (b'"latest"]', b"[]")
 
 
-def may_be_short(plan: MethodPolicy, call: Call) -> bool:
+def may_be_short(plan: MethodPolicy, call: RawCall) -> bool:
     """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
     is_simple = plan.short and not plan.shared and not plan.asks_on
     return is_simple and call[2] != b"" and (not plan.has_block or call[1].endswith(_LATEST))
@@ -44,11 +44,11 @@ class ShortBatch:
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[RawCall],
         plans: Sequence[MethodPolicy],
         route: Route,
         done: Callable[[CallBatch | ShortBatch], None],
-        sheet: Sheet,
+        sheet: KeyTallies,
     ) -> None:
         self._calls = calls
         self._plans = plans

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from proxy.chains.evm import activity
-from proxy.chains.evm.matching import Call
+from proxy.chains.evm.matching import InternalTransfer
 from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.errors import Unavailable
@@ -21,7 +21,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 # How long a way that is not the best is kept.
 KEEP_S = 600.0
 _TRACER = {"tracer": "callTracer"}
-TraceMethods = tuple[Callable[[int, str], Awaitable[list[Call]]], ...]
+TraceMethods = tuple[Callable[[int, str], Awaitable[list[InternalTransfer]]], ...]
 
 
 class MalformedTrace(Exception):
@@ -41,7 +41,7 @@ class TraceReader:
     def __repr__(self) -> str:
         return f"<Traces {self._network.id} by {self._ways[0].__name__}>"
 
-    async def calls(self, block: int, block_hash: bytes) -> list[Call]:
+    async def calls(self, block: int, block_hash: bytes) -> list[InternalTransfer]:
         """By the first way that works. RpcError or Malformed where they are not to be had so, a Fault where nobody answers."""
         if time.monotonic() - self._chosen > KEEP_S:
             self._ways = self._best
@@ -59,21 +59,21 @@ class TraceReader:
             return found
         raise AssertionError  # the last way returns or raises
 
-    async def _by_tracer(self, _: int, block_hash: str) -> list[Call]:
+    async def _by_tracer(self, _: int, block_hash: str) -> list[InternalTransfer]:
         traces = await self._questions.ask(self._network, "debug_traceBlockByHash", block_hash, _TRACER, fresh=True)
         return [call for each in traces for call in activity.calls_of_tree(each["txHash"], each["result"])]
 
-    async def _by_list(self, block: int, block_hash: str) -> list[Call]:
+    async def _by_list(self, block: int, block_hash: str) -> list[InternalTransfer]:
         traces = await self._questions.ask(self._network, "trace_block", hex(block), fresh=True)
         if any(trace["blockHash"] != block_hash for trace in traces):
             raise Unavailable("the traces are another block's")
         return activity.calls_of_list(traces)
 
-    async def _one_by_one(self, _: int, block_hash: str) -> list[Call]:
+    async def _one_by_one(self, _: int, block_hash: str) -> list[InternalTransfer]:
         block = await self._questions.ask(self._network, "eth_getBlockByHash", block_hash, False)
         if block is None:
             raise Unavailable("the block is not there")
-        found: list[Call] = []
+        found: list[InternalTransfer] = []
         for name in block["transactions"]:
             tree = await self._questions.ask(self._network, "debug_traceTransaction", name, _TRACER, fresh=True)
             found += activity.calls_of_tree(name, tree)

@@ -18,7 +18,7 @@ from proxy.chains.registry import Network
 from proxy.core import policy
 from proxy.core.access import Key
 from proxy.core.paging import Page
-from proxy.core.policy import BadRule, Forms, Rules
+from proxy.core.policy import BadRule, FamilyFormats, Rules
 from proxy.errors import InvalidRequest
 from proxy.store.ledger import LedgerStore, Meter, UserMeter
 from proxy.store.policies import Policy, PolicyStore, absent
@@ -165,4 +165,4 @@ def _moment(text: str) -> float:
     return datetime.datetime.fromisoformat(f"{whole}.{part[:6].ljust(6, '0')}+00:00").timestamp()
 
 
-FORMS = Forms(_address, _selector, _moment)
+FORMS = FamilyFormats(_address, _selector, _moment)

@@ -21,8 +21,8 @@ from typing import Protocol
 
 from proxy import telemetry
 from proxy.chains.evm import operations
-from proxy.chains.evm.facts import Facts, Header
-from proxy.chains.evm.operations import Included
+from proxy.chains.evm.facts import BlockFacts, Header
+from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
 from proxy.store import ledger as ledger_room
 from proxy.store.blocks import Followed, Mark
@@ -50,7 +50,7 @@ class SettlementSink:
         # Two networks that are one chain, as the development chain's are, see what the other has signed.
         self._chains = Counter(network.facts.chain_id for name, network in self._networks.items() if payers.get(name))
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[Facts]) -> None:
+    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
         known = self._networks.get(network.id)
         payers = self._payers.get(network.id)
         if known is None or not payers:
@@ -87,7 +87,7 @@ class SettlementChain(Protocol):
     @property
     def final(self) -> int: ...
     async def header(self, number: int) -> Header | None: ...
-    async def blocks(self, first: int, last: int) -> Facts: ...
+    async def blocks(self, first: int, last: int) -> BlockFacts: ...
 
 
 # An operation by what is unique on the chain: its entry point, sender and nonce.
@@ -153,13 +153,13 @@ class SettlementLoop:
             else:
                 await self._ledger.release(each.id, final_time=final_time)
 
-    async def _landed(self, chain: SettlementChain, first: int, last: int) -> dict[OperationNonce, Included]:
+    async def _landed(self, chain: SettlementChain, first: int, last: int) -> dict[OperationNonce, IncludedOperation]:
         if first > last:
             return {}
         found = await chain.blocks(first, last)
         return {(event.place.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)}
 
-    async def _pays(self, chain: SettlementChain, due: Due, event: Included) -> bool:
+    async def _pays(self, chain: SettlementChain, due: Due, event: IncludedOperation) -> bool:
         """Whether it is this reservation that pays: another policy may have signed for the nonce, or a stranger have paid."""
         if event.hash not in due.hashes and event.paymaster not in self._payers.get(chain.network.id, ()):
             return False
@@ -185,7 +185,7 @@ def _near(due: Iterable[Due], final: int) -> Iterator[list[Due]]:
         yield list(group)
 
 
-def events_of(network: Network, found: Facts) -> list[Included]:
+def events_of(network: Network, found: BlockFacts) -> list[IncludedOperation]:
     """Of its entry points: anybody may emit such an event."""
     trusted = {bytes.fromhex(text[2:]) for text in network.chain.entry_points.values()}
     events = (operations.included(log_) for log_ in found.logs)
@@ -198,7 +198,7 @@ def coin_of(network: Network) -> int:
     return coin
 
 
-def _event(event: Included) -> Event:
+def _event(event: IncludedOperation) -> Event:
     place = event.place
     return Event(
         place.contract,

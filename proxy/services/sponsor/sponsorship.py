@@ -19,12 +19,12 @@ from weakref import WeakValueDictionary
 
 from proxy import telemetry
 from proxy.chains.evm import abi, paymaster, user_operation
-from proxy.chains.evm.paymaster import Terms
-from proxy.chains.evm.user_operation import BadOperation, Operation
+from proxy.chains.evm.paymaster import PaymasterTerms
+from proxy.chains.evm.user_operation import BadOperation, UserOperation
 from proxy.chains.registry import Network
 from proxy.core import policy
 from proxy.core.access import Key
-from proxy.core.policy import Asked, Refusal
+from proxy.core.policy import PolicyOperation, Refusal
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -73,7 +73,7 @@ class SponsorRequest:
     key: Key
     network: Network
     paymaster: Paymaster
-    operation: Operation
+    operation: UserOperation
     policy_id: str
 
 
@@ -156,7 +156,7 @@ class SponsorService:
         with self._noting(request):
             await self._decide(request, None)
         payer = request.paymaster
-        terms = Terms(payer.address, payer.chain_id, 2**48 - 1, 2**48 - 1)
+        terms = PaymasterTerms(payer.address, payer.chain_id, 2**48 - 1, 2**48 - 1)
         return Sponsorship(payer, paymaster.data_of(terms, paymaster.STUB_SIGNATURE), request.operation.paymaster_gas)
 
     async def sponsor(self, request: SponsorRequest) -> Sponsorship:
@@ -215,7 +215,7 @@ class SponsorService:
         if ready.policy.status != "active":
             return Refusal("status", f"the policy is {ready.policy.status}")
         operation, rules = request.operation, ready.rules
-        asked = Asked(
+        asked = PolicyOperation(
             sender=operation.sender,
             calls=paymaster.inner_calls(operation.call_data) if rules.reads_calls else None,
             max_fee_wei=operation.max_fee_wei,
@@ -246,7 +246,7 @@ class SponsorService:
         life_s = min(ready.rules.expiry_seconds, LONGEST_S - BEFORE_S)
         if ready.rules.ends_at is not None:
             life_s = max(0, min(life_s, int(ready.rules.ends_at) - now))
-        whenever = Terms(payer.address, payer.chain_id, 0, 0, counted)
+        whenever = PaymasterTerms(payer.address, payer.chain_id, 0, 0, counted)
         terms = replace(whenever, valid_until=now + life_s - late_s, valid_after=now - BEFORE_S)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
         final = paymaster.funded(operation, payer.address, gas=operation.paymaster_gas, data=data)

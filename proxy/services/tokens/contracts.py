@@ -14,7 +14,7 @@ import msgspec
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
 from proxy.core import display_text, units
-from proxy.core.portfolio import Token
+from proxy.core.portfolio import TokenInfo
 from proxy.errors import NotFound, Unavailable
 from proxy.services.multicall import Multicall
 from proxy.store.cache import Kept
@@ -30,7 +30,7 @@ TRIES = 4
 
 NAME, SYMBOL, DECIMALS = (abi.call(signature) for signature in ("name()", "symbol()", "decimals()"))
 _KIND = "token"
-_read_token = msgspec.json.Decoder(Token).decode
+_read_token = msgspec.json.Decoder(TokenInfo).decode
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class TokenContracts:
             raise Unavailable(f"the network {network.id} is not indexed yet: no follower has begun with it")
         raise NotFound(f"the network {network.id} is known, but nobody follows it: there is no index of holdings")
 
-    async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> dict[bytes, Token]:
+    async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> dict[bytes, TokenInfo]:
         """Name, symbol and decimals of each: from memory, or all that are missing by one read."""
         kept = await self._kept.get(network.id, _KIND, [contract.hex() for contract in contracts], read=_read_token)
         found = {contract: token for contract, token in zip(contracts, kept, strict=True) if token is not None}
@@ -103,7 +103,7 @@ class TokenContracts:
         await self._remember(network, new)
         return found | new
 
-    async def _remember(self, network: Network, new: dict[bytes, Token]) -> None:
+    async def _remember(self, network: Network, new: dict[bytes, TokenInfo]) -> None:
         for ttl_s, is_whole in ((KEPT_S, True), (KEPT_UNKNOWN_S, False)):
             values = {
                 contract.hex(): token
@@ -114,10 +114,10 @@ class TokenContracts:
                 await self._kept.put(network.id, _KIND, values, ttl_s=ttl_s)
 
 
-def token_of(contract: bytes, name: bytes | None, symbol: bytes | None, decimals: bytes | None) -> Token:
+def token_of(contract: bytes, name: bytes | None, symbol: bytes | None, decimals: bytes | None) -> TokenInfo:
     """What three answers of a contract mean."""
     places = abi.uint(decimals)
-    return Token(
+    return TokenInfo(
         address.checksum(contract),
         display_text.cleaned(abi.text(name), display_text.NAME),
         display_text.cleaned(abi.text(symbol), display_text.SYMBOL),

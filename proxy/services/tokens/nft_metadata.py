@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from proxy.chains.evm import abi, address, nfts
-from proxy.chains.evm.nfts import Nft
+from proxy.chains.evm.nfts import NftContractFacts
 from proxy.chains.registry import Network
 from proxy.core import display_text, metadata, uris
 from proxy.core.metadata import NOTHING, Metadata
-from proxy.core.uris import Gateways, Inline
+from proxy.core.uris import Gateways, InlineDocument
 from proxy.errors import NotFound
 from proxy.settings import Nfts as NftSettings
 from proxy.store.cache import Kept
@@ -124,7 +124,7 @@ class NftMetadata:
         }
 
     async def _only_holder(
-        self, network: Network, contract: bytes, token_id: int, *, nft: Nft, block: int
+        self, network: Network, contract: bytes, token_id: int, *, nft: NftContractFacts, block: int
     ) -> tuple[bytes | None, int]:
         """Of an ERC-1155 token, its holder where there is exactly one; and the block at which that is true.
 
@@ -248,7 +248,7 @@ class NftMetadata:
         place = await _apart(len(uri), lambda: uris.locate(uri, self._gateways))
         if place is None:
             return Fetched("invalid"), b""
-        if isinstance(place, Inline):
+        if isinstance(place, InlineDocument):
             is_large = len(place.body) > most
             return Fetched(
                 "too_large" if is_large else "ok", media_type=place.media_type

@@ -18,7 +18,7 @@ import msgspec
 from proxy.chains.registry import Network
 from proxy.chains.svm import address, tokens
 from proxy.core import display_text, portfolio
-from proxy.core.portfolio import Balances, Holding, Token
+from proxy.core.portfolio import Balances, Holding, TokenInfo
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -97,14 +97,14 @@ class SvmTokens:
 
     # Mints
 
-    async def _known(self, network: Network, mints: Sequence[bytes]) -> dict[bytes, Token]:
+    async def _known(self, network: Network, mints: Sequence[bytes]) -> dict[bytes, TokenInfo]:
         """The tokens among the mints: one that there is but one of, and whole, is an NFT and not a balance."""
         kept = await self._kept.get(network.id, _KIND, [address.show(mint) for mint in mints])
         found = {mint: told for mint, told in zip(mints, kept, strict=True) if told is not None}
         missing = [mint for mint in mints if mint not in found]
         if missing:
             found |= await self._read_mints(network, missing)
-        return {mint: Token(**told) for mint, told in found.items() if told}
+        return {mint: TokenInfo(**told) for mint, told in found.items() if told}
 
     async def _read_mints(self, network: Network, mints: Sequence[bytes]) -> dict[bytes, dict[str, Any]]:
         asked = [each for mint in mints for each in (mint, tokens.metadata_address(mint))]
@@ -143,14 +143,14 @@ def _minted(account: SvmTokenAccount | None) -> tokens.Mint | None:
     return tokens.mint(account.data) if account is not None and account.program in tokens.PROGRAMS else None
 
 
-def _token(mint: bytes, told: tokens.Mint, accounts: Sequence[SvmTokenAccount | None]) -> Token:
+def _token(mint: bytes, told: tokens.Mint, accounts: Sequence[SvmTokenAccount | None]) -> TokenInfo:
     """The mint's own name before the metadata program's."""
     own, other = accounts
     named = tokens.own_naming(own.data) if own is not None and own.program == tokens.TOKEN_2022 else None
     if named is None and other is not None and other.program == tokens.METADATA_PROGRAM:
         named = tokens.naming(other.data, mint)
-    named = named or tokens.Naming()
-    return Token(
+    named = named or tokens.MintName()
+    return TokenInfo(
         address.show(mint),
         display_text.cleaned(named.name, display_text.NAME),
         display_text.cleaned(named.symbol, display_text.SYMBOL),

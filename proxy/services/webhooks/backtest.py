@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from proxy.chains.evm import activity, facts, matching
-from proxy.chains.evm.facts import Log
-from proxy.chains.evm.matching import Block, Match, Tx
-from proxy.chains.evm.watch_index import KINDS, Index, Watcher
+from proxy.chains.evm.facts import ChainLog
+from proxy.chains.evm.matching import Match, MatchBlock, MatchTransaction
+from proxy.chains.evm.watch_index import KINDS, Watcher, WatchIndex
 from proxy.chains.registry import Network
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
@@ -55,7 +55,7 @@ class Backtest:
             raise InvalidRequest(f"chain: there are no webhooks on {network.id}")
         if KINDS[event_type] == "pending":
             raise InvalidRequest(f"event_type: blocks do not tell of {event_type}: it cannot be tried on the past")
-        index = Index()
+        index = WatchIndex()
         addresses = await read_config(event_type, config)
         index.put(Watcher("", event_type, read_filter(event_type, config), listed=addresses is not None))
         if addresses is not None:
@@ -78,13 +78,13 @@ class Backtest:
             ]
         return BacktestResult(first, last, sum(counts), sum(count > 0 for count in counts))
 
-    def _most(self, index: Index) -> int:
+    def _most(self, index: WatchIndex) -> int:
         if index.has("internal"):
             return MOST_TRACED_BLOCKS
         return MOST_WHOLE_BLOCKS if self._is_whole(index) else MOST_BLOCKS
 
     @staticmethod
-    def _is_whole(index: Index) -> bool:
+    def _is_whole(index: WatchIndex) -> bool:
         watcher = index.find("")
         assert watcher is not None
         return watcher.kind in _WHOLE or bool(watcher.filter.selectors)
@@ -98,7 +98,7 @@ class Backtest:
         if last > head:
             raise InvalidRequest(f"to_block: the newest block is {head}")
 
-    async def _matches(self, network: Network, index: Index, first: int, last: int) -> list[list[Match]]:
+    async def _matches(self, network: Network, index: WatchIndex, first: int, last: int) -> list[list[Match]]:
         """Of each block."""
         logs = await self._logs(network, index, first, last)
         transactions = await self._transactions(network, index, first, last)
@@ -106,11 +106,11 @@ class Backtest:
         for number in range(first, last + 1):
             of_block = logs.get(number, [])
             transfers, _ = facts.transfers_of(of_block)
-            block = Block(transactions.get(number, []), transfers, of_block)
+            block = MatchBlock(transactions.get(number, []), transfers, of_block)
             found.append(matching.matched(index.tables, block))
         return found
 
-    async def _traced(self, network: Network, index: Index, first: int, last: int) -> list[int]:
+    async def _traced(self, network: Network, index: WatchIndex, first: int, last: int) -> list[int]:
         """How many of each block."""
         traces = TraceReader(network, self._questions)
         counts = []
@@ -125,18 +125,20 @@ class Backtest:
             counts.append(len(matching.matched_calls(index.tables, calls)))
         return counts
 
-    async def _logs(self, network: Network, index: Index, first: int, last: int) -> dict[int, list[Log]]:
+    async def _logs(self, network: Network, index: WatchIndex, first: int, last: int) -> dict[int, list[ChainLog]]:
         if index.has("mined", "block"):
             return {}
         asked: dict[str, Any] = {"fromBlock": hex(first), "toBlock": hex(last)}
         if not index.has("log"):
             asked["topics"] = [sorted(facts.TOPICS)]
-        found: dict[int, list[Log]] = {}
-        for log in msgspec.convert(await self._ask(network, "eth_getLogs", asked), list[Log]):
+        found: dict[int, list[ChainLog]] = {}
+        for log in msgspec.convert(await self._ask(network, "eth_getLogs", asked), list[ChainLog]):
             found.setdefault(int(log.block_number, 16), []).append(log)
         return found
 
-    async def _transactions(self, network: Network, index: Index, first: int, last: int) -> dict[int, list[Tx]]:
+    async def _transactions(
+        self, network: Network, index: WatchIndex, first: int, last: int
+    ) -> dict[int, list[MatchTransaction]]:
         if not self._is_whole(index):
             return {}
         calls = [("eth_getBlockByNumber", [hex(number), True]) for number in range(first, last + 1)]
@@ -161,4 +163,8 @@ class Backtest:
 
 def _uncertain(found: list[Match]) -> list[str]:
     """The transactions of these that are events only if they did not fail, one for each match."""
-    return [match.fact.hash for match in found if isinstance(match.fact, Tx) and match.watcher.kind == "activity"]
+    return [
+        match.fact.hash
+        for match in found
+        if isinstance(match.fact, MatchTransaction) and match.watcher.kind == "activity"
+    ]

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxy.chains.evm import address, filters
 from proxy.chains.evm.filters import BadConfig
-from proxy.chains.evm.watch_index import Filter
+from proxy.chains.evm.watch_index import WatchFilter
 from proxy.chains.registry import Network
 from proxy.core import signatures
 from proxy.core.access import Key
@@ -178,7 +178,7 @@ async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes]
     return None if given is None else [*dict.fromkeys(await _addresses(given, "config.addresses"))]
 
 
-def read_filter(event_type: str, config: Mapping[str, Any]) -> Filter:
+def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
     try:
         return filters.parse(event_type, config)
     except BadConfig as exc:

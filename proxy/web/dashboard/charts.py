@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proxy.core.usage import STEPS, Line, Step, Used, step_of, times_of
+from proxy.core.usage import STEPS, ChartLine, UsageStep, UsageSums, step_of, times_of
 from proxy.errors import InvalidRequest
 from proxy.services.usage import Wanted
 from proxy.web.timestamps import moment_of, time_of
@@ -26,7 +26,7 @@ def wanted_of(query: Mapping[str, Any], account: str | None) -> Wanted:
     now = datetime.datetime.now(datetime.UTC)
     last = moment_of(query["to"], "to") if query["to"] else now
     first = moment_of(query["from"], "from") if query["from"] else _day_before(last)
-    step: Step = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
+    step: UsageStep = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
     return Wanted(
         step=step,
         first=_begin(first, step),
@@ -47,7 +47,7 @@ def _day_before(moment: datetime.datetime) -> datetime.datetime:
         raise InvalidRequest("parameter 'to': there is no day before it") from None
 
 
-def _begin(moment: datetime.datetime, step: Step) -> datetime.datetime:
+def _begin(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
     """The beginning of the step that it is in."""
     size = STEPS[step][0]
     try:
@@ -56,10 +56,10 @@ def _begin(moment: datetime.datetime, step: Step) -> datetime.datetime:
         return moment
 
 
-def chart_of(wanted: Wanted, lines: Sequence[Line], labels: Mapping[str, str]) -> dict[str, Any]:
+def chart_of(wanted: Wanted, lines: Sequence[ChartLine], labels: Mapping[str, str]) -> dict[str, Any]:
     """Columns by time. Many lines have many points: not for the loop."""
     times = times_of(int(wanted.first.timestamp()), int(wanted.last.timestamp()), wanted.step)
-    total = Used()
+    total = UsageSums()
     for line in lines:
         total.merge(line.total)
     return {
@@ -81,8 +81,8 @@ def chart_of(wanted: Wanted, lines: Sequence[Line], labels: Mapping[str, str]) -
     }
 
 
-def columns_of(line: Line, times: Sequence[int]) -> dict[str, list[Any]]:
-    empty = Used()
+def columns_of(line: ChartLine, times: Sequence[int]) -> dict[str, list[Any]]:
+    empty = UsageSums()
     points = [line.points.get(at, empty) for at in times]
     return {
         "requests": [point.requests for point in points],
@@ -94,7 +94,7 @@ def columns_of(line: Line, times: Sequence[int]) -> dict[str, list[Any]]:
     }
 
 
-def sums_of(used: Used) -> dict[str, Any]:
+def sums_of(used: UsageSums) -> dict[str, Any]:
     return {
         "requests": used.requests,
         "errors": used.errors,
@@ -105,7 +105,7 @@ def sums_of(used: Used) -> dict[str, Any]:
     }
 
 
-def csv_of(rows: Iterable[tuple[Mapping[str, Any], Used]]) -> bytes:
+def csv_of(rows: Iterable[tuple[Mapping[str, Any], UsageSums]]) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
 from proxy.core.caching import key_of
-from proxy.core.jsonrpc import MAX_DEPTH, Malformed
+from proxy.core.jsonrpc import MAX_DEPTH, MalformedCall
 from proxy.core.nesting import is_deeper
 from proxy.core.usage import LATENCY_S
 from proxy.errors import Fault, InvalidRequest
@@ -44,7 +44,7 @@ _monotonic: Final = time.monotonic
 _envelope: Final = jsonrpc.read_envelope
 _reply: Final = jsonrpc.read_any_reply
 _NOT_ONE: Final = jsonrpc.NOT_JSON
-_NO_REPLY: Final = jsonrpc.Reply()
+_NO_REPLY: Final = jsonrpc.UpstreamReply()
 _ID_STARTS: Final = jsonrpc.ID_STARTS
 
 
@@ -170,7 +170,7 @@ class FrontConnection(ReplyWriting):
         self._reply_shortly(known, plan, now)
 
     def _ask_long(
-        self, head: RequestHead, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.Call | None = None
+        self, head: RequestHead, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.RawCall | None = None
     ) -> None:
         """The way of everything else. The envelope or the call is given where it was read already."""
         self._began = now = _monotonic()
@@ -189,10 +189,10 @@ class FrontConnection(ReplyWriting):
                 call = call or jsonrpc.parse(body, envelope)
                 self.id = call[2]
                 self._hot.rpc.ask(self, route, key, call, now, fresh=head.fresh)
-        except Malformed as exc:
+        except MalformedCall as exc:
             self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
-    def _ask_batch(self, head: RequestHead, items: list[jsonrpc.Call | Malformed], now: float) -> None:
+    def _ask_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
         asked = self._hot.rpc.ask_batch(items, head.route, head.key, now, self._on_batch, fresh=head.fresh)
         if isinstance(asked, Fault):
             self.on_fault(asked)

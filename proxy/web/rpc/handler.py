@@ -9,7 +9,7 @@ from aiohttp import web
 
 from proxy.core import jsonrpc
 from proxy.core.access import Key
-from proxy.core.jsonrpc import Call, Malformed
+from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply, Rpc, RpcError
@@ -50,13 +50,13 @@ class RpcHandler:
                 reply = await self._batch(request, route, key, jsonrpc.parse_batch(body), fresh=fresh)
             else:
                 reply = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
-        except Malformed as exc:
+        except MalformedCall as exc:
             raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
         if not reply:
             return web.Response(status=204)
         return web.Response(body=reply, content_type="application/json")
 
-    async def _single(self, request: web.Request, route: Route, key: Key, call: Call, *, fresh: bool) -> bytes:
+    async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall, *, fresh: bool) -> bytes:
         pending = PendingReply()
         began = time.monotonic()
         self._rpc.ask(pending, route, key, call, began, fresh=fresh)
@@ -80,7 +80,7 @@ class RpcHandler:
         return reply if call[2] else b""
 
     async def _batch(
-        self, request: web.Request, route: Route, key: Key, items: list[Call | Malformed], *, fresh: bool
+        self, request: web.Request, route: Route, key: Key, items: list[RawCall | MalformedCall], *, fresh: bool
     ) -> bytes:
         pending = PendingReply()
 

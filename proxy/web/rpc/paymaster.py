@@ -18,7 +18,7 @@ from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.registry import Network
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
-from proxy.core.jsonrpc import Call, Malformed
+from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import rpc_error_of
@@ -66,22 +66,24 @@ class PaymasterHandler:
                 reply = await self._batch(request, key, route.network, jsonrpc.parse_batch(body))
             else:
                 reply = await self._item(request, key, route.network, jsonrpc.parse(body), alone=True)
-        except Malformed as exc:
+        except MalformedCall as exc:
             raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
         if not reply:
             return web.Response(status=204)
         return web.Response(body=reply, content_type="application/json")
 
-    async def _batch(self, request: web.Request, key: Key, network: Network, items: list[Call | Malformed]) -> bytes:
+    async def _batch(
+        self, request: web.Request, key: Key, network: Network, items: list[RawCall | MalformedCall]
+    ) -> bytes:
         replies = await asyncio.gather(*(self._item(request, key, network, item) for item in items))
         said = [reply for reply in replies if reply]
         return b"[%b]" % b",".join(said) if said else b""
 
     async def _item(
-        self, request: web.Request, key: Key, network: Network, item: Call | Malformed, *, alone: bool = False
+        self, request: web.Request, key: Key, network: Network, item: RawCall | MalformedCall, *, alone: bool = False
     ) -> bytes:
         """The reply; empty to a notification. A single call that is not admitted is refused as any request is."""
-        if isinstance(item, Malformed):
+        if isinstance(item, MalformedCall):
             return jsonrpc.error_reply(item.id, jsonrpc.error(item.code, item.message))
         method, params, id_ = item
         units = self._prices.get(method)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import Malformed
+from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
@@ -33,11 +33,11 @@ def answer(socket: ClientSocket, message: bytes) -> None:
             SocketBatch(socket, time.monotonic()).ask(jsonrpc.parse_batch(message))
         else:
             SocketCall(socket, time.monotonic()).ask(jsonrpc.parse(message))
-    except Malformed as exc:
+    except MalformedCall as exc:
         _decline(socket, exc)
 
 
-def _decline(socket: ClientSocket, exc: Malformed) -> None:
+def _decline(socket: ClientSocket, exc: MalformedCall) -> None:
     """It costs what an error costs: nonsense must not be cheaper than calls."""
     refusal = socket.room.admission.charge(socket.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
     error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
@@ -61,7 +61,7 @@ class SocketCall(WholeResultWaiter):
     def __repr__(self) -> str:
         return f"<One {self.plan!r}>"
 
-    def ask(self, call: jsonrpc.Call) -> None:
+    def ask(self, call: jsonrpc.RawCall) -> None:
         socket = self._socket
         self.id = call[2]
         socket.calls.add(self)
@@ -112,7 +112,7 @@ class SocketBatch:
     def __repr__(self) -> str:
         return f"<Many {self._batch!r}>"
 
-    def ask(self, items: list[jsonrpc.Call | Malformed]) -> None:
+    def ask(self, items: list[jsonrpc.RawCall | MalformedCall]) -> None:
         socket = self._socket
         socket.calls.add(self)
         asked = socket.room.rpc.ask_batch(
@@ -124,9 +124,9 @@ class SocketBatch:
         elif not self._is_done:
             self._batch = asked
 
-    def _refuse(self, items: list[jsonrpc.Call | Malformed], error: bytes) -> None:
+    def _refuse(self, items: list[jsonrpc.RawCall | MalformedCall], error: bytes) -> None:
         """All of it. Each call is told, under its id: a client would wait for it for ever."""
-        ids = [item.id if isinstance(item, Malformed) else item[2] for item in items]
+        ids = [item.id if isinstance(item, MalformedCall) else item[2] for item in items]
         if replies := [jsonrpc.error_reply(id_, error) for id_ in ids if id_]:
             self._socket.send(frame(b"[" + b",".join(replies) + b"]"))
 
