@@ -15,7 +15,7 @@ from proxy.errors import StartError
 from proxy.services.usage import UsageService
 from proxy.store import migrate
 from proxy.store.pool import Pool
-from proxy.store.usage import UsageStore, Wanted
+from proxy.store.usage import UsageQuery, UsageStore
 from proxy.web.dashboard import charts
 
 # Keys and methods used in rotation, and the number of calls between two gathers.
@@ -160,23 +160,23 @@ async def _fill(connection: "asyncpg.Connection[asyncpg.Record]", rows: int) -> 
     await connection.execute("analyze usage_series")
 
 
-def _wanted() -> dict[str, Wanted]:
+def _wanted() -> dict[str, UsageQuery]:
     now = datetime.datetime.now(datetime.UTC)
     hours = datetime.timedelta(hours=1)
     return {
-        "first": Wanted(step="hour", first=now - 24 * hours, last=now, account=LARGEST),
-        "methods": Wanted(step="hour", first=now - 24 * hours, last=now, account=LARGEST, by="method"),
-        "minutes": Wanted(step="minute", first=now - 3 * hours, last=now, account=LARGEST, by="method"),
-        "filtered": Wanted(
+        "first": UsageQuery(step="hour", first=now - 24 * hours, last=now, account=LARGEST),
+        "methods": UsageQuery(step="hour", first=now - 24 * hours, last=now, account=LARGEST, by="method"),
+        "minutes": UsageQuery(step="minute", first=now - 3 * hours, last=now, account=LARGEST, by="method"),
+        "filtered": UsageQuery(
             step="minute", first=now - 3 * hours, last=now, account=LARGEST, by="method", network="network/1"
         ),
-        "month": Wanted(step="day", first=now - 720 * hours, last=now, account=LARGEST, by="key"),
+        "month": UsageQuery(step="day", first=now - 720 * hours, last=now, account=LARGEST, by="key"),
         # The operators' first view: all accounts.
-        "all": Wanted(step="hour", first=now - 24 * hours, last=now, account=None, by="account"),
+        "all": UsageQuery(step="hour", first=now - 24 * hours, last=now, account=None, by="account"),
     }
 
 
-async def _look(store: UsageStore, wanted: Wanted) -> float:
+async def _look(store: UsageStore, wanted: UsageQuery) -> float:
     taken = []
     for _ in range(LOOKS):
         began = time.perf_counter()

@@ -18,7 +18,7 @@ from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
-from proxy.store.windows import OwnWindows, Windows
+from proxy.store.windows import UnsharedWindows, Windows
 
 ROUNDS = 5
 
@@ -27,7 +27,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     plans = settings_room.load_tables().plans
     pool = Pool(url, size=2, acquire_timeout_s=5.0)
     await pool.open()
-    windows = (Windows if shared else OwnWindows)(windows_fd)
+    windows = (Windows if shared else UnsharedWindows)(windows_fd)
     store = KeyStore(pool, pepper=pepper, plans=tuple(plans))
     keyring = Keyring(store, Notices(pool), windows, plans=plans, pepper=pepper, reload_s=5.0)
     began = time.perf_counter()

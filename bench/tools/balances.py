@@ -13,7 +13,7 @@ from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.services.rpc.tracker import Tracker
 from proxy.store import windows
-from proxy.store.windows import OwnWindows
+from proxy.store.windows import UnsharedWindows
 
 PEPPER = "a pepper that only the bench ever uses"
 
@@ -33,7 +33,9 @@ async def main(url: str, upstream: str, network: str) -> None:
         "log": {"access": False},
         "upstreams": [{"network": network, "url": upstream}],
     }
-    app = App(settings_room.load(environ={}, overrides=over), settings_room.load_tables(), OwnWindows(windows.create()))
+    app = App(
+        settings_room.load(environ={}, overrides=over), settings_room.load_tables(), UnsharedWindows(windows.create())
+    )
     text = access.mint("live", bytes(32))
     app.keyring.add(_key(text))
     await app.pool.open()

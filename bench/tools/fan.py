@@ -21,7 +21,7 @@ from proxy.core.access import Account, Key, Limits
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.settings import load, load_tables
 from proxy.store import windows
-from proxy.store.windows import OwnWindows
+from proxy.store.windows import UnsharedWindows
 
 NETWORK = "ethereum/mainnet"
 PEPPER = "a pepper that only the bench ever uses"
@@ -129,7 +129,7 @@ async def penstock(listener: socket.socket) -> tuple[App, str]:
         "server": {"connections_per_address": 65536, "max_connections": 65536},
         "upstreams": [{"network": NETWORK, "url": "http://127.0.0.1:1"}],
     }
-    app = App(load(environ={}, overrides=over), load_tables(), OwnWindows(windows.create()))
+    app = App(load(environ={}, overrides=over), load_tables(), UnsharedWindows(windows.create()))
     text = access.mint("live", os.urandom(32))
     app.keyring.add(
         Key(

@@ -12,7 +12,7 @@ from proxy.commands import context, output
 from proxy.errors import InvalidRequest
 from proxy.services.accounts.sign_in import hash_password, link_of, new_token
 from proxy.settings import Settings
-from proxy.store.keys import KeyStore, OwnLimits
+from proxy.store.keys import KeyStore, LimitChange
 from proxy.store.sessions import SessionStore
 
 COLUMNS = (
@@ -38,8 +38,8 @@ def add_limits(parser: argparse.ArgumentParser, *, day: bool) -> None:
         parser.add_argument("--requests-per-day", type=int, metavar="N", help="own limit; 0: none, -1: the plan's")
 
 
-def own_limits(args: argparse.Namespace) -> OwnLimits:
-    return OwnLimits(
+def own_limits(args: argparse.Namespace) -> LimitChange:
+    return LimitChange(
         requests_per_second=args.requests_per_second,
         units_per_second=args.units_per_second,
         requests_per_day=getattr(args, "requests_per_day", None),

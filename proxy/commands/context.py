@@ -16,7 +16,7 @@ from proxy.errors import StartError
 from proxy.settings import Settings
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
-from proxy.store.pool import Connection, Pool
+from proxy.store.pool import DatabaseConnection, Pool
 from proxy.store.sessions import SessionStore
 
 RUNNING = "running.json"
@@ -46,7 +46,7 @@ def _running(data: Path) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def database(url: str) -> AsyncIterator[Connection]:
+async def database(url: str) -> AsyncIterator[DatabaseConnection]:
     """One connection. Of what is wrong with the address only the kind is said: it holds a password."""
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_S)

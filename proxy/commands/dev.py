@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from proxy.dev.display import Display
-    from proxy.dev.run import Dev, Options
+    from proxy.dev.run import DevService, Options
 
     options = Options(
         data=args.data or settings.data_directory(),
@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
         bundler=args.bundler,
     )
     print("Penstock", flush=True)
-    asyncio.run(Dev(options, Display()).run())
+    asyncio.run(DevService(options, Display()).run())
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
 from proxy.core.access import MODES, SCOPES
-from proxy.store.keys import KeyStore, OwnFence
+from proxy.store.keys import KeyRestrictionChange, KeyStore
 
 COLUMNS = ("id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at")
 STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
@@ -81,7 +81,7 @@ async def _create(store: KeyStore, args: argparse.Namespace) -> None:
         mode=args.mode,
         scopes=args.scope,
         own=own_limits(args),
-        fence=OwnFence(ips=args.allow_ip, origins=args.allow_origin),
+        fence=KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin),
     )
     output.row(row, as_json=args.json, key=key)
     _remind(args)
@@ -107,9 +107,9 @@ async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     scopes = [] if args.all_scopes else args.scope
-    fence = OwnFence(ips=args.allow_ip, origins=args.allow_origin)
+    fence = KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin)
     if args.from_anywhere:
-        fence = OwnFence(ips=(), origins=())
+        fence = KeyRestrictionChange(ips=(), origins=())
     row = await store.update_key(args.id, name=args.name, scopes=scopes, own=own_limits(args), fence=fence)
     output.row(row, as_json=args.json)
 

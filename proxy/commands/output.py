@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-Row = Mapping[str, Any]
+OutputRow = Mapping[str, Any]
 
 
-def rows(found: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None:
+def rows(found: Sequence[OutputRow], columns: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         print(_json(list(found)))
     elif not found:
@@ -20,7 +20,7 @@ def rows(found: Sequence[Row], columns: Sequence[str], *, as_json: bool) -> None
         _table(found, columns)
 
 
-def row(found: Row, *, as_json: bool, **extra: Any) -> None:
+def row(found: OutputRow, *, as_json: bool, **extra: Any) -> None:
     whole = {**found, **extra}
     if as_json:
         print(_json(whole))
@@ -34,7 +34,7 @@ def _json(data: Any) -> str:
     return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode()
 
 
-def _table(found: Sequence[Row], columns: Sequence[str]) -> None:
+def _table(found: Sequence[OutputRow], columns: Sequence[str]) -> None:
     cells = [list(columns), *([_cell(item[column]) for column in columns] for item in found)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
     for line in cells:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from proxy.compose.dashboard import Dashboard
-from proxy.compose.data import Data
-from proxy.compose.gas import Gas
-from proxy.compose.networks import Builder
-from proxy.compose.smart_wallets import Smart
-from proxy.compose.webhooks import Hooks
+from proxy.compose.dashboard import DashboardFeature
+from proxy.compose.data import DataFeature
+from proxy.compose.gas import GasFeature
+from proxy.compose.networks import NetworkBuilder
+from proxy.compose.smart_wallets import SmartWalletFeature
+from proxy.compose.webhooks import WebhookFeature
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
@@ -108,18 +108,18 @@ class App:
             },
         )
         self.readiness = Readiness(self.keyring, self.pool)
-        builder = Builder(settings, tables, self.turn, tally=self.tallies.of, marks=windows.marks)
+        builder = NetworkBuilder(settings, tables, self.turn, tally=self.tallies.of, marks=windows.marks)
         self.networks = builder.networks()
         self.rpc = Rpc(self.admission, tables.prices, FilterIds(settings.keys.pepper))
         self.logs = LogQueries(self.tasks, settings.rpc)
         self.shared = self._shared_replies()
         questions = InternalCalls(self.rpc, self.networks)
-        self.data = Data(settings, tables, self.pool, questions)
-        self.smart = Smart(settings, tables, self.pool, questions, self.networks, builder, self.tasks)
-        self.gas = Gas(settings, tables, self.pool, questions, self.data.prices)
-        self.hooks = Hooks(settings, tables, self.pool, questions)
+        self.data = DataFeature(settings, tables, self.pool, questions)
+        self.smart = SmartWalletFeature(settings, tables, self.pool, questions, self.networks, builder, self.tasks)
+        self.gas = GasFeature(settings, tables, self.pool, questions, self.data.prices)
+        self.hooks = WebhookFeature(settings, tables, self.pool, questions)
         self.door = ConnectionLimiter(settings.server)
-        self.dashboard = Dashboard(
+        self.dashboard = DashboardFeature(
             settings,
             tables,
             self.pool,

@@ -17,11 +17,11 @@ import uvloop
 from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.compose import gas
-from proxy.compose.data import Data
-from proxy.compose.delivery import Delivery
-from proxy.compose.networks import Builder
+from proxy.compose.data import DataFeature
+from proxy.compose.delivery import DeliveryFeature
+from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import forgetting
-from proxy.compose.webhooks import Events
+from proxy.compose.webhooks import EventFeature
 from proxy.processes.supervisor import READY
 from proxy.processes.worker import first_line, heed_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
@@ -71,7 +71,7 @@ class Background:
         )
         turn = WriteBuffer(asyncio.get_running_loop())
         # Its own marks: it answers nobody who could have been told something else.
-        self.networks = Builder(settings, tables, turn, tally=Tallies().of, marks=[0] * MARKS).networks()
+        self.networks = NetworkBuilder(settings, tables, turn, tally=Tallies().of, marks=[0] * MARKS).networks()
         self.sinks: list[FollowerSink] = [
             HoldingsSink(),
             DeploymentSink(),
@@ -82,10 +82,10 @@ class Background:
         # What is asked here is asked by ourselves: there is no key, and nobody to admit.
         rpc = Rpc(cast("Admission", None), tables.prices, FilterIds(settings.keys.pepper))
         self.questions = InternalCalls(rpc, self.networks)
-        self.data = Data(settings, tables, self.pool, self.questions)
+        self.data = DataFeature(settings, tables, self.pool, self.questions)
         self.notices = Notices(self.pool)
         self.bell = Notifications(self.notices)
-        self.delivery: Delivery | None = None
+        self.delivery: DeliveryFeature | None = None
 
     def __repr__(self) -> str:
         return f"<Background {self.networks!r} {self.tasks!r}>"
@@ -97,10 +97,10 @@ class Background:
             route, wants=lambda: BlockDemand(topics_of(asking), any(sink.transactions for sink in asking))
         )
 
-    def events(self, route: Route) -> Events:
+    def events(self, route: Route) -> EventFeature:
         """What is made for webhooks of a network's blocks."""
         data = self.data
-        return Events(route, self.pool, self.bell, self.questions, tokens=data.contracts, nfts=data.nft_metadata)
+        return EventFeature(route, self.pool, self.bell, self.questions, tokens=data.contracts, nfts=data.nft_metadata)
 
     def following(self, route: Route, *more: FollowerSink) -> NetworkFollower:
         wanted = self.settings.follower
@@ -141,7 +141,7 @@ class Background:
         self.tasks.start(f"follower {name}", following.run)
 
     async def deliver(self) -> None:
-        self.delivery = Delivery(self.settings, self.tables)
+        self.delivery = DeliveryFeature(self.settings, self.tables)
         await self.delivery.start(self.tasks)
 
     async def _watch(self) -> None:

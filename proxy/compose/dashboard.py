@@ -33,7 +33,7 @@ from proxy.wire.mailer import Mailer
 log = logging.getLogger("penstock.dashboard")
 
 
-class Dashboard:
+class DashboardFeature:
     def __init__(
         self,
         settings: Settings,
@@ -68,7 +68,7 @@ class Dashboard:
         )
 
     def __repr__(self) -> str:
-        return f"<Dashboard {self.fleet!r}>"
+        return f"<DashboardFeature {self.fleet!r}>"
 
     def handlers(
         self,

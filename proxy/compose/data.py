@@ -17,8 +17,8 @@ from proxy.services.tokens.floor_prices import Marketplace
 from proxy.services.tokens.nft_metadata import NftMetadata
 from proxy.services.tokens.svm_tokens import SvmTokens
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.settings import Egress, PriceSources, Settings, Tables
-from proxy.store.cache import Kept
+from proxy.settings import EgressSettings, PriceSources, Settings, Tables
+from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
 from proxy.store.pool import Pool
 from proxy.web.rest.endpoint import RestHandler
@@ -30,10 +30,10 @@ from proxy.wire.guard import Guard
 from proxy.wire.price_api import PriceApi
 
 
-class Data:
+class DataFeature:
     def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
         cache = settings.cache
-        self.kept = Kept(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
+        self.kept = DataCache(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
         self.multicall = Multicall(questions)
         self._quotes = _quotes(settings.prices)
         self.prices = PriceService(
@@ -66,7 +66,7 @@ class Data:
         self._holders = PathAddresses(EnsNames(self.multicall, self.kept))
 
     def __repr__(self) -> str:
-        return f"<Data {self.kept!r}>"
+        return f"<DataFeature {self.kept!r}>"
 
     def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
@@ -82,7 +82,7 @@ class Data:
         await self.kept.close()
 
 
-def _guard(given: Egress) -> Guard:
+def _guard(given: EgressSettings) -> Guard:
     """What stands before every address that a stranger names."""
     return Guard(EgressPolicy(given.allow, given.deny), http=given.http, ports=given.ports)
 

@@ -33,7 +33,7 @@ UNPARK_S = 30.0
 POOL = 6
 
 
-class Delivery:
+class DeliveryFeature:
     def __init__(self, settings: Settings, tables: Tables) -> None:
         given = settings.webhooks
         # Its own: there is a statement for every few deliveries, and none waits for whatever else runs here.
@@ -60,7 +60,7 @@ class Delivery:
         self.letters = Mails(MailStore(pool), Mailer(settings.mail))
 
     def __repr__(self) -> str:
-        return f"<Delivery {self.deliverer!r} {self.letters!r}>"
+        return f"<DeliveryFeature {self.deliverer!r} {self.letters!r}>"
 
     async def start(self, tasks: Tasks) -> None:
         await self.pool.open()

@@ -27,7 +27,7 @@ from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.gas import GasHandlers
 
 
-class Gas:
+class GasFeature:
     def __init__(
         self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls, prices: NativePriceSource
     ) -> None:
@@ -51,7 +51,7 @@ class Gas:
         )
 
     def __repr__(self) -> str:
-        return f"<Gas {self.paymasters!r}>"
+        return f"<GasFeature {self.paymasters!r}>"
 
     def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
@@ -91,7 +91,7 @@ def settlements(settings: Settings, tables: Tables) -> SettlementSink:
 
 
 def settling(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> SettlementLoop:
-    chains = [_Watched(BlockReader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
+    chains = [_SettlementRoute(BlockReader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
     return SettlementLoop(LedgerStore(pool), chains, _payers(settings, tables))
 
 
@@ -104,7 +104,7 @@ def _payers(settings: Settings, tables: Tables) -> Mapping[str, set[bytes]]:
     return payers
 
 
-class _Watched:
+class _SettlementRoute:
     """A network as the ledger asks it."""
 
     def __init__(self, reader: BlockReader) -> None:

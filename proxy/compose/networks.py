@@ -12,8 +12,7 @@ from proxy.core.routing import UpstreamHealth
 from proxy.services.bundler import routes as bundler
 from proxy.services.rpc.method_policy import plans_of, unknown_of
 from proxy.services.rpc.networks import Networks, Route, SharedHead
-from proxy.settings import Bundler, Settings, Tables
-from proxy.settings import Upstream as UpstreamSettings
+from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.telemetry import Tally
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.upstream import Upstream
@@ -21,7 +20,7 @@ from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
 
 
-class Builder:
+class NetworkBuilder:
     """Makes the routes. `marks` is where processes of a host keep in step; one that answers nobody has its own."""
 
     def __init__(
@@ -119,7 +118,7 @@ class Builder:
         return hmac.digest(self._settings.keys.pepper.encode(), text, "sha256")[:8].hex()
 
 
-def _as_upstream(given: Bundler) -> UpstreamSettings:
+def _as_upstream(given: BundlerSettings) -> UpstreamSettings:
     """A bundler is asked one call at a time on a connection: most of its calls are slow, and none may wait behind another."""
     return UpstreamSettings(
         network=given.network,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.compose.networks import Builder
+from proxy.compose.networks import NetworkBuilder
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.guard import BundlerGuard
 from proxy.services.bundler.lookup import OperationLookup
@@ -24,7 +24,7 @@ def forgetting(settings: Settings, pool: Pool) -> OperationCleanup:
     return OperationCleanup(OperationStore(pool), keep_days=kept.keep_days, keep_unsent_days=kept.keep_unsent_days)
 
 
-class Smart:
+class SmartWalletFeature:
     def __init__(
         self,
         settings: Settings,
@@ -32,7 +32,7 @@ class Smart:
         pool: Pool,
         questions: InternalCalls,
         networks: Networks,
-        builder: Builder,
+        builder: NetworkBuilder,
         tasks: Tasks,
     ) -> None:
         self._networks = networks
@@ -52,7 +52,7 @@ class Smart:
         self.bundlers: Networks = builder.bundlers()
 
     def __repr__(self) -> str:
-        return f"<Smart {self.wallets!r}, {self.bundlers!r}>"
+        return f"<SmartWalletFeature {self.wallets!r}, {self.bundlers!r}>"
 
     def serve(self) -> None:
         """Put a desk before each network's bundlers, and somebody behind them who remembers."""

@@ -31,7 +31,7 @@ from proxy.web.rest.webhooks import WebhookHandlers
 from proxy.wire.webhook_guard import WebhookGuard
 
 
-class Hooks:
+class WebhookFeature:
     """A worker's: what owners ask."""
 
     def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
@@ -46,14 +46,14 @@ class Hooks:
         self.deliveries = DeliveryHandlers(DeliveryHistory(DeliveryStore(pool)), self.web.own, tables.chains)
 
     def __repr__(self) -> str:
-        return f"<Hooks {self.webhooks!r}>"
+        return f"<WebhookFeature {self.webhooks!r}>"
 
     def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""
         return {**self.web.answers(), **self.deliveries.answers()}
 
 
-class Events:
+class EventFeature:
     """A follower's: the events of one network. `sink` is one of its follower's."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Events:
         self.mempool = MempoolWatcher(self.watch, self.composition, pool, questions, PendingFilters(route))
 
     def __repr__(self) -> str:
-        return f"<Events {self.watch!r}>"
+        return f"<EventFeature {self.watch!r}>"
 
     def start(self, tasks: Tasks, leads: Callable[[], bool]) -> None:
         """`leads`: whether this process follows the network at the moment."""

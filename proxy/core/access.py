@@ -117,7 +117,7 @@ class KeyRestrictions:
         return hash((self.blocks, self.origins))
 
     def __repr__(self) -> str:
-        return f"<Fence {', '.join((*self.blocks, *self.origins))}>"
+        return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins))}>"
 
     def refusal(self, address: str, origin: str) -> str:
         """Why a request from there is refused; empty: it is not."""

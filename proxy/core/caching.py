@@ -161,7 +161,7 @@ class ReplyCache:
 
     def __repr__(self) -> str:
         return (
-            f"<Replies {len(self):,} in {self.bytes_used:,} of {self.limit:,} bytes; "
+            f"<ReplyCache {len(self):,} in {self.bytes_used:,} of {self.limit:,} bytes; "
             f"{self.hits:,} hits, {self.misses:,} misses, {self.evictions:,} evictions>"
         )
 

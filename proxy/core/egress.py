@@ -64,7 +64,7 @@ class EgressPolicy:
         self.deny: tuple[AddressBlock, ...] = tuple(map(ip_network, deny))
 
     def __repr__(self) -> str:
-        return f"<Reach +{[*map(str, self.allow)]} -{[*map(str, self.deny)]}>"
+        return f"<EgressPolicy +{[*map(str, self.allow)]} -{[*map(str, self.deny)]}>"
 
     def may(self, text: str) -> bool:
         """Whether this address may be connected to. What is not plainly an address may not: a zone is never public."""

@@ -39,7 +39,7 @@ class NetworkHead:
         self._agreed_at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Heads tip {self.tip}, agreed {self.agreed}, final {self.final}>"
+        return f"<NetworkHead tip {self.tip}, agreed {self.agreed}, final {self.final}>"
 
     @property
     def final(self) -> int:

@@ -46,7 +46,7 @@ class HoldingChanges:
         self.standards: dict[bytes, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Changes of {len(self.tokens)} tokens, {len(self.nfts)} nfts>"
+        return f"<HoldingChanges of {len(self.tokens)} tokens, {len(self.nfts)} nfts>"
 
     def __len__(self) -> int:
         return len(self.tokens) + len(self.nfts)

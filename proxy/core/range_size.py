@@ -26,7 +26,7 @@ class RangeSize:
         self._good = 0
 
     def __repr__(self) -> str:
-        return f"<Span {self.blocks} of at most {self._limit}>"
+        return f"<RangeSize {self.blocks} of at most {self._limit}>"
 
     def refused(self, allowed: int) -> None:
         """A range was refused; `allowed` blocks may work."""

@@ -116,7 +116,7 @@ class UpstreamHealth:
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
-        return f"<Health {self.label} {figures}>"
+        return f"<UpstreamHealth {self.label} {figures}>"
 
     # What happened
 
@@ -261,7 +261,7 @@ class UpstreamGroup:
         self._even = len({member.weight for member in members}) < 2
 
     def __repr__(self) -> str:
-        return f"<Group {', '.join(member.label for member in self.members)}>"
+        return f"<UpstreamGroup {', '.join(member.label for member in self.members)}>"
 
     def choose(
         self,
@@ -349,7 +349,7 @@ class RetryBudget:
         self._saved = most / 5
 
     def __repr__(self) -> str:
-        return f"<Budget {self._saved:.1f} of {self._most:.0f}>"
+        return f"<RetryBudget {self._saved:.1f} of {self._most:.0f}>"
 
     def earn(self) -> None:
         saved = self._saved + self._share

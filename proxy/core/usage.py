@@ -92,7 +92,7 @@ class KeyTallies(dict[Tally, Tally]):
         return own
 
     def __repr__(self) -> str:
-        return f"<Sheet of {self.key}: {len(self)} methods>"
+        return f"<KeyTallies of {self.key}: {len(self)} methods>"
 
 
 TouchedTallies = list[tuple[KeyTallies, Tally]]

@@ -13,12 +13,12 @@ from proxy.settings import CONFIG
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class DevAccount:
     address: str
     private_key: str
 
 
-ACCOUNTS = tuple(Account(**found) for found in orjson.loads((CONFIG / "devnet" / "accounts.json").read_bytes()))
+ACCOUNTS = tuple(DevAccount(**found) for found in orjson.loads((CONFIG / "devnet" / "accounts.json").read_bytes()))
 FUNDED, ALICE, BOB, CAROL = ACCOUNTS[:4]
 # A bundler pays with its executor's account and sets up its own contracts with the other.
 WORKING = BUNDLER_UTILITY, BUNDLER_EXECUTOR, PAYMASTER_SIGNER, DEPLOYER = ACCOUNTS[-4:]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.dev.accounts import ACCOUNTS, FUNDED, WORKING
-from proxy.dev.contracts import Contracts
+from proxy.dev.contracts import DevContracts
 from proxy.dev.devnet import Devnet
 from proxy.dev.seed import Seeded, email_of
 from proxy.processes.supervisor import Supervisor
@@ -17,7 +17,7 @@ from proxy.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyFile:
     base_url: str
     ws_url: str
     dashboard_url: str
@@ -27,7 +27,7 @@ class Ready:
     keys: dict[str, str]
     # How people sign in: e-mail and password of an account's holder, and the token of an operator.
     sign_in: dict[str, str]
-    contracts: Contracts
+    contracts: DevContracts
 
     @classmethod
     def of(
@@ -37,7 +37,7 @@ class Ready:
         *,
         devnet: Devnet,
         seeded: Seeded,
-    ) -> Ready:
+    ) -> ReadyFile:
         where, keys = f"{settings.server.host}:{supervisor.port}", seeded.keys
         return cls(
             base_url=f"http://{where}/v1",
@@ -65,7 +65,7 @@ class Ready:
         }
 
 
-def banner(ready: Ready, data: Path) -> str:
+def banner(ready: ReadyFile, data: Path) -> str:
     root = ready.base_url.removesuffix("/v1")
     return f"""
 Penstock is ready.
@@ -98,7 +98,7 @@ Try it:
 Ctrl-C stops everything; the data stays for the next start (--fresh begins anew)."""
 
 
-def _on_chain(contracts: Contracts) -> str:
+def _on_chain(contracts: DevContracts) -> str:
     """The contracts that a person would look for first; the ready file has them all."""
     ordinary = ("erc20", "weth", "erc721", "erc1155")
     shown = [(found["symbol"], found) for found in (*contracts.tokens, *contracts.nfts) if found["kind"] in ordinary]
@@ -107,7 +107,7 @@ def _on_chain(contracts: Contracts) -> str:
     return "".join(f"\n  {'contracts' if at == 0 else '':<10} {line}" for at, line in enumerate(lines)) + "\n"
 
 
-def _curl(ready: Ready, key: str, network: str, method: str, params: str) -> str:
+def _curl(ready: ReadyFile, key: str, network: str, method: str, params: str) -> str:
     call = f'{{"jsonrpc":"2.0","id":1,"method":"{method}","params":[{params}]}}'
     return (
         f"curl -s {ready.base_url}/rpc/dev/{network} -H 'X-API-Key: {ready.keys[key]}' \\\n"
@@ -126,7 +126,7 @@ _LISTENER = (
 )
 
 
-def listener(ready: Ready, key: str) -> str:
+def listener(ready: ReadyFile, key: str) -> str:
     """A subscription with what is installed anyway."""
     url = f"{ready.ws_url}/v1/ws/dev/mainnet?apiKey={ready.keys[key]}"
     return f"{shlex.quote(sys.executable)} -c '{_LISTENER}' '{url}'"

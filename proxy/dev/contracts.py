@@ -10,7 +10,7 @@ import orjson
 
 from proxy.dev.accounts import ALICE, BOB, CAROL, FUNDED, PAYMASTER_SIGNER
 from proxy.dev.encoding import name_hash
-from proxy.dev.recipe import Recipe, Step
+from proxy.dev.recipe import Recipe, RecipeStep
 
 # Where these stand on every chain that has them.
 MULTICALL = "0xcA11bde05977b3631167028862bE2a173976CA11"
@@ -27,7 +27,7 @@ UNSTAKE_DELAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Contracts:
+class DevContracts:
     """What the ready file says of them; by itself, of a chain that has none."""
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
@@ -41,13 +41,13 @@ class Contracts:
     paymaster_signer: dict[str, str] = field(default_factory=dict)
 
 
-def everything() -> tuple[list[Step], Contracts]:
+def everything() -> tuple[list[RecipeStep], DevContracts]:
     recipe = Recipe()
     recipe.create2_proxy()
     entry_points, factories, paymasters = _operations(recipe)
     multicall = recipe.place("Multicall3", MULTICALL)
     tokens = _tokens(recipe)
-    contracts = Contracts(
+    contracts = DevContracts(
         tokens=tokens,
         nfts=_nfts(recipe),
         price_feeds=_price_feeds(recipe, {token["symbol"]: token["address"] for token in tokens}),

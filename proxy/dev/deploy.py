@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from proxy.dev.recipe import Step
+from proxy.dev.recipe import RecipeStep
 from proxy.errors import StartError
 
 # A chain that takes longer for one answer has stopped.
@@ -14,7 +14,7 @@ ANSWER_S = 30.0
 RECEIPTS_AT_ONCE = 100
 
 
-async def deploy(url: str, steps: list[Step]) -> None:
+async def deploy(url: str, steps: list[RecipeStep]) -> None:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=ANSWER_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:
@@ -24,7 +24,7 @@ async def deploy(url: str, steps: list[Step]) -> None:
             raise StartError([f"contracts: the development chain at {url} failed: {exc!r}"]) from None
 
 
-async def _done(session: aiohttp.ClientSession, url: str, step: Step) -> Any:
+async def _done(session: aiohttp.ClientSession, url: str, step: RecipeStep) -> Any:
     call = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": step.params}
     async with session.post(url, json=call) as response:
         answer = await response.json()

@@ -12,7 +12,7 @@ from pathlib import Path
 from proxy.dev.bundler import MISSING, bundler, is_installed
 from proxy.dev.chain import development_chain
 from proxy.dev.child import Child
-from proxy.dev.contracts import Contracts, everything
+from proxy.dev.contracts import DevContracts, everything
 from proxy.dev.deploy import deploy
 from proxy.dev.display import Display
 from proxy.tasks import Tasks
@@ -24,7 +24,7 @@ class Devnet:
     def __init__(self, data: Path, display: Display, *, with_contracts: bool = True, with_bundler: bool = True) -> None:
         self._display = display
         self._chain, self.url = development_chain(data / "chain", data / "logs" / "chain.log")
-        self._steps, self.contracts = everything() if with_contracts else ([], Contracts())
+        self._steps, self.contracts = everything() if with_contracts else ([], DevContracts())
         self._bundler: Child | None = None
         self.bundler_url: str | None = None
         # One without contracts has nothing to bundle for.

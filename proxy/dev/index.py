@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from proxy.store.pool import AWAY, Connection
+from proxy.store.pool import AWAY, DatabaseConnection
 
 # A chain of a few blocks takes a moment. What takes longer is indexed while people look around.
 WITHIN_S = 15.0
@@ -32,7 +32,7 @@ async def is_indexed(database_url: str, chain_url: str, networks: Sequence[str])
 
 
 async def _until_indexed(
-    connection: Connection, session: aiohttp.ClientSession, chain_url: str, networks: Sequence[str]
+    connection: DatabaseConnection, session: aiohttp.ClientSession, chain_url: str, networks: Sequence[str]
 ) -> None:
     newest = int((await _block(session, chain_url, "latest"))["number"], 16)
     while True:

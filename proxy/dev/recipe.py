@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from proxy.dev.accounts import DEPLOYER, Account
+from proxy.dev.accounts import DEPLOYER, DevAccount
 from proxy.dev.encoding import (
     CREATE2_PROXY,
     CREATE2_PROXY_COST_WEI,
@@ -36,7 +36,7 @@ CALL_GAS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecipeStep:
     """One JSON-RPC call; `sends` where its result is the hash of a transaction."""
 
     what: str
@@ -74,7 +74,7 @@ class Recipe:
     """Steps in the order in which they must run."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[RecipeStep] = []
         self._sent: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -93,22 +93,29 @@ class Recipe:
 
     def create2_proxy(self) -> None:
         self._send("pay for the CREATE2 proxy", DEPLOYER, to=CREATE2_PROXY_MAKER, value_wei=CREATE2_PROXY_COST_WEI)
-        self.steps.append(Step("deploy the CREATE2 proxy", "eth_sendRawTransaction", [CREATE2_PROXY_TRANSACTION]))
+        self.steps.append(RecipeStep("deploy the CREATE2 proxy", "eth_sendRawTransaction", [CREATE2_PROXY_TRANSACTION]))
 
     def place(self, artifact: str, address: str) -> str:
         """Without a transaction, as if it had been there from the start."""
         code = Artifact.named(artifact).placed
-        self.steps.append(Step(f"place {artifact}", "hardhat_setCode", [address, code], sends=False))
+        self.steps.append(RecipeStep(f"place {artifact}", "hardhat_setCode", [address, code], sends=False))
         return address
 
-    def call(self, to: str, signature: str, *values: Any, sender: Account = DEPLOYER, value_wei: int = 0) -> None:
+    def call(self, to: str, signature: str, *values: Any, sender: DevAccount = DEPLOYER, value_wei: int = 0) -> None:
         self._send(signature, sender, to=to, data=call(signature, *values), value_wei=value_wei)
 
     def _send(
-        self, what: str, sender: Account, *, to: str | None, data: bytes = b"", value_wei: int = 0, gas: int = CALL_GAS
+        self,
+        what: str,
+        sender: DevAccount,
+        *,
+        to: str | None,
+        data: bytes = b"",
+        value_wei: int = 0,
+        gas: int = CALL_GAS,
     ) -> None:
         nonce = self._sent[sender.address]
         self._sent[sender.address] += 1
         sent = {"from": sender.address, "nonce": hex(nonce), "gas": hex(gas), "value": hex(value_wei)}
         sent |= {"data": "0x" + data.hex()} | ({} if to is None else {"to": to})
-        self.steps.append(Step(what, "eth_sendTransaction", [sent]))
+        self.steps.append(RecipeStep(what, "eth_sendTransaction", [sent]))

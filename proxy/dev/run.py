@@ -19,7 +19,7 @@ import orjson
 from proxy import settings as settings_room
 from proxy.commands.context import RUNNING
 from proxy.dev import seed
-from proxy.dev.banner import Ready, banner
+from proxy.dev.banner import ReadyFile, banner
 from proxy.dev.devnet import Devnet
 from proxy.dev.display import Display
 from proxy.dev.index import is_indexed
@@ -54,7 +54,7 @@ class Options:
     bundler: bool
 
 
-class Dev:
+class DevService:
     def __init__(self, options: Options, display: Display) -> None:
         self._options = options
         self._display = display
@@ -87,7 +87,7 @@ class Dev:
         supervisor = Supervisor(settings, log_to=self._data / "logs" / "penstock.log")
         stack.push_async_callback(supervisor.stop)
         seeded = await _together(self._service(settings, supervisor, devnet), devnet.start_bundler(self._tasks))
-        ready = Ready.of(settings, supervisor, devnet=devnet, seeded=seeded)
+        ready = ReadyFile.of(settings, supervisor, devnet=devnet, seeded=seeded)
         self._announce(stack, settings, ready)
         return banner(ready, self._data)
 
@@ -208,7 +208,7 @@ class Dev:
         finally:
             await pool.close()
 
-    def _announce(self, stack: AsyncExitStack, settings: Settings, ready: Ready) -> None:
+    def _announce(self, stack: AsyncExitStack, settings: Settings, ready: ReadyFile) -> None:
         """For commands that are run beside us, and for whoever waits for the ready file."""
         overrides = {
             "database": {"url": settings.database.url},

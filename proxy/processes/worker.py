@@ -17,7 +17,7 @@ from proxy.compose.app import App
 from proxy.errors import Unavailable
 from proxy.processes.supervisor import READY, STOP_GRACE_S
 from proxy.settings import Settings, Tables
-from proxy.store.windows import OwnWindows, Windows
+from proxy.store.windows import UnsharedWindows, Windows
 from proxy.tasks import unless_stopped
 
 STDIN = 0
@@ -32,7 +32,7 @@ def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, tables, listen_fd, (OwnWindows if alone else Windows)(windows_fd)))
+            runner.run(_serve(settings, tables, listen_fd, (UnsharedWindows if alone else Windows)(windows_fd)))
     finally:
         listener.stop()
     return 0

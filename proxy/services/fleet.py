@@ -96,7 +96,7 @@ class FleetView:
         self.cordons = cordons
 
     def __repr__(self) -> str:
-        return f"<Fleet {self._worker}>"
+        return f"<FleetView {self._worker}>"
 
     def view(self) -> dict[str, Any]:
         now = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from proxy.chains.evm import abi, address, ens
 from proxy.chains.registry import Network
-from proxy.store.cache import Kept
+from proxy.store.cache import DataCache
 
 # An owner may point a name elsewhere at any time: it is kept for about as long as a request's own burst.
 KEPT_S = 15.0
@@ -25,12 +25,12 @@ class NameContracts(Protocol):
 
 
 class EnsNames:
-    def __init__(self, contracts: NameContracts, kept: Kept) -> None:
+    def __init__(self, contracts: NameContracts, kept: DataCache) -> None:
         self._contracts = contracts
         self._kept = kept
 
     def __repr__(self) -> str:
-        return f"<Names by {self._contracts!r}>"
+        return f"<EnsNames by {self._contracts!r}>"
 
     def are_on(self, network: Network) -> bool:
         return network.facts.ens is not None

@@ -19,7 +19,7 @@ from proxy.chains.evm import abi, price_feeds
 from proxy.chains.registry import Network, PriceFeedContract, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
-from proxy.store.cache import Kept
+from proxy.store.cache import DataCache
 from proxy.wire.price_api import PriceApi, PriceApiUnavailable, Quote
 
 log = logging.getLogger("penstock.prices")
@@ -67,7 +67,7 @@ class PriceService:
     def __init__(
         self,
         sources: Sequence[PriceSource],
-        kept: Kept,
+        kept: DataCache,
         *,
         keep_s: float,
         stale_s: float,
@@ -83,7 +83,7 @@ class PriceService:
         self._warned_at: dict[str, float] = {}
 
     def __repr__(self) -> str:
-        return f"<Prices from {', '.join(source.name for source in self._sources) or 'nowhere'}>"
+        return f"<PriceService from {', '.join(source.name for source in self._sources) or 'nowhere'}>"
 
     async def usd(self, network: Network, contract: str | None = None) -> Price | None:
         """The price of a token; without one, of the network's own coin."""

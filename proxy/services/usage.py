@@ -22,9 +22,9 @@ import asyncpg
 from proxy.core.access import Key
 from proxy.core.usage import STEPS, ChartLine, Tally, TouchedTallies, UsageStep, UsageSums, gather
 from proxy.errors import Fault, InvalidRequest, Unavailable
-from proxy.store.usage import NO_NETWORK, Series, UsageStore, Wanted, used_in
+from proxy.store.usage import NO_NETWORK, UsageQuery, UsageSeries, UsageStore, used_in
 
-__all__ = ("UsageService", "Wanted")
+__all__ = ("UsageQuery", "UsageService")
 
 _T = TypeVar("_T")
 
@@ -45,7 +45,7 @@ READ_AT_ONCE = 2
 # How long one waits for its turn.
 TURN_S = 10.0
 
-UsageBatch = dict[tuple[Series, int], UsageSums]
+UsageBatch = dict[tuple[UsageSeries, int], UsageSums]
 UsageRows = Iterable[tuple[Mapping[str, Any], UsageSums]]
 
 
@@ -74,7 +74,7 @@ class UsageService:
         self.flush_s = flush_s
 
     def __repr__(self) -> str:
-        return f"<Usage {len(self._waiting)} rows waiting, {self._number} batches written>"
+        return f"<UsageService {len(self._waiting)} rows waiting, {self._number} batches written>"
 
     # Counting
 
@@ -148,12 +148,12 @@ class UsageService:
 
     # Reading
 
-    async def chart(self, wanted: Wanted) -> list[ChartLine]:
+    async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         _check(wanted)
         async with self._turn():
             return await self._store.chart(wanted)
 
-    async def table(self, wanted: Wanted, write: Callable[[UsageRows], _T]) -> _T:
+    async def table(self, wanted: UsageQuery, write: Callable[[UsageRows], _T]) -> _T:
         """Every row of an account's span, as `write` has it: in a thread, since there may be many."""
         _check(wanted)
         async with self._turn():
@@ -183,7 +183,7 @@ class UsageService:
         return await self._store.requests_of_day(account, day)
 
 
-def _check(wanted: Wanted) -> None:
+def _check(wanted: UsageQuery) -> None:
     size, most = STEPS[wanted.step]
     if wanted.last <= wanted.first:
         raise InvalidRequest("parameter 'to': must be after 'from'")

@@ -26,8 +26,8 @@ from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, NotFou
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import wallets as store_room
-from proxy.store.blocks import Followed, Mark
-from proxy.store.pool import Connection
+from proxy.store.blocks import BlockMark, Followed
+from proxy.store.pool import DatabaseConnection
 from proxy.store.wallets import Deployment, Wallet, WalletStore
 
 __all__ = ("DeploymentSink", "Wallet", "WalletService", "WalletState")
@@ -69,7 +69,7 @@ class WalletService:
         self._factories = {chain.name: factories.of_chain(chain, proxies) for chain in chains.chains.values()}
 
     def __repr__(self) -> str:
-        return f"<Wallets {self._store!r}, {self._default} by default>"
+        return f"<WalletService {self._store!r}, {self._default} by default>"
 
     async def create(
         self, key: Key, network: Network, *, owner: bytes, salt: str | None, version: str | None
@@ -245,7 +245,7 @@ class DeploymentSink:
     blocks = False
     transactions = False
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         deployed: list[Deployment] = []
         for piece in found:
             # Of a range only the last block's time is known: a read adds the others'.
@@ -257,13 +257,15 @@ class DeploymentSink:
         if deployed:
             await store_room.mark_deployed(connection, network.id, deployed)
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         await store_room.take_back(connection, network.id, stays.number)
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Nothing is kept for taking back."""
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         """The chain was begun anew, and nothing of what was deployed is there."""
         await store_room.take_back(connection, network.id, -1)
 

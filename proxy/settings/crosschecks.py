@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.settings.sections import Bundler, FixedPrice, Paymaster, PriceFeed, Upstream
+from proxy.settings.sections import BundlerSettings, FixedPrice, PaymasterSettings, PriceFeed, UpstreamSettings
 from proxy.settings.tables import Tables
 
 # Of secp256k1: a private key is below it.
@@ -21,10 +21,10 @@ _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 
 
 # Where networks are named: lists of tables by their place among the settings, and of what kind the tables are.
-_NAMING: dict[str, type[Upstream | Bundler | Paymaster | PriceFeed | FixedPrice]] = {
-    "upstreams": Upstream,
-    "bundlers": Bundler,
-    "paymasters": Paymaster,
+_NAMING: dict[str, type[UpstreamSettings | BundlerSettings | PaymasterSettings | PriceFeed | FixedPrice]] = {
+    "upstreams": UpstreamSettings,
+    "bundlers": BundlerSettings,
+    "paymasters": PaymasterSettings,
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
 }
@@ -63,7 +63,7 @@ def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple
             yield place, msgspec.convert(each, kind, strict=False)
 
 
-def signer_key(paymaster: Paymaster, environ: Mapping[str, str]) -> bytes:
+def signer_key(paymaster: PaymasterSettings, environ: Mapping[str, str]) -> bytes:
     """The 32 bytes that the paymaster's signatures are made with; ValueError says what is wrong, never what was found."""
     named = paymaster.signer_env or paymaster.signer_file
     try:
@@ -79,7 +79,7 @@ def signer_key(paymaster: Paymaster, environ: Mapping[str, str]) -> bytes:
 def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[str, str]) -> Iterator[str]:
     """Paymasters of entry points that their chain has not, two for one, and signers whose key is not there."""
     seen: set[tuple[str, str]] = set()
-    for place, each in _listed(tree, "paymasters", Paymaster):
+    for place, each in _listed(tree, "paymasters", PaymasterSettings):
         network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
         name = f"paymasters.{place}"
         if network is not None and each.entry_point not in network.chain.entry_points:

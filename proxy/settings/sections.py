@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerSettings:
     host: str
     port: int
     workers: int
@@ -28,33 +28,33 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricsSettings:
     host: str
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DatabaseSettings:
     url: str
     pool_size: int
     acquire_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class KeySettings:
     pepper: str
     reload_s: float
     auth_failures_per_minute: int
 
 
 @dataclass(frozen=True, slots=True)
-class Quotas:
+class QuotaSettings:
     chunk: int
     flush_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class FollowerSettings:
     networks: tuple[str, ...]
     start: Mapping[str, int]
     keep_blocks: int
@@ -65,7 +65,7 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class UsageSettings:
     flush_s: float
     keep_minutes_s: float
     keep_hours_s: float
@@ -73,7 +73,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Dashboard:
+class DashboardSettings:
     url: str
     secure: bool
     session_s: float
@@ -84,13 +84,13 @@ class Dashboard:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogSettings:
     level: str
     access: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Rpc:
+class RpcSettings:
     call_timeout_s: float
     lag_s: float
     max_logs_blocks: int
@@ -101,7 +101,7 @@ class Rpc:
 
 
 @dataclass(frozen=True, slots=True)
-class Sockets:
+class SocketSettings:
     max_message_bytes: int
     max_in_flight: int
     max_queue_bytes: int
@@ -111,7 +111,7 @@ class Sockets:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CacheSettings:
     enabled: bool
     bytes: int
     coalesce: bool
@@ -120,7 +120,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Egress:
+class EgressSettings:
     allow: tuple[str, ...]
     deny: tuple[str, ...]
     http: bool
@@ -128,7 +128,7 @@ class Egress:
 
 
 @dataclass(frozen=True, slots=True)
-class Nfts:
+class NftSettings:
     ipfs_gateway: str
     arweave_gateway: str
     fetch_timeout_s: float
@@ -168,7 +168,7 @@ class PriceSources:
 
 
 @dataclass(frozen=True, slots=True)
-class Webhooks:
+class WebhookSettings:
     in_flight: int
     per_receiver: int
     timeout_s: float
@@ -178,7 +178,7 @@ class Webhooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class MailSettings:
     host: str
     port: int
     security: Literal["starttls", "tls", "none"]
@@ -189,12 +189,12 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Wallets:
+class WalletSettings:
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class Bundling:
+class BundlingSettings:
     call_timeout_s: float
     max_body_bytes: int
     search_blocks: int
@@ -203,7 +203,7 @@ class Bundling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upstream:
+class UpstreamSettings:
     network: str
     url: str
     weight: float = 1.0
@@ -219,7 +219,7 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundler:
+class BundlerSettings:
     network: str
     url: str
     weight: float = 1.0
@@ -230,7 +230,7 @@ class Bundler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paymaster:
+class PaymasterSettings:
     """The signer's key is never a setting: these name the variable or the file that it is read from."""
 
     network: str
@@ -247,26 +247,26 @@ class Paymaster:
 class Settings:
     """All that an operator can decide. `tree` is the same as plain data, to print or to hand to a worker."""
 
-    server: Server
-    metrics: Metrics
-    database: Database
-    keys: Keys
-    quotas: Quotas
-    rpc: Rpc
-    sockets: Sockets
-    cache: Cache
-    follower: Follower
-    usage: Usage
-    dashboard: Dashboard
-    log: Log
-    egress: Egress
-    nfts: Nfts
+    server: ServerSettings
+    metrics: MetricsSettings
+    database: DatabaseSettings
+    keys: KeySettings
+    quotas: QuotaSettings
+    rpc: RpcSettings
+    sockets: SocketSettings
+    cache: CacheSettings
+    follower: FollowerSettings
+    usage: UsageSettings
+    dashboard: DashboardSettings
+    log: LogSettings
+    egress: EgressSettings
+    nfts: NftSettings
     prices: PriceSources
-    wallets: Wallets
-    webhooks: Webhooks
-    mail: Mail
-    bundler: Bundling
-    upstreams: tuple[Upstream, ...]
-    bundlers: tuple[Bundler, ...]
-    paymasters: tuple[Paymaster, ...]
+    wallets: WalletSettings
+    webhooks: WebhookSettings
+    mail: MailSettings
+    bundler: BundlingSettings
+    upstreams: tuple[UpstreamSettings, ...]
+    bundlers: tuple[BundlerSettings, ...]
+    paymasters: tuple[PaymasterSettings, ...]
     tree: Mapping[str, Any]

@@ -19,7 +19,7 @@ import asyncpg
 
 from proxy.errors import InvalidRequest
 from proxy.store import sql
-from proxy.store.pool import Connection, Pool, translated
+from proxy.store.pool import DatabaseConnection, Pool, translated
 
 # The first half of the lock's name, the network's number is the second: the letters "foll" and "back".
 FOLLOWING = 0x666F6C6C
@@ -39,12 +39,12 @@ _SESSION = {
 }
 
 
-class NotLeading(Exception):
+class LeadershipLost(Exception):
     """The cursor is not where it was believed to be: somebody else writes this network, or it was begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BlockMark:
     """A block, by number and hash."""
 
     number: int
@@ -52,7 +52,7 @@ class Mark:
 
 
 # Before the first block of a chain, whose parent is nothing.
-NOTHING = Mark(-1, bytes(32))
+NOTHING = BlockMark(-1, bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,23 @@ class Followed:
     id: str
     number: int
     first_block: int
-    cursor: Mark | None
+    cursor: BlockMark | None
 
 
-class Term:
+class LeaderSession:
     """The session that holds a network's lock. `transaction` is the only way to write."""
 
-    def __init__(self, connection: Connection, network: str, number: int) -> None:
+    def __init__(self, connection: DatabaseConnection, network: str, number: int) -> None:
         self._connection = connection
         self._turn = asyncio.Lock()
         self.network = network
         self.number = number
 
     def __repr__(self) -> str:
-        return f"<Term of {self.network}, {'over' if self._connection.is_closed() else 'open'}>"
+        return f"<LeaderSession of {self.network}, {'over' if self._connection.is_closed() else 'open'}>"
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
+    async def transaction(self) -> AsyncIterator[DatabaseConnection]:
         async with self._turn:
             with translated():
                 async with self._connection.transaction():
@@ -100,14 +100,14 @@ class Term:
         """Follow from this block on, whose parent this is; where somebody has begun already, from where they did."""
         async with self.transaction() as connection:
             if await connection.fetchrow(sql.blocks.begin_following, self.number, first, parent):
-                await remember(connection, self.number, [Mark(first - 1, parent)])
+                await remember(connection, self.number, [BlockMark(first - 1, parent)])
         return await self.read()
 
-    async def recent(self, cursor: Mark, count: int) -> list[Mark]:
+    async def recent(self, cursor: BlockMark, count: int) -> list[BlockMark]:
         """The cursor's block and those below it that are remembered, the newest first."""
         async with self.transaction() as connection:
             rows = await connection.fetch(sql.blocks.recent_blocks, self.number, cursor.number, count)
-        return [Mark(row["number"], row["hash"]) for row in rows]
+        return [BlockMark(row["number"], row["hash"]) for row in rows]
 
     async def set_fault(self, fault: str | None) -> None:
         async with self.transaction() as connection:
@@ -135,17 +135,17 @@ class BlockStore:
         self._statement_s = statement_s
 
     @asynccontextmanager
-    async def lead(self, network: str) -> AsyncIterator[Term]:
+    async def lead(self, network: str) -> AsyncIterator[LeaderSession]:
         """Wait until nobody else follows the network, then be the one who does."""
         async with self._session(network, self._statement_s) as (connection, number):
             with translated():
                 while not await connection.fetchval(sql.blocks.try_lead, FOLLOWING, number):
                     await connection.fetch(sql.blocks.end_silent_leader, FOLLOWING, number, self._silent_s)
                     await asyncio.sleep(TRY_S)
-            yield Term(connection, network, number)
+            yield LeaderSession(connection, network, number)
 
     @asynccontextmanager
-    async def backfill(self, network: str, *, hurries: bool = True) -> AsyncIterator[Term]:
+    async def backfill(self, network: str, *, hurries: bool = True) -> AsyncIterator[LeaderSession]:
         """One back-fill of a network at a time; the follower goes on beside it. To delete a large network takes minutes: who
         does that does not hurry."""
         async with self._session(network, self._statement_s if hurries else None) as (connection, number):
@@ -153,10 +153,10 @@ class BlockStore:
                 free = await connection.fetchval(sql.blocks.try_lead, BACKFILLING, number)
             if not free:
                 raise InvalidRequest(f"another back-fill of {network} is running: wait for it, or stop it")
-            yield Term(connection, network, number)
+            yield LeaderSession(connection, network, number)
 
     @asynccontextmanager
-    async def _session(self, network: str, statement_s: float | None) -> AsyncIterator[tuple[Connection, int]]:
+    async def _session(self, network: str, statement_s: float | None) -> AsyncIterator[tuple[DatabaseConnection, int]]:
         with translated():
             connection = await asyncpg.connect(
                 self._pool.url,
@@ -177,45 +177,47 @@ class BlockStore:
 
 def _followed(row: asyncpg.Record | None) -> Followed:
     assert row is not None
-    cursor = None if row["block"] is None else Mark(row["block"], row["block_hash"])
+    cursor = None if row["block"] is None else BlockMark(row["block"], row["block_hash"])
     return Followed(row["network"], row["number"], row["first_block"] or 0, cursor)
 
 
 # For those who write, in their transaction; `network` is its number
 
 
-async def move(connection: Connection, network: int, *, cursor: Mark, to: Mark, time: int) -> None:
+async def move(connection: DatabaseConnection, network: int, *, cursor: BlockMark, to: BlockMark, time: int) -> None:
     """The first step of every transaction: it locks the cursor, or finds that it is not ours to move."""
     arguments = (network, cursor.number, cursor.hash, to.number, to.hash, float(time))
     if await connection.fetchval(sql.blocks.move_cursor, *arguments) is None:
-        raise NotLeading(f"the cursor is not at block {cursor.number}")
+        raise LeadershipLost(f"the cursor is not at block {cursor.number}")
 
 
-async def tell(connection: Connection, network: int) -> None:
+async def tell(connection: DatabaseConnection, network: int) -> None:
     """Whoever listens on penstock_blocks hears of it when the transaction is through."""
     await connection.execute(sql.blocks.tell_block, network)
 
 
-async def remember(connection: Connection, network: int, blocks: Sequence[Mark]) -> None:
+async def remember(connection: DatabaseConnection, network: int, blocks: Sequence[BlockMark]) -> None:
     numbers, hashes = [block.number for block in blocks], [block.hash for block in blocks]
     await connection.execute(sql.blocks.remember_blocks, network, numbers, hashes)
 
 
-async def forget_above(connection: Connection, network: int, number: int) -> None:
+async def forget_above(connection: DatabaseConnection, network: int, number: int) -> None:
     await connection.execute(sql.blocks.forget_blocks_above, network, number)
 
 
-async def forget_below(connection: Connection, network: int, number: int) -> None:
+async def forget_below(connection: DatabaseConnection, network: int, number: int) -> None:
     await connection.execute(sql.blocks.forget_blocks_below, network, number)
 
 
-async def forget(connection: Connection, network: int) -> None:
+async def forget(connection: DatabaseConnection, network: int) -> None:
     """As if the network had never been followed."""
     await connection.execute(sql.blocks.forget_blocks_above, network, -2)
     await connection.execute(sql.blocks.forget_backfills, network)
     await connection.execute(sql.blocks.forget_network, network)
 
 
-async def cover(connection: Connection, network: int, contract: bytes, *, ranges: Iterable[tuple[int, int]]) -> None:
+async def cover(
+    connection: DatabaseConnection, network: int, contract: bytes, *, ranges: Iterable[tuple[int, int]]
+) -> None:
     for first, last in ranges:
         await connection.execute(sql.blocks.cover, network, contract, first, last)

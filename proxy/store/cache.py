@@ -177,7 +177,7 @@ class BoundedMemory(BaseCache):  # type: ignore[misc]
 _Flights = dict[tuple[str, bool], "asyncio.Future[bytes]"]
 
 
-class Kept:
+class DataCache:
     """Data by network, kind and name. Anything that is JSON: what is read is a copy, which its reader may change."""
 
     def __init__(self, *, bytes: int, redis_url: str = "", enabled: bool = True) -> None:  # noqa: A002
@@ -188,7 +188,7 @@ class Kept:
         self._away_until = 0.0
 
     def __repr__(self) -> str:
-        return f"<Kept by {type(self._cache).__name__}, {len(self._flights)} under way>"
+        return f"<DataCache by {type(self._cache).__name__}, {len(self._flights)} under way>"
 
     async def once(
         self,

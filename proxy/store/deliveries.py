@@ -18,7 +18,7 @@ import orjson
 from proxy.core.attempts import AttemptVerdict, WebhookEnd
 from proxy.core.paging import Page
 from proxy.store import events, mails, sql, webhooks
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.webhooks import Webhook
 
 # Longer than an attempt takes: nobody else takes up what is under way.
@@ -30,7 +30,7 @@ SHOWN_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueWebhooks:
     """Webhooks that have something due, the active ones with their URLs; and in how many seconds the next falls due, if
     anything does."""
 
@@ -39,7 +39,7 @@ class Due:
     next_s: float | None
 
 
-class Claimed(NamedTuple):
+class ClaimedDelivery(NamedTuple):
     """A delivery that is ours until its lease ends, with all that an attempt needs."""
 
     event_id: str
@@ -56,10 +56,10 @@ class Claimed(NamedTuple):
     body: bytes
 
 
-class Result(NamedTuple):
+class AttemptResult(NamedTuple):
     """How an attempt ended. `ago_s`: how long before it is written it began."""
 
-    claimed: Claimed
+    claimed: ClaimedDelivery
     verdict: AttemptVerdict
     outcome: str
     status: int | None
@@ -101,12 +101,12 @@ class DeliveryStore:
 
     # Taking
 
-    async def list_due(self, at: datetime.datetime | None = None) -> Due:
+    async def list_due(self, at: datetime.datetime | None = None) -> DueWebhooks:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.list_due, at)
         active = {row["webhook_id"]: row["url"] for row in rows if row["status"] == "active"}
         inactive = [row["webhook_id"] for row in rows if row["status"] not in (None, "active")]
-        return Due(active, inactive, next((row["in_s"] for row in rows if row["webhook_id"] is None), None))
+        return DueWebhooks(active, inactive, next((row["in_s"] for row in rows if row["webhook_id"] is None), None))
 
     async def claim(
         self,
@@ -115,7 +115,7 @@ class DeliveryStore:
         day_limits: Mapping[str, int],
         lease_s: float = LEASE_S,
         at: datetime.datetime | None = None,
-    ) -> tuple[list[Claimed], list[str]]:
+    ) -> tuple[list[ClaimedDelivery], list[str]]:
         """So many of each webhook; and the accounts whose day has just been used up. `day_limits`: by plan; 0: none."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.claim, [*rooms], [*rooms.values()], at, lease_s)
@@ -139,13 +139,13 @@ class DeliveryStore:
 
     # Giving back
 
-    async def finish(self, results: Sequence[Result], at: datetime.datetime | None = None) -> None:
+    async def finish(self, results: Sequence[AttemptResult], at: datetime.datetime | None = None) -> None:
         """Write down attempts after which nothing but their deliveries changes."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await _finish(connection, results, at)
 
     async def finish_with(
-        self, result: Result, cause: WebhookEnd, about: Mapping[str, Any], at: datetime.datetime | None = None
+        self, result: AttemptResult, cause: WebhookEnd, about: Mapping[str, Any], at: datetime.datetime | None = None
     ) -> bool:
         """Write down an attempt that changes its webhook: all of it, and the letter that tells of it, or nothing.
 
@@ -227,13 +227,13 @@ class DeliveryStore:
         return any(int(said.rsplit(" ", 1)[1]) >= at_once for said in gone)
 
 
-async def tell(connection: Connection) -> None:
+async def tell(connection: DatabaseConnection) -> None:
     """Something is due: whoever delivers wakes up when the transaction is through."""
     await connection.execute(sql.deliveries.tell)
 
 
 async def _pay(
-    connection: Connection, rows: Sequence[Any], day_limits: Mapping[str, int], at: datetime.datetime | None
+    connection: DatabaseConnection, rows: Sequence[Any], day_limits: Mapping[str, int], at: datetime.datetime | None
 ) -> tuple[set[str], list[str]]:
     """Take what was claimed from its accounts' days. What is beyond is held until the next: what that is, and whom to tell."""
     by_account: defaultdict[str, list[Any]] = defaultdict(list)
@@ -258,7 +258,9 @@ async def _pay(
     return {row["event_id"] for row in held}, [each["account"] for each in granted if each["tell"]]
 
 
-async def _finish(connection: Connection, results: Sequence[Result], at: datetime.datetime | None) -> None:
+async def _finish(
+    connection: DatabaseConnection, results: Sequence[AttemptResult], at: datetime.datetime | None
+) -> None:
     """As one JSON document: ten arrays of so many would take asyncpg longer than the delivery takes."""
     done = [
         {
@@ -271,8 +273,8 @@ async def _finish(connection: Connection, results: Sequence[Result], at: datetim
     await connection.execute(sql.deliveries.finish, orjson.dumps(done).decode(), at)
 
 
-def _claimed(row: Any) -> Claimed:
-    return Claimed(
+def _claimed(row: Any) -> ClaimedDelivery:
+    return ClaimedDelivery(
         row["event_id"], row["webhook_id"], row["claim"], row["tries"], row["network"], row["url"], row["event_type"],
         row["secret"], row["old_secret"], row["type"], row["test"], row["body"],
     )  # fmt: skip

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import orjson
 
 from proxy.store import sql
-from proxy.store.pool import Connection
+from proxy.store.pool import DatabaseConnection
 
 # Where an event stands in the order of all that lack something; and before the first.
-Place = tuple[datetime.datetime, str]
-FIRST: Place = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
+EventCursor = tuple[datetime.datetime, str]
+FIRST: EventCursor = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
 # What a chain calls its blocks.
-Final = Literal["safe", "finalized"]
+FinalityTag = Literal["safe", "finalized"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,23 +37,23 @@ class NewEvent:
     block_hash: bytes | None = None
     lacks: Mapping[str, Any] | None = None
     after_block: int | None = None
-    finality: Final | None = None
+    finality: FinalityTag | None = None
     takes_back: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class IncompleteEvent:
     id: str
     type: str
     block: int | None
     block_hash: bytes | None
     body: bytes
     lacks: dict[str, Any]
-    place: Place
+    place: EventCursor
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class WithdrawnEvent:
     """An event that somebody may have been told of, and that is not true any more."""
 
     id: str
@@ -62,7 +62,7 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TraceJob:
     """A block whose calls are to be looked into."""
 
     block: int
@@ -70,7 +70,7 @@ class Job:
     tries: int
 
 
-async def add(connection: Connection, network: str, new: Sequence[NewEvent]) -> set[str]:
+async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEvent]) -> set[str]:
     """Which of them were not there. Whoever has to be told of them is."""
     if not new:
         return set()
@@ -92,12 +92,12 @@ async def add(connection: Connection, network: str, new: Sequence[NewEvent]) -> 
     return {row["id"] for row in rows}
 
 
-async def taken_back(connection: Connection, ids: Sequence[str]) -> set[str]:
+async def taken_back(connection: DatabaseConnection, ids: Sequence[str]) -> set[str]:
     """Which of these were there before, and are not any more."""
     return {row["id"] for row in await connection.fetch(sql.events.taken_back, ids)}
 
 
-async def release(connection: Connection, network: str, block: int) -> None:
+async def release(connection: DatabaseConnection, network: str, block: int) -> None:
     """What has waited for this block, or one before it. Who waits for the chain's word on one is told that there is another."""
     row = await connection.fetchrow(sql.events.release, network, block)
     assert row is not None
@@ -107,23 +107,25 @@ async def release(connection: Connection, network: str, block: int) -> None:
         await tell(connection, network)
 
 
-async def waiting(connection: Connection, network: str) -> tuple[list[Final], int]:
+async def waiting(connection: DatabaseConnection, network: str) -> tuple[list[FinalityTag], int]:
     """What words of the chain's own are waited for, and the last block that is written."""
     rows = await connection.fetch(sql.events.waiting, network)
     return [row["finality"] for row in rows], max((row["head"] for row in rows), default=0)
 
 
-async def release_final(connection: Connection, network: str, word: Final, block: int) -> None:
+async def release_final(connection: DatabaseConnection, network: str, word: FinalityTag, block: int) -> None:
     """What has waited until this block, or one before it, is so."""
     if await connection.fetchval(sql.events.release_final, network, word, block):
         await connection.execute(sql.deliveries.tell)
 
 
-async def lacking(connection: Connection, network: str, *, metadata: bool, after: Place, limit: int) -> list[Lacking]:
+async def lacking(
+    connection: DatabaseConnection, network: str, *, metadata: bool, after: EventCursor, limit: int
+) -> list[IncompleteEvent]:
     """The oldest first, from this place on. `metadata`: those that lack an NFT's, which may take long, or the others."""
     rows = await connection.fetch(sql.events.lacking, network, metadata, *after, limit)
     return [
-        Lacking(
+        IncompleteEvent(
             row["id"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),
             (row["created_at"], row["id"]),
         )
@@ -131,7 +133,7 @@ async def lacking(connection: Connection, network: str, *, metadata: bool, after
     ]  # fmt: skip
 
 
-async def complete(connection: Connection, bodies: Mapping[str, bytes], *, dropped: Sequence[str]) -> None:
+async def complete(connection: DatabaseConnection, bodies: Mapping[str, bytes], *, dropped: Sequence[str]) -> None:
     """Bodies that lack nothing any more; and events that turned out to be none."""
     if dropped:
         await connection.execute(sql.events.drop_events, dropped)
@@ -139,26 +141,26 @@ async def complete(connection: Connection, bodies: Mapping[str, bytes], *, dropp
         await connection.execute(sql.deliveries.tell)
 
 
-async def take_back(connection: Connection, network: str, above: int) -> list[Gone]:
+async def take_back(connection: DatabaseConnection, network: str, above: int) -> list[WithdrawnEvent]:
     """Blocks above this one are gone: what nobody was told of is forgotten, the rest is returned."""
     await connection.execute(sql.events.drop_jobs, network, above)
     await connection.execute(sql.events.drop_untold, network, above)
     rows = await connection.fetch(sql.events.take_back, network, above)
-    return [Gone(row["id"], row["webhook_id"], row["body"]) for row in rows]
+    return [WithdrawnEvent(row["id"], row["webhook_id"], row["body"]) for row in rows]
 
 
-async def forget(connection: Connection, network: str) -> None:
+async def forget(connection: DatabaseConnection, network: str) -> None:
     await connection.execute(sql.events.drop_jobs, network, -1)
     await connection.execute(sql.events.forget_unready, network)
 
 
-async def tell(connection: Connection, network: str) -> None:
+async def tell(connection: DatabaseConnection, network: str) -> None:
     """Whoever completes events wakes up."""
     await connection.execute(sql.events.tell_events, network)
 
 
 async def add_test(
-    connection: Connection, *, event_id: str, webhook: str, network: str, named: str, body: bytes
+    connection: DatabaseConnection, *, event_id: str, webhook: str, network: str, named: str, body: bytes
 ) -> None:
     await connection.execute(sql.events.add_test, event_id, webhook, network, named, body)
 
@@ -166,22 +168,22 @@ async def add_test(
 # Blocks whose calls are to be looked into
 
 
-async def add_jobs(connection: Connection, network: str, blocks: Sequence[tuple[int, bytes]]) -> None:
+async def add_jobs(connection: DatabaseConnection, network: str, blocks: Sequence[tuple[int, bytes]]) -> None:
     await connection.execute(sql.events.add_jobs, network, [each[0] for each in blocks], [each[1] for each in blocks])
     await tell(connection, network)
 
 
-async def jobs(connection: Connection, network: str, *, limit: int) -> list[Job]:
+async def jobs(connection: DatabaseConnection, network: str, *, limit: int) -> list[TraceJob]:
     rows = await connection.fetch(sql.events.list_jobs, network, limit)
-    return [Job(row["block"], row["block_hash"], row["tries"]) for row in rows]
+    return [TraceJob(row["block"], row["block_hash"], row["tries"]) for row in rows]
 
 
-async def end_job(connection: Connection, network: str, job: Job) -> bool:
+async def end_job(connection: DatabaseConnection, network: str, job: TraceJob) -> bool:
     """Whether its block is still there: then nobody takes it back before this transaction is through."""
     return await connection.fetchval(sql.events.end_job, network, job.block, job.hash) is not None
 
 
-async def count_try(connection: Connection, network: str, job: Job) -> None:
+async def count_try(connection: DatabaseConnection, network: str, job: TraceJob) -> None:
     await connection.execute(sql.events.count_try, network, job.block, job.hash)
 
 

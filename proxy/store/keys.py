@@ -14,9 +14,9 @@ from proxy.core import access
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
-Row = dict[str, Any]
+KeyRow = dict[str, Any]
 # What may be seen of a key: not its digest.
 _HIDDEN = frozenset({"digest"})
 # PostgreSQL's integer and bigint, so that a limit out of range is our message and not the driver's.
@@ -28,7 +28,7 @@ def new_id(prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnLimits:
+class LimitChange:
     """An account's or a key's own limits. None: leave as it is; -1: back to what it inherits."""
 
     requests_per_second: int | None = None
@@ -43,11 +43,11 @@ class OwnLimits:
                 raise InvalidRequest(f"{name} must be between {least} and {most}, or -1 to inherit it")
 
 
-NO_LIMITS = OwnLimits()
+NO_LIMITS = LimitChange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFence:
+class KeyRestrictionChange:
     """Where a key may be used from. None: leave as it is; empty: from anywhere."""
 
     ips: Sequence[str] | None = None
@@ -57,7 +57,7 @@ class OwnFence:
         return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
 
 
-NO_FENCE = OwnFence()
+NO_FENCE = KeyRestrictionChange()
 
 
 class KeyStore:
@@ -68,7 +68,7 @@ class KeyStore:
 
     # Accounts
 
-    async def create_account(self, *, name: str, email: str, plan: str, own: OwnLimits = NO_LIMITS) -> Row:
+    async def create_account(self, *, name: str, email: str, plan: str, own: LimitChange = NO_LIMITS) -> KeyRow:
         self._check_plan(plan)
         own.check()
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
@@ -79,13 +79,13 @@ class KeyStore:
         assert row is not None
         return _shown(row)
 
-    async def list_accounts(self) -> list[Row]:
+    async def list_accounts(self) -> list[KeyRow]:
         return await self._rows(sql.accounts.list_accounts)
 
-    async def read_account(self, account_id: str) -> Row:
+    async def read_account(self, account_id: str) -> KeyRow:
         return await self._row(sql.accounts.read_account, account_id, absent=f"there is no account {account_id}")
 
-    async def find_account(self, email: str) -> Row | None:
+    async def find_account(self, email: str) -> KeyRow | None:
         rows = await self._rows(sql.accounts.find_account_by_email, email)
         return rows[0] if rows else None
 
@@ -96,9 +96,9 @@ class KeyStore:
         name: str | None = None,
         email: str | None = None,
         plan: str | None = None,
-        own: OwnLimits = NO_LIMITS,
+        own: LimitChange = NO_LIMITS,
         disabled: bool | None = None,
-    ) -> Row:
+    ) -> KeyRow:
         if plan is not None:
             self._check_plan(plan)
         own.check()
@@ -115,7 +115,7 @@ class KeyStore:
             raise NotFound(f"there is no account {account_id}")
         return _shown(row)
 
-    async def page_accounts(self, search: str, page: Page) -> tuple[list[Row], int]:
+    async def page_accounts(self, search: str, page: Page) -> tuple[list[KeyRow], int]:
         day = datetime.datetime.now(datetime.UTC).date()
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.accounts.count_accounts, search)
@@ -136,9 +136,9 @@ class KeyStore:
         name: str,
         mode: access.Mode,
         scopes: Sequence[str] = (),
-        own: OwnLimits = NO_LIMITS,
-        fence: OwnFence = NO_FENCE,
-    ) -> tuple[Row, str]:
+        own: LimitChange = NO_LIMITS,
+        fence: KeyRestrictionChange = NO_FENCE,
+    ) -> tuple[KeyRow, str]:
         """The key's row, and the key itself: the only time that it is seen."""
         await self.read_account(account_id)
         _check_scopes(scopes)
@@ -151,7 +151,7 @@ class KeyStore:
         )  # fmt: skip
         return row, key
 
-    async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[Row, str]:
+    async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
         """A successor with the same lineage, scopes and buckets; the old key works on for the overlap."""
         if not 0 <= overlap_s <= 366 * 86400:
             raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds")
@@ -167,7 +167,7 @@ class KeyStore:
             await connection.execute(sql.keys.expire_key, key_id, float(overlap_s))
         return _shown(row), key
 
-    async def set_key_status(self, key_id: str, status: str) -> Row:
+    async def set_key_status(self, key_id: str, status: str) -> KeyRow:
         await self.read_key(key_id)
         return await self._row(
             sql.keys.set_key_status, key_id, status, absent=f"key {key_id} is revoked: that is final"
@@ -179,9 +179,9 @@ class KeyStore:
         *,
         name: str | None = None,
         scopes: Sequence[str] | None = None,
-        own: OwnLimits = NO_LIMITS,
-        fence: OwnFence = NO_FENCE,
-    ) -> Row:
+        own: LimitChange = NO_LIMITS,
+        fence: KeyRestrictionChange = NO_FENCE,
+    ) -> KeyRow:
         _check_scopes(scopes or ())
         own.check()
         await self.read_key(key_id)
@@ -192,10 +192,10 @@ class KeyStore:
             absent=f"key {key_id} is revoked: that is final",
         )  # fmt: skip
 
-    async def read_key(self, key_id: str) -> Row:
+    async def read_key(self, key_id: str) -> KeyRow:
         return await self._row(sql.keys.read_key, key_id, absent=f"there is no key {key_id}")
 
-    async def list_keys(self, account_id: str | None = None) -> list[Row]:
+    async def list_keys(self, account_id: str | None = None) -> list[KeyRow]:
         return await self._rows(sql.keys.list_keys, account_id)
 
     # What workers hold in memory
@@ -220,25 +220,25 @@ class KeyStore:
         if plan not in self._plans:
             raise InvalidRequest(f"plan must be one of {', '.join(self._plans)}, not {plan!r}")
 
-    async def _rows(self, query: str, *values: Any) -> list[Row]:
+    async def _rows(self, query: str, *values: Any) -> list[KeyRow]:
         async with self._pool.connection() as connection:
             return [_shown(row) for row in await connection.fetch(query, *values)]
 
-    async def _row(self, query: str, *values: Any, absent: str = "no such row") -> Row:
+    async def _row(self, query: str, *values: Any, absent: str = "no such row") -> KeyRow:
         rows = await self._rows(query, *values)
         if not rows:
             raise NotFound(absent)
         return rows[0]
 
 
-async def _claim_email(connection: Connection, email: str, account_id: str | None = None) -> None:
+async def _claim_email(connection: DatabaseConnection, email: str, account_id: str | None = None) -> None:
     """For the rest of the transaction: an e-mail signs in to one account, so no two have the same."""
     await connection.execute(sql.accounts.lock_emails)
     if await connection.fetchval(sql.accounts.is_email_taken, email, account_id):
         raise InvalidRequest(f"email: another account has {email} already")
 
 
-def _shown(row: asyncpg.Record) -> Row:
+def _shown(row: asyncpg.Record) -> KeyRow:
     return {name: value for name, value in row.items() if name not in _HIDDEN}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from proxy.core.paging import Page
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 # How long a claim on a reservation keeps other workers from looking at it.
 CLAIM_S = 10.0
@@ -22,7 +22,7 @@ CLAIMED_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReserveRequest:
     """An operation that is signed, and may be given out if there is room for it.
 
     `digest` names the operation whatever the times; `op_hash` is the EntryPoint's, of exactly what was signed. A signature for
@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReserveOutcome:
     """`kind`: granted, same, absent, stale, used, twice, or the rule that refuses, of which `left` is left.
 
     For rate_limit that is the seconds until there is room again.
@@ -63,7 +63,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LandedOperation:
     """An operation on the chain: there is one at most for a nonce of a sender at an entry point."""
 
     entry_point: bytes
@@ -77,7 +77,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueReservation:
     """A reservation about which the chain has the last word by now."""
 
     id: int
@@ -90,7 +90,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class LimitMeter:
     """`used`: what counts towards the limit at the moment."""
 
     reserved: int
@@ -102,7 +102,7 @@ class Meter:
 @dataclass(frozen=True, slots=True)
 class UserMeter:
     sender: bytes
-    meter: Meter
+    meter: LimitMeter
     operations_today: int
 
 
@@ -113,7 +113,7 @@ class LedgerStore:
     def __repr__(self) -> str:
         return f"<LedgerStore {self._pool!r}>"
 
-    async def reserve(self, wanted: Wanted) -> Outcome:
+    async def reserve(self, wanted: ReserveRequest) -> ReserveOutcome:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(
                 sql.ledger.reserve, wanted.policy, wanted.revision, wanted.network, wanted.entry_point, wanted.sender,
@@ -121,7 +121,7 @@ class LedgerStore:
                 wanted.fresh_until, wanted.block, wanted.at, wanted.account_most,
             )  # fmt: skip
         assert row is not None
-        return Outcome(
+        return ReserveOutcome(
             row["outcome"],
             int(row["remains"] or 0),
             row["data"] or b"",
@@ -137,13 +137,13 @@ class LedgerStore:
 
     async def claim_due(
         self, network: str, *, final_block: int, final_time: int, at: datetime.datetime, claim_s: float = CLAIM_S
-    ) -> list[Due]:
+    ) -> list[DueReservation]:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(
                 sql.ledger.claim_due, network, final_block, final_time, at, claim_s, CLAIMED_AT_ONCE
             )
         return [
-            Due(
+            DueReservation(
                 row["id"],
                 row["state"],
                 row["entry_point"],
@@ -155,7 +155,7 @@ class LedgerStore:
             for row in rows
         ]
 
-    async def settle(self, network: str, event: Event, *, coin: int) -> int | None:
+    async def settle(self, network: str, event: LandedOperation, *, coin: int) -> int | None:
         """The reservation that pays for it."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             [paying] = await settle(connection, network, [event], coin=coin)
@@ -176,12 +176,12 @@ class LedgerStore:
 
     # What owners see
 
-    async def total(self, policy: str, day: datetime.date) -> Meter:
+    async def total(self, policy: str, day: datetime.date) -> LimitMeter:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.ledger.read_total, policy, day)
-        return Meter(0, 0, 0) if row is None else _meter(row)
+        return LimitMeter(0, 0, 0) if row is None else _meter(row)
 
-    async def days(self, policy: str, *, limit: int) -> list[tuple[datetime.date, Meter]]:
+    async def days(self, policy: str, *, limit: int) -> list[tuple[datetime.date, LimitMeter]]:
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.ledger.list_days, policy, limit)
         return [(row["day"], _meter(row)) for row in rows]
@@ -196,7 +196,9 @@ class LedgerStore:
 # For those who follow the chain, in their own transaction
 
 
-async def settle(connection: Connection, network: str, events: Sequence[Event], *, coin: int) -> list[int | None]:
+async def settle(
+    connection: DatabaseConnection, network: str, events: Sequence[LandedOperation], *, coin: int
+) -> list[int | None]:
     """For each the reservation that pays for it, if there is one. `coin`: one whole coin in its smallest units."""
     columns = zip(
         *(
@@ -209,14 +211,16 @@ async def settle(connection: Connection, network: str, events: Sequence[Event], 
     return [row[0] for row in rows]
 
 
-async def reopen_above(connection: Connection, network: str, block: int) -> None:
+async def reopen_above(connection: DatabaseConnection, network: str, block: int) -> None:
     """Blocks above this one are gone."""
     await connection.execute(sql.ledger.reopen_above, network, block)
 
 
-async def reopen_unsettled(connection: Connection, network: str) -> None:
+async def reopen_unsettled(connection: DatabaseConnection, network: str) -> None:
     await connection.execute(sql.ledger.reopen_unsettled, network)
 
 
-def _meter(row: Any) -> Meter:
-    return Meter(int(row["reserved"] or 0), int(row["spent"] or 0), row["operations"] or 0, int(row.get("used") or 0))
+def _meter(row: Any) -> LimitMeter:
+    return LimitMeter(
+        int(row["reserved"] or 0), int(row["spent"] or 0), row["operations"] or 0, int(row.get("used") or 0)
+    )

@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 LEASE_S = 120.0
 AT_ONCE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class QueuedMail:
     """A letter to an account's holder. `tries`: how often it was taken up, this time included."""
 
     id: int
@@ -36,11 +36,11 @@ class MailStore:
     def __repr__(self) -> str:
         return f"<MailStore {self._pool!r}>"
 
-    async def claim(self) -> list[Mail]:
+    async def claim(self) -> list[QueuedMail]:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.mails.claim, LEASE_S, AT_ONCE)
         return [
-            Mail(r["id"], r["kind"], orjson.loads(r["about"]), r["tries"], r["name"], r["email"], r["created_at"])
+            QueuedMail(r["id"], r["kind"], orjson.loads(r["about"]), r["tries"], r["name"], r["email"], r["created_at"])
             for r in rows
         ]
 
@@ -59,6 +59,6 @@ class MailStore:
         return None if found is None else float(found)
 
 
-async def add(connection: Connection, webhook_id: str, kind: str, about: Mapping[str, Any]) -> None:
+async def add(connection: DatabaseConnection, webhook_id: str, kind: str, about: Mapping[str, Any]) -> None:
     """To the holder of the webhook's account."""
     await connection.execute(sql.mails.add, webhook_id, kind, orjson.dumps(about).decode())

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from proxy.errors import Unavailable
-from proxy.store.pool import AWAY, Connection, Pool
+from proxy.store.pool import AWAY, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.notices")
 
 # Given what was said; or None: something may have been said while nobody listened.
-Ear: TypeAlias = Callable[[str | None], None]
+NoticeListener: TypeAlias = Callable[[str | None], None]
 
 # Who hears nothing may be deaf: a router on the way forgets a connection that is silent, and tells nobody. So often it is asked
 # for a sign of life, and so long that may take.
@@ -31,14 +31,14 @@ class Notices:
     def __init__(self, pool: Pool, *, alive_s: float = ALIVE_S) -> None:
         self._pool = pool
         self._alive_s = alive_s
-        self._ears: defaultdict[str, list[Ear]] = defaultdict(list)
+        self._ears: defaultdict[str, list[NoticeListener]] = defaultdict(list)
         # Whether there is a new channel, or no connection any more.
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Notices of {sorted(self._ears)}>"
 
-    def hear(self, channel: str, ear: Ear) -> None:
+    def hear(self, channel: str, ear: NoticeListener) -> None:
         """For good: rooms live as long as their process."""
         self._ears[channel].append(ear)
         self._changed.set()
@@ -59,7 +59,7 @@ class Notices:
             finally:
                 connection.terminate()
 
-    async def _listen(self, connection: Connection) -> None:
+    async def _listen(self, connection: DatabaseConnection) -> None:
         connection.add_termination_listener(lambda _: self._changed.set())
         listened: set[str] = set()
         while True:

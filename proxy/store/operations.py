@@ -16,13 +16,13 @@ import orjson
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.evm.user_operation import UserOperation
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
-Row = dict[str, Any]
+OperationRow = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentOperation:
     """One operation as one key sends it."""
 
     network: str
@@ -43,7 +43,7 @@ class OperationStore:
     def __repr__(self) -> str:
         return f"<OperationStore {self._pool!r}>"
 
-    async def record(self, sent: Sent) -> None:
+    async def record(self, sent: SentOperation) -> None:
         operation = sent.operation
         async with self._pool.connection() as connection:
             await connection.execute(
@@ -51,23 +51,23 @@ class OperationStore:
                 operation.sender, operation.nonce, sent.given.decode(), sent.block,
             )  # fmt: skip
 
-    async def taken(self, sent: Sent) -> None:
+    async def taken(self, sent: SentOperation) -> None:
         """A bundler has it."""
         async with self._pool.connection() as connection:
             await connection.execute(sql.operations.mark_sent, sent.network, sent.hash, sent.lineage)
 
-    async def refused(self, sent: Sent, error: bytes) -> None:
+    async def refused(self, sent: SentOperation, error: bytes) -> None:
         async with self._pool.connection() as connection:
             await connection.execute(
                 sql.operations.mark_refused, sent.network, sent.hash, sent.lineage, error.decode("utf-8", "replace")
             )
 
-    async def read(self, network: str, operation_hash: bytes) -> Row | None:
+    async def read(self, network: str, operation_hash: bytes) -> OperationRow | None:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.operations.read_operation, network, operation_hash)
         return None if row is None else _row(row)
 
-    async def list_of(self, lineage: str | None, *, limit: int) -> list[Row]:
+    async def list_of(self, lineage: str | None, *, limit: int) -> list[OperationRow]:
         """The newest first."""
         async with self._pool.connection() as connection:
             return [_row(row) for row in await connection.fetch(sql.operations.list_operations, lineage, limit)]
@@ -85,7 +85,7 @@ class OperationStore:
 # For those who follow the chain
 
 
-async def mark_included(connection: Connection, network: str, events: Sequence[IncludedOperation]) -> None:
+async def mark_included(connection: DatabaseConnection, network: str, events: Sequence[IncludedOperation]) -> None:
     """And mark those whose nonces they have used."""
     columns = zip(
         *((e.hash, e.success, e.place.block, e.place.block_hash, e.place.transaction, e.cost_wei) for e in events),
@@ -98,12 +98,12 @@ async def mark_included(connection: Connection, network: str, events: Sequence[I
     await connection.execute(sql.operations.mark_replaced, network, *map(list, used))
 
 
-async def take_back(connection: Connection, network: str, above: int) -> None:
+async def take_back(connection: DatabaseConnection, network: str, above: int) -> None:
     """Blocks above this one are gone: what was in them is on its way again."""
     await connection.execute(sql.operations.take_back_inclusions, network, above)
 
 
-def _row(row: asyncpg.Record) -> Row:
+def _row(row: asyncpg.Record) -> OperationRow:
     found = dict(row)
     found["operation"] = orjson.loads(found["operation"])
     return found

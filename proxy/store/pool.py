@@ -16,7 +16,7 @@ import asyncpg
 from proxy.errors import InvalidRequest, Unavailable
 
 # Quoted: the class takes parameters in its stubs only.
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+DatabaseConnection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 # How long work that no request waits for may wait for a connection: a far database takes a while to open one.
 PATIENT_S = 5.0
 # Whichever of these asyncpg or the kernel raises, the meaning is the same: no database now.
@@ -90,7 +90,7 @@ class Pool:
             pool.terminate()
 
     @asynccontextmanager
-    async def connection(self, *, within_s: float | None = None) -> AsyncIterator[Connection]:
+    async def connection(self, *, within_s: float | None = None) -> AsyncIterator[DatabaseConnection]:
         """A connection for a few statements; `Unavailable` when none is to be had in time."""
         if self._pool is None:
             raise Unavailable("the database is not open yet; try again shortly")
@@ -98,7 +98,7 @@ class Pool:
             async with self._pool.acquire(timeout=within_s or self._acquire_timeout_s) as connection:
                 yield connection  # type: ignore[misc]
 
-    async def dedicated(self) -> Connection:
+    async def dedicated(self) -> DatabaseConnection:
         """A connection of one's own, outside the pool, for LISTEN. The caller closes it."""
         with translated():
             return await asyncpg.connect(

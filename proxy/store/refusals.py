@@ -14,7 +14,7 @@ KEPT = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedOperation:
     policy: str
     at: datetime.datetime
     sender: bytes
@@ -29,15 +29,15 @@ class RefusalStore:
     def __repr__(self) -> str:
         return f"<RefusalStore {self._pool!r}>"
 
-    async def add(self, refused: Sequence[Refused]) -> None:
+    async def add(self, refused: Sequence[RefusedOperation]) -> None:
         columns = zip(*((each.policy, each.at, each.sender, each.rule, each.message) for each in refused), strict=True)
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.refusals.add_refusals, *columns)
             for policy in sorted({each.policy for each in refused}):
                 await connection.execute(sql.refusals.trim_refusals, policy, KEPT)
 
-    async def latest(self, policy: str, most: int) -> list[Refused]:
+    async def latest(self, policy: str, most: int) -> list[RefusedOperation]:
         """The newest first."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.refusals.list_refusals, policy, min(most, KEPT))
-        return [Refused(policy, *row) for row in rows]
+        return [RefusedOperation(policy, *row) for row in rows]

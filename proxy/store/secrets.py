@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 _NONCE = 12
 
 
-class Tampered(Exception):
+class SealBroken(Exception):
     """What is stored was not sealed for this webhook, or with another key."""
 
 
@@ -36,6 +36,6 @@ class Vault:
         try:
             return self._cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], webhook_id.encode())
         except (InvalidTag, ValueError):
-            raise Tampered(
+            raise SealBroken(
                 f"the secret of {webhook_id} does not open: it was changed, or webhooks.secret_key was"
             ) from None

@@ -14,11 +14,11 @@ from proxy.store import sql
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, Pool
 
-Row = dict[str, Any]
+SessionRow = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class AccountHolder:
     """An account as its holder signs in to it. The hash is empty where it has no password."""
 
     id: str
@@ -55,11 +55,11 @@ class SessionStore:
 
     # Accounts
 
-    async def find_holder(self, email: str) -> Holder | None:
+    async def find_holder(self, email: str) -> AccountHolder | None:
         row = await self._row(sql.sessions.find_holder, email)
         return None if row is None else _holder(row)
 
-    async def read_holder(self, account_id: str) -> Holder:
+    async def read_holder(self, account_id: str) -> AccountHolder:
         row = await self._row(sql.sessions.read_holder, account_id)
         if row is None:
             raise NotFound(f"there is no account {account_id}")
@@ -120,7 +120,7 @@ class SessionStore:
 
     # Operators' tokens
 
-    async def add_token(self, name: str, token: str) -> Row:
+    async def add_token(self, name: str, token: str) -> SessionRow:
         if not name.strip() or len(name) > 200 or not name.isprintable():
             raise InvalidRequest("name must be 1 to 200 printable characters")
         hint = f"{token[:8]}…{token[-4:]}"
@@ -128,11 +128,11 @@ class SessionStore:
         assert row is not None
         return dict(row)
 
-    async def list_tokens(self) -> list[Row]:
+    async def list_tokens(self) -> list[SessionRow]:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(sql.sessions.list_tokens)]
 
-    async def revoke_token(self, token_id: str) -> Row:
+    async def revoke_token(self, token_id: str) -> SessionRow:
         async with self._pool.connection() as connection, connection.transaction():
             row = await connection.fetchrow(sql.sessions.revoke_token, token_id)
             if row is None:
@@ -157,8 +157,8 @@ class SessionStore:
             return await connection.fetchrow(query, *values)
 
 
-def _holder(row: asyncpg.Record) -> Holder:
-    return Holder(row["id"], row["email"], row["hash"] or "")
+def _holder(row: asyncpg.Record) -> AccountHolder:
+    return AccountHolder(row["id"], row["email"], row["hash"] or "")
 
 
 def _session(row: asyncpg.Record) -> Session:

@@ -15,12 +15,12 @@ import asyncpg
 
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Account, key, network, method: where some are empty, a sum over them.
-Series = tuple[str, str, str, str]
+UsageSeries = tuple[str, str, str, str]
 # What was used, by series and minute.
-Rows = Mapping[tuple[Series, int], UsageSums]
+UsageTable = Mapping[tuple[UsageSeries, int], UsageSums]
 # Rows in one statement, and rows removed in one.
 ROWS = 1000
 PIECE = 5000
@@ -36,7 +36,7 @@ WRITE_S, READ_S = 30.0, 20.0
 NO_NETWORK = "-"
 
 
-def with_sums(rows: Rows) -> dict[tuple[Series, int], UsageSums]:
+def with_sums(rows: UsageTable) -> dict[tuple[UsageSeries, int], UsageSums]:
     """All that a batch is written to: each use under its own series, and under the sums that charts read."""
     found = dict(rows)
     for ((account, key, network, method), minute), used in rows.items():
@@ -50,7 +50,7 @@ def with_sums(rows: Rows) -> dict[tuple[Series, int], UsageSums]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class UsageQuery:
     """What a chart is of. `account` None: all accounts."""
 
     step: UsageStep
@@ -76,12 +76,12 @@ class Wanted:
 class UsageStore:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._numbers: dict[Series, int] = {}
+        self._numbers: dict[UsageSeries, int] = {}
 
     def __repr__(self) -> str:
         return f"<UsageStore {len(self._numbers)} series remembered>"
 
-    async def write(self, worker: str, number: int, rows: Rows) -> None:
+    async def write(self, worker: str, number: int, rows: UsageTable) -> None:
         """A worker's batch, with its sums. Written before under this number: nothing is done."""
         whole = with_sums(rows)
         async with self._pool.connection(within_s=PATIENT_S) as connection:
@@ -94,7 +94,7 @@ class UsageStore:
                 for start in range(0, len(found), ROWS):
                     await _add(connection, found[start : start + ROWS])
 
-    async def _learn(self, connection: Connection, series: set[Series]) -> None:
+    async def _learn(self, connection: DatabaseConnection, series: set[UsageSeries]) -> None:
         if len(self._numbers) > REMEMBERED:
             self._numbers.clear()
         new = sorted(each for each in series if each not in self._numbers)
@@ -104,7 +104,7 @@ class UsageStore:
             numbers = await connection.fetch(sql.usage.find_series, *columns, timeout=WRITE_S)
             self._numbers.update(zip(part, (row["id"] for row in numbers), strict=True))
 
-    async def chart(self, wanted: Wanted) -> list[ChartLine]:
+    async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         """A line for each of what the sums are apart by: the largest, and one of all others. Drawn in a thread."""
         async with self._pool.connection() as connection, connection.transaction(readonly=True):
             await connection.execute(sql.usage.make_room)
@@ -114,7 +114,7 @@ class UsageStore:
             )  # fmt: skip
         return await asyncio.to_thread(lambda: lines_of((row["name"], row["at"], used_in(row)) for row in rows))
 
-    async def rows(self, wanted: Wanted, most: int) -> list[asyncpg.Record]:
+    async def rows(self, wanted: UsageQuery, most: int) -> list[asyncpg.Record]:
         """All there is of an account, of what is wanted; up to so many rows."""
         async with self._pool.connection() as connection:
             return await connection.fetch(
@@ -151,7 +151,7 @@ class UsageStore:
             return int(status.split()[-1])
 
 
-async def _add(connection: Connection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:
+async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:
     used = [each for _, _, each in rows]
     await connection.execute(
         sql.usage.add_usage,

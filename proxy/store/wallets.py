@@ -15,9 +15,9 @@ import asyncpg
 
 from proxy.core.paging import Page
 from proxy.store import sql
-from proxy.store.pool import Connection, Pool
+from proxy.store.pool import DatabaseConnection, Pool
 
-Outcome = Literal["new", "known", "full"]
+WalletOutcome = Literal["new", "known", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class WalletStore:
 
     async def create(
         self, *, account: str, lineage: str, wallet: Wallet, salt: int, most: int
-    ) -> tuple[Outcome, Wallet | None]:
+    ) -> tuple[WalletOutcome, Wallet | None]:
         """The wallet that is there now; None where the account may have no more."""
         async with self._pool.connection() as connection, connection.transaction():
-            outcome: Outcome = await connection.fetchval(
+            outcome: WalletOutcome = await connection.fetchval(
                 sql.wallets.create_wallet, account, lineage, wallet.network, wallet.address, wallet.owner,
                 salt.to_bytes(32, "big"), wallet.version, wallet.factory, most,
             )  # fmt: skip
@@ -94,17 +94,19 @@ class WalletStore:
 # For those who follow the chain
 
 
-async def mark_deployed(connection: Connection, network: str, found: Sequence[Deployment]) -> None:
+async def mark_deployed(connection: DatabaseConnection, network: str, found: Sequence[Deployment]) -> None:
     columns = zip(*((d.address, d.transaction, d.block, d.block_hash, d.at) for d in found), strict=True)
     await connection.execute(sql.wallets.mark_deployed, network, *map(list, columns))
 
 
-async def keep_only(connection: Connection, network: str, born: Sequence[bytes], *, blocks: tuple[int, int]) -> None:
+async def keep_only(
+    connection: DatabaseConnection, network: str, born: Sequence[bytes], *, blocks: tuple[int, int]
+) -> None:
     """No other wallet was deployed in these blocks, whatever a reader has seen in those that stood there before."""
     await connection.execute(sql.wallets.unmark_absent, network, *blocks, list(born))
 
 
-async def take_back(connection: Connection, network: str, above: int) -> None:
+async def take_back(connection: DatabaseConnection, network: str, above: int) -> None:
     """Blocks above this one are gone, and so is what they deployed."""
     await connection.execute(sql.wallets.take_back_deployments, network, above)
 

@@ -21,7 +21,7 @@ from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
 from proxy.store.keys import new_id
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Whose doing it is that a webhook is in a state.
 _REASONS: dict[WebhookTrigger, str] = {"pause": "owner", "exhaust": "failures", "gone": "gone", "disable": "operator"}
@@ -69,7 +69,7 @@ class NewWebhook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class AddressChange:
     """Addresses that are added and removed, which have none in common; and how many there may be afterwards."""
 
     add: Sequence[bytes]
@@ -131,7 +131,7 @@ class WebhookStore:
         cause: WebhookTrigger | None = None,
         config: Mapping[str, Any] | None = None,
         addresses: Sequence[bytes] | None = None,
-        delta: Delta | None = None,
+        delta: AddressChange | None = None,
     ) -> Webhook:
         """All of it or nothing; what is None stays. A config is replaced as a whole, and its addresses with it."""
         async with self._pool.connection() as connection, connection.transaction():
@@ -187,12 +187,12 @@ class WebhookStore:
 # In somebody's transaction
 
 
-async def lock(connection: Connection, network: str) -> int:
+async def lock(connection: DatabaseConnection, network: str) -> int:
     """The network's next version. Before anything else of a webhook is changed, and before its rows are locked."""
     return int(await connection.fetchval(sql.webhooks.change_webhooks, network))
 
 
-async def set_status(connection: Connection, webhook_id: str, cause: WebhookTrigger) -> bool:
+async def set_status(connection: DatabaseConnection, webhook_id: str, cause: WebhookTrigger) -> bool:
     """Whether it moved just now: not where it is in the state already, or is gone."""
     row = await connection.fetchrow(sql.webhooks.status_of, webhook_id)
     after = None if row is None else lifecycle.after(row["status"], cause)
@@ -202,7 +202,7 @@ async def set_status(connection: Connection, webhook_id: str, cause: WebhookTrig
     return True
 
 
-async def _move(connection: Connection, before: Webhook, cause: WebhookTrigger) -> Webhook:
+async def _move(connection: DatabaseConnection, before: Webhook, cause: WebhookTrigger) -> Webhook:
     row = await connection.fetchrow(sql.webhooks.status_of, before.id)
     if row is None:
         raise absent(before.id)
@@ -214,7 +214,9 @@ async def _move(connection: Connection, before: Webhook, cause: WebhookTrigger) 
     return _webhook(row)
 
 
-async def _change_addresses(connection: Connection, before: Webhook, delta: Delta) -> tuple[list[bytes], list[bytes]]:
+async def _change_addresses(
+    connection: DatabaseConnection, before: Webhook, delta: AddressChange
+) -> tuple[list[bytes], list[bytes]]:
     """Those that were there and are not, and those that were not and are: before the version is held, because it takes long."""
     await connection.execute(sql.webhooks.lock_webhook, before.id)
     gone = await connection.fetch(sql.webhooks.remove_addresses, before.number, delta.remove, timeout=LONG_S)
@@ -223,7 +225,7 @@ async def _change_addresses(connection: Connection, before: Webhook, delta: Delt
 
 
 async def _note_addresses(
-    connection: Connection, found: Webhook, changed: tuple[list[bytes], list[bytes]], *, most: int
+    connection: DatabaseConnection, found: Webhook, changed: tuple[list[bytes], list[bytes]], *, most: int
 ) -> Webhook:
     """What has changed, for those who have the others in memory. The webhook has its new version already."""
     gone, new = changed
@@ -241,7 +243,7 @@ def absent(webhook_id: str) -> NotFound:
     return NotFound(f"there is no webhook{named}")
 
 
-async def _copy(connection: Connection, number: int, addresses: Sequence[bytes]) -> None:
+async def _copy(connection: DatabaseConnection, number: int, addresses: Sequence[bytes]) -> None:
     if addresses:
         await connection.copy_records_to_table(
             "watched_addresses", records=[(number, each) for each in addresses], columns=("webhook", "address"),

@@ -105,7 +105,7 @@ class ApiSpec:
 
     def __repr__(self) -> str:
         planned = sum(operation.planned for operation in self.operations.values())
-        return f"<Contract {len(self.operations)} operations, {planned} planned>"
+        return f"<ApiSpec {len(self.operations)} operations, {planned} planned>"
 
 
 def load(schemas: Path) -> ApiSpec:

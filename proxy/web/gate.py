@@ -30,7 +30,7 @@ from proxy.errors import (
     of_status,
 )
 from proxy.services.accounts.admission import Admission
-from proxy.settings import Server
+from proxy.settings import ServerSettings
 from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
 
@@ -60,7 +60,9 @@ def new_request_id() -> str:
 
 
 class Gate:
-    def __init__(self, admission: Admission, door: ConnectionLimiter, settings: Server, *, access_log: bool) -> None:
+    def __init__(
+        self, admission: Admission, door: ConnectionLimiter, settings: ServerSettings, *, access_log: bool
+    ) -> None:
         self._admission = admission
         self._door = door
         self._settings = settings
@@ -125,7 +127,7 @@ class Gate:
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """The headers that every reply carries."""
         reply.headers["X-Request-Id"] = request[REQUEST_ID]
-        reply.headers["Server"] = SERVER
+        reply.headers["ServerSettings"] = SERVER
         if (units := request.get(UNITS)) is not None:
             reply.headers["X-Compute-Units"] = str(units)
         if cache := request.get(CACHE):

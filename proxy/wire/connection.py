@@ -83,7 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "lost" if self.transport is None else f"{len(self.sinks)} in flight"
-        return f"<Connection {self.upstream.label} {state}>"
+        return f"<UpstreamConnection {self.upstream.label} {state}>"
 
     # What the transport calls
 

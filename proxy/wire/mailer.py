@@ -9,7 +9,7 @@ from email.utils import formatdate
 
 import aiosmtplib
 
-from proxy.settings import Mail as MailSettings
+from proxy.settings import MailSettings
 
 log = logging.getLogger("penstock.mail")
 

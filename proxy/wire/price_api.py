@@ -57,7 +57,7 @@ class PriceApi:
         self._session: ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"<QuoteApi {'away' if self._clock() < self._away_until else 'there'}>"
+        return f"<PriceApi {'away' if self._clock() < self._away_until else 'there'}>"
 
     async def coin(self, name: str) -> Quote | None:
         """The price of a chain's own coin."""

@@ -80,7 +80,7 @@ class ReceiverConnection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "closed" if not self.is_open else "busy" if self._waiter or self._head else "idle"
-        return f"<Line to {self.origin[1]}:{self.origin[2]} {state}>"
+        return f"<ReceiverConnection to {self.origin[1]}:{self.origin[2]} {state}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -226,7 +226,7 @@ class ReceiverConnections:
         self._sweep: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Lines {sum(map(len, self._idle.values()))} idle>"
+        return f"<ReceiverConnections {sum(map(len, self._idle.values()))} idle>"
 
     def kept(self, origin: Origin) -> ReceiverConnection | None:
         """One that is open and idle, the one that was used last."""

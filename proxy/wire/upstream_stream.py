@@ -74,7 +74,7 @@ class UpstreamStream:
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<Stream {self.label} {state}, {len(self._told)} subscriptions>"
+        return f"<UpstreamStream {self.label} {state}, {len(self._told)} subscriptions>"
 
     @property
     def is_open(self) -> bool:

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from yarl import URL
 
 from proxy.core.egress import EgressPolicy
-from proxy.settings import Egress
+from proxy.settings import EgressSettings
 from proxy.wire.guard import Guard, UrlRefused
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
@@ -24,7 +24,7 @@ _ITSELF = re.compile(r"(?:^|\.)localhost\.?$", re.IGNORECASE)
 class WebhookGuard(Guard):
     """`dev`: a development service, which may post to the machine it runs on."""
 
-    def __init__(self, egress: Egress, *, dev: bool) -> None:
+    def __init__(self, egress: EgressSettings, *, dev: bool) -> None:
         self._dev = dev
         self._plain = egress.http
         allow = (*egress.allow, *LOOPBACK) if dev else egress.allow

@@ -42,7 +42,7 @@ class WebSocketClient:
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"<Courier {self._label}: {len(self._queue)} to send>"
+        return f"<WebSocketClient {self._label}: {len(self._queue)} to send>"
 
     def send(self, call_id: bytes, text: bytes) -> None:
         self._queue.append((call_id, text))

@@ -54,7 +54,7 @@ class WebSocketUpstream(Upstream):
         self._courier = WebSocketClient(self._url, headers, self.label, self._receive, self._fail_all)
 
     def __repr__(self) -> str:
-        return f"<SocketUpstream {self.label}: {len(self._pending)} under way>"
+        return f"<WebSocketUpstream {self.label}: {len(self._pending)} under way>"
 
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
         return None

@@ -32,7 +32,7 @@ class WriteBuffer:
         self._quiet = 0
 
     def __repr__(self) -> str:
-        return f"<Turn {len(self._queue)} writes queued>"
+        return f"<WriteBuffer {len(self._queue)} writes queued>"
 
     def write(self, owner: BufferOwner, data: bytes) -> None:
         if self._quiet:

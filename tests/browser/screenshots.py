@@ -21,7 +21,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.core.usage import BUCKETS, UsageSums
 from proxy.store.pool import Pool
-from proxy.store.usage import Series, UsageStore
+from proxy.store.usage import UsageSeries, UsageStore
 from tests import service as services
 from tests.browser import chromium
 from tests.browser.conftest import QUICK
@@ -36,10 +36,10 @@ NETWORKS = {"dev/mainnet": 6, "ethereum/sepolia": 3}
 MINUTES = 24 * 60
 
 
-def generated_usage(account: str, key: str, rng: random.Random) -> dict[tuple[Series, int], UsageSums]:
+def generated_usage(account: str, key: str, rng: random.Random) -> dict[tuple[UsageSeries, int], UsageSums]:
     """A day of one key's usage in steps of five minutes, with an hour of errors and high latency."""
     now = int(time.time()) // 60
-    rows: dict[tuple[Series, int], UsageSums] = {}
+    rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for ago in range(0, MINUTES, 5):
         busy = 40 + 30 * math.sin((now - ago) / MINUTES * 2 * math.pi) + rng.uniform(-6, 6)
         is_bad = 300 <= ago < 360

@@ -15,7 +15,7 @@ from aiohttp import web
 from playwright.async_api import Browser, Page, Route, StorageState, expect
 
 from proxy.store.pool import Pool
-from proxy.store.refusals import RefusalStore, Refused
+from proxy.store.refusals import RefusalStore, RefusedOperation
 from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.flows.upstream import echo, reply
 
@@ -100,7 +100,7 @@ async def test_refusal_message_is_never_parsed_as_markup(holder: Visitor) -> Non
     url = orjson.loads((holder.site.service.data / "running.json").read_bytes())["database"]["url"]
     async with pooled(url) as pool:
         now = datetime.datetime.now(datetime.UTC)
-        await RefusalStore(pool).add([Refused(policy, now, sender, "allowed_contracts", HOSTILE)])
+        await RefusalStore(pool).add([RefusedOperation(policy, now, sender, "allowed_contracts", HOSTILE)])
     table = holder.page.get_by_role("table", name="Recent refusals")
     await expect(table).to_contain_text("<script>alert(3)")
     assert await holder.page.evaluate(MARKUP) == 0

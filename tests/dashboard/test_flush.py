@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from proxy.core.usage import KeyTallies, Tally, TouchedTallies
-from proxy.services.usage import READ_AT_ONCE, UsageService, Wanted
+from proxy.services.usage import READ_AT_ONCE, UsageQuery, UsageService
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore
 from proxy.tasks import Tasks
@@ -20,9 +20,9 @@ from tests.service import until
 METHODS = [Tally("net/one", f"method_{n}") for n in range(5)]
 
 
-def span() -> Wanted:
+def span() -> UsageQuery:
     now = datetime.datetime.now(datetime.UTC)
-    return Wanted(step="hour", first=now - datetime.timedelta(hours=2), last=now, account="acct", by="method")
+    return UsageQuery(step="hour", first=now - datetime.timedelta(hours=2), last=now, account="acct", by="method")
 
 
 async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_written(

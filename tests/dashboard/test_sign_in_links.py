@@ -8,7 +8,7 @@ import pytest
 
 from proxy.compose.dashboard import url_of
 from proxy.services.accounts.sign_in import SignIn
-from proxy.settings import Dashboard
+from proxy.settings import DashboardSettings
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
@@ -19,7 +19,7 @@ from tests.service import until
 __all__ = ("office",)
 
 PEPPER = "p" * 32
-SETTINGS = Dashboard("https://desk.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
+SETTINGS = DashboardSettings("https://desk.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
 
 
 async def test_link_goes_to_the_address_that_the_account_has(pool: Pool, office: PostOffice) -> None:

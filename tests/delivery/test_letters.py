@@ -13,7 +13,7 @@ import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from proxy.services.delivery.mails import Mails
-from proxy.settings import Mail as MailSettings
+from proxy.settings import MailSettings
 from proxy.store.mails import MailStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered

@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 
 from proxy.core import access
-from proxy.dev.banner import Ready, listener
+from proxy.dev.banner import ReadyFile, listener
 from proxy.dev.chain import node_binary
 from tests import service as service_room
 from tests.flows.test_clients import CLIENTS, ENVIRONMENT, LOGGER, RUN_S, SCRIPTS, TOPIC, Chain, has_head
@@ -165,7 +165,9 @@ async def test_cursor_replays_every_block_and_goes_live(served: Service, chain: 
 
 
 async def test_banners_line_prints_heads(served: Service, chain: Chain) -> None:
-    line = listener(Ready(**{field.name: served.ready.get(field.name) for field in fields(Ready)}), "enterprise")
+    line = listener(
+        ReadyFile(**{field.name: served.ready.get(field.name) for field in fields(ReadyFile)}), "enterprise"
+    )
     process = await asyncio.create_subprocess_shell(f"exec {line}", stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdout is not None
     try:

@@ -16,8 +16,8 @@ import orjson
 from proxy.chains.evm.facts import BlockFacts
 from proxy.compose.background import Background
 from proxy.settings import load, load_tables
-from proxy.store.blocks import BlockStore, Followed, Mark
-from proxy.store.pool import Connection
+from proxy.store.blocks import BlockMark, BlockStore, Followed
+from proxy.store.pool import DatabaseConnection
 
 
 class Trap:
@@ -30,14 +30,16 @@ class Trap:
     def __init__(self, left: int) -> None:
         self._left = left
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         self._spring()
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         self._spring()
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None: ...
-    async def forget(self, connection: Connection, network: Followed) -> None: ...
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None: ...
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None: ...
 
     def _spring(self) -> None:
         self._left -= 1

@@ -12,7 +12,7 @@ from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink
 from proxy.services.rpc.networks import Route
 from proxy.settings import load, load_tables
-from proxy.store.blocks import BlockStore, Term
+from proxy.store.blocks import BlockStore, LeaderSession
 from proxy.store.holdings import HoldingStore
 from tests.chain_upstream import (
     ZERO,
@@ -86,7 +86,9 @@ class Scene:
         return following
 
     @asynccontextmanager
-    async def leading(self, *more: FollowerSink, **options: Any) -> AsyncIterator[tuple[NetworkFollower, Term]]:
+    async def leading(
+        self, *more: FollowerSink, **options: Any
+    ) -> AsyncIterator[tuple[NetworkFollower, LeaderSession]]:
         """A follower that takes its steps when it is told to."""
         following = self.following(*more, **options)
         async with self.running.blocks.lead(NETWORK) as term:

@@ -9,12 +9,12 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from proxy.compose.webhooks import Events
+from proxy.compose.webhooks import EventFeature
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import StaleRead
 from proxy.services.webhooks.webhooks import read_config
 from proxy.settings import SCHEMAS
-from proxy.store.blocks import Term
+from proxy.store.blocks import LeaderSession
 from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.web import api_spec
 from tests.chain_upstream import Event, address
@@ -29,7 +29,7 @@ DOCUMENT = api_spec.load(SCHEMAS).document
 class Stage:
     """A scene with webhooks, whose follower takes its steps when it is told to."""
 
-    def __init__(self, scene: Scene, events: Events, following: NetworkFollower, term: Term) -> None:
+    def __init__(self, scene: Scene, events: EventFeature, following: NetworkFollower, term: LeaderSession) -> None:
         self.scene = scene
         self.events = events
         self.following = following

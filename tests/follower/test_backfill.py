@@ -20,7 +20,7 @@ from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import forget
 from proxy.services.follower.sinks import HoldingsSink
 from proxy.store.blocks import BlockStore, Followed
-from proxy.store.pool import Connection
+from proxy.store.pool import DatabaseConnection
 from proxy.tasks import Tasks
 from tests.chain_upstream import LittleChain, address
 from tests.database import connected
@@ -200,7 +200,7 @@ async def test_command_forgets_all(database: str, tmp_path: Path) -> None:
 class Slow(HoldingsSink):
     """Takes longer to forget than a statement may."""
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await connection.execute("select pg_sleep(0.6)")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from proxy.errors import InvalidRequest, Unavailable
+from proxy.services.webhooks import backtest
 from proxy.services.webhooks.backtest import Backtest, BacktestResult
-from proxy.services.webhooks.webhooks import backtest
 from tests.follower.scene import TABLES
 from tests.follower.stage import A, B, Stage, with_transaction
 from tests.rpc_upstreams import Refused

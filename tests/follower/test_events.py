@@ -15,7 +15,7 @@ from proxy.core.paging import Page
 from proxy.services.events import enrichment
 from proxy.services.follower.sinks import StaleRead
 from proxy.store.deliveries import DeliveryStore
-from proxy.store.webhooks import Delta
+from proxy.store.webhooks import AddressChange
 from proxy.web.rest.deliveries import _shown
 from tests.chain_upstream import TRANSFER, Event, erc20, erc721, erc1155_batch, word
 from tests.database import connected
@@ -254,10 +254,10 @@ async def test_webhook_that_is_gone_gets_no_events(stage: Stage, cause: Any) -> 
 async def test_addresses_are_added_and_removed_between_two_blocks(stage: Stage) -> None:
     webhook = await stage.webhook("nft_transfer", addresses=["0x" + A.hex()])
     await stage.mine([erc721(ART, C, A, 1)])
-    await stage.store.update(webhook, delta=Delta(add=[B], remove=[A], most=10))
+    await stage.store.update(webhook, delta=AddressChange(add=[B], remove=[A], most=10))
     await stage.mine([erc721(ART, C, A, 2), erc721(ART, C, B, 3)])
-    await stage.store.update(webhook, delta=Delta(add=[A], remove=[B], most=10))
-    await stage.store.update(webhook, delta=Delta(add=[B], remove=[], most=10))
+    await stage.store.update(webhook, delta=AddressChange(add=[A], remove=[B], most=10))
+    await stage.store.update(webhook, delta=AddressChange(add=[B], remove=[], most=10))
     await stage.mine([erc721(ART, C, A, 4), erc721(ART, C, B, 5)])
     assert [each["data"]["token_id"] for each in await stage.told()] == ["1", "3", "4", "5"]
 
@@ -266,7 +266,7 @@ async def test_webhooks_are_the_same_after_a_new_start(database: str) -> None:
     async with staged(database) as first:
         webhook = await first.webhook("nft_transfer", addresses=["0x" + A.hex()])
         await first.mine([])
-        await first.store.update(webhook, delta=Delta(add=[B], remove=[A], most=10))
+        await first.store.update(webhook, delta=AddressChange(add=[B], remove=[A], most=10))
         chain = first.scene.chain
         await first.mine([])
     async with scene(database, chain=chain) as again:

@@ -13,8 +13,8 @@ from proxy.chains.evm.facts import BlockFacts
 from proxy.services.follower import network_follower as following_room
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import NoCommonBlock, forget
-from proxy.store.blocks import Followed, Mark, NotLeading
-from proxy.store.pool import Connection
+from proxy.store.blocks import BlockMark, Followed, LeadershipLost
+from proxy.store.pool import DatabaseConnection
 from proxy.tasks import Tasks
 from tests.chain_upstream import (
     BATCH,
@@ -47,18 +47,20 @@ class Diary:
         async with connected(database) as connection:
             await connection.execute("create table diary (block bigint primary key, hash bytea not null)")
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         rows = [(piece.last, piece.hash) for piece in found]
         assert all(piece.header is not None and piece.blocks == 1 for piece in found)
         await connection.executemany("insert into diary values ($1, $2)", rows)
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         gone = await connection.fetch("delete from diary where block > $1 returning block, hash", stays.number)
         assert sorted(map(tuple, gone), reverse=True) == [(mark.number, mark.hash) for mark in removed]
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None: ...
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None: ...
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await connection.execute("delete from diary")
 
 
@@ -281,7 +283,7 @@ class Failing(Diary):
 
     fails = True
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         await super().write(connection, network, found)
         if self.fails:
             raise asyncpg.IntegrityConstraintViolationError("no")
@@ -369,7 +371,7 @@ async def test_two_writers_cannot_both_write_a_block(database: str) -> None:
         await other.step(term)
         stage.chain.mine(*everything())
         await one.step(term)
-        with pytest.raises(NotLeading):
+        with pytest.raises(LeadershipLost):
             await other.step(term)
         assert await stage.is_whole()
 

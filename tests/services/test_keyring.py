@@ -16,7 +16,7 @@ from proxy.store import windows
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
-from proxy.store.windows import OwnWindows
+from proxy.store.windows import UnsharedWindows
 from proxy.tasks import Tasks
 from tests.service import until
 
@@ -40,7 +40,7 @@ async def account(store: KeyStore) -> str:
 async def following(store: KeyStore, pool: Pool, *, reload_s: float) -> AsyncIterator[Keyring]:
     """A keyring that is loaded and kept true."""
     fd, tasks, notices = windows.create(), Tasks(), Notices(pool)
-    keyring = Keyring(store, notices, OwnWindows(fd), plans=PLANS, pepper=PEPPER, reload_s=reload_s)
+    keyring = Keyring(store, notices, UnsharedWindows(fd), plans=PLANS, pepper=PEPPER, reload_s=reload_s)
     await keyring.load()
     tasks.start("notices", notices.run)
     tasks.start("keyring", keyring.follow)

@@ -17,7 +17,7 @@ from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.prices import Price, PriceService, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
-from proxy.store.cache import Kept
+from proxy.store.cache import DataCache
 from proxy.wire.price_api import AWAY_S, PriceApi
 from tests.chains.test_feeds import words
 from tests.wire.strangers import Pages, pages
@@ -78,7 +78,7 @@ async def asking(
     found = PriceSources(url=url, **{**options, **given})
     at = clock or Clock()
     api = PriceApi(url, headers={"x-key": "open sesame"}, timeout_s=5.0, per_request=2, clock=at) if url else None
-    kept = Kept(bytes=1 << 20)
+    kept = DataCache(bytes=1 << 20)
     made = PriceService(
         sources_of(found, CHAINS, chain or Chain({}), api),
         kept,

@@ -9,9 +9,9 @@ import pytest
 from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.errors import Unavailable
 from proxy.store import blocks, holdings, sql
-from proxy.store.blocks import BlockStore, Mark
-from proxy.store.holdings import Collection, HoldingStore, Nft, Token
-from proxy.store.pool import Connection, Pool
+from proxy.store.blocks import BlockMark, BlockStore
+from proxy.store.holdings import Collection, HoldingStore, NftHolding, TokenHolding
+from proxy.store.pool import DatabaseConnection, Pool
 from tests.database import connected
 
 NETWORK, OTHER = "dev/mainnet", "dev/testnet"
@@ -45,8 +45,8 @@ async def store(pool: Pool) -> HoldingStore:
         async with BlockStore(pool).lead(network) as term:
             await term.begin(7, b"\x07" * 32)
             async with term.transaction() as connection:
-                at = Mark(6, b"\x07" * 32)
-                await blocks.move(connection, term.number, cursor=at, to=Mark(8, b"\x08" * 32), time=1_700_000_000)
+                at = BlockMark(6, b"\x07" * 32)
+                await blocks.move(connection, term.number, cursor=at, to=BlockMark(8, b"\x08" * 32), time=1_700_000_000)
                 for _ in range(times):
                     changes = HoldingChanges()
                     changes.add(SOME)
@@ -55,15 +55,15 @@ async def store(pool: Pool) -> HoldingStore:
 
 
 async def test_tokens_of_a_holder_by_contract_with_what_is_zero_or_less(store: HoldingStore) -> None:
-    assert await store.tokens_of(NETWORK, A, limit=10) == [Token(COIN, 60)]
-    assert await store.tokens_of(NETWORK, B, limit=10) == [Token(COIN, 40), Token(GAME, -HUGE)]
-    assert await store.tokens_of(OTHER, C, limit=10) == [Token(GAME, 2 * HUGE)]
-    assert await store.tokens_of(NETWORK, B, limit=1) == [Token(COIN, 40)]
+    assert await store.tokens_of(NETWORK, A, limit=10) == [TokenHolding(COIN, 60)]
+    assert await store.tokens_of(NETWORK, B, limit=10) == [TokenHolding(COIN, 40), TokenHolding(GAME, -HUGE)]
+    assert await store.tokens_of(OTHER, C, limit=10) == [TokenHolding(GAME, 2 * HUGE)]
+    assert await store.tokens_of(NETWORK, B, limit=1) == [TokenHolding(COIN, 40)]
     assert await store.tokens_of("nowhere/none", A, limit=10) == []
 
 
 async def test_nfts_of_a_holder_in_pages(store: HoldingStore) -> None:
-    found = [Nft(ART, HUGE, 1, 721), Nft(GAME, 5, 10, 1155)]
+    found = [NftHolding(ART, HUGE, 1, 721), NftHolding(GAME, 5, 10, 1155)]
     assert await store.nfts_of(NETWORK, A, limit=10) == found
     assert [await store.nfts_of(NETWORK, A, limit=1, offset=n) for n in range(3)] == [[found[0]], [found[1]], []]
     assert [await store.count_nfts(NETWORK, who) for who in (A, B, C, ZERO)] == [2, 1, 1, 0]
@@ -125,6 +125,6 @@ async def test_pages_are_read_by_an_index(database: str) -> None:
             assert not ordered or "Sort" not in plan, plan
 
 
-async def _plan(connection: Connection, query: str, arguments: tuple[object, ...]) -> str:
+async def _plan(connection: DatabaseConnection, query: str, arguments: tuple[object, ...]) -> str:
     rows = await connection.fetch(f"explain {query}", *arguments)
     return "\n".join(row[0] for row in rows)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import Unavailable
-from proxy.store.cache import ENTRY, LARGEST, Kept
+from proxy.store.cache import ENTRY, LARGEST, DataCache
 from tests.redis_server import redis_server, require_redis
 from tests.service import until
 
@@ -42,18 +42,18 @@ def ready(*values: Any) -> Maker:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kept]:
+async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DataCache]:
     if request.param == "memory":
-        yield Kept(bytes=PLENTY)
+        yield DataCache(bytes=PLENTY)
         return
     require_redis()
     async with redis_server(tmp_path) as redis:
-        found = Kept(bytes=PLENTY, redis_url=redis.url)
+        found = DataCache(bytes=PLENTY, redis_url=redis.url)
         yield found
         await found.close()
 
 
-async def test_value_is_made_once_and_kept(kept: Kept) -> None:
+async def test_value_is_made_once_and_kept(kept: DataCache) -> None:
     make = ready({"name": "Coin", "supply": 2**200, "logo": None})
     for _ in range(3):
         found = await kept.once("one/mainnet", "token", "a", make=make, ttl_s=60)
@@ -61,14 +61,14 @@ async def test_value_is_made_once_and_kept(kept: Kept) -> None:
     assert make.made == 1
 
 
-async def test_nothing_is_a_value_too(kept: Kept) -> None:
+async def test_nothing_is_a_value_too(kept: DataCache) -> None:
     make = ready(None)
     for _ in range(2):
         assert await kept.once("one/mainnet", "token", "a", make=make, ttl_s=60) is None
     assert make.made == 1
 
 
-async def test_networks_kinds_and_names_are_told_apart(kept: Kept) -> None:
+async def test_networks_kinds_and_names_are_told_apart(kept: DataCache) -> None:
     places = [
         ("one/mainnet", "token", "a"),
         ("one/testnet", "token", "a"),
@@ -81,7 +81,7 @@ async def test_networks_kinds_and_names_are_told_apart(kept: Kept) -> None:
         assert await kept.once(*place, make=ready(-1), ttl_s=60) == n
 
 
-async def test_a_hundred_who_ask_at_once_cause_one_look(kept: Kept) -> None:
+async def test_a_hundred_who_ask_at_once_cause_one_look(kept: DataCache) -> None:
     make = Maker([1, 2])
     asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(100)]  # noqa: TID251
     await until(lambda: make.made)
@@ -93,7 +93,7 @@ async def test_a_hundred_who_ask_at_once_cause_one_look(kept: Kept) -> None:
     assert found[1] == [1, 2]
 
 
-async def test_failure_is_told_to_all_who_wait_and_not_kept(kept: Kept) -> None:
+async def test_failure_is_told_to_all_who_wait_and_not_kept(kept: DataCache) -> None:
     make = Maker(Unavailable("away"), "here")
     asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(10)]  # noqa: TID251
     await until(lambda: make.made)
@@ -103,7 +103,7 @@ async def test_failure_is_told_to_all_who_wait_and_not_kept(kept: Kept) -> None:
     assert make.made == 2
 
 
-async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: Kept) -> None:
+async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: DataCache) -> None:
     make = Maker("found")
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
     await until(lambda: make.made)
@@ -118,7 +118,7 @@ async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: Kept)
         await first
 
 
-async def test_one_who_waits_and_leaves_does_not_stop_the_look(kept: Kept) -> None:
+async def test_one_who_waits_and_leaves_does_not_stop_the_look(kept: DataCache) -> None:
     make = Maker("found")
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
     await until(lambda: make.made)
@@ -131,14 +131,14 @@ async def test_one_who_waits_and_leaves_does_not_stop_the_look(kept: Kept) -> No
     assert make.made == 1
 
 
-async def test_fresh_looks_again_and_replaces(kept: Kept) -> None:
+async def test_fresh_looks_again_and_replaces(kept: DataCache) -> None:
     make = ready(1, 2)
     assert await kept.once("n", "k", "x", make=make, ttl_s=60) == 1
     assert await kept.once("n", "k", "x", make=make, ttl_s=60, fresh=True) == 2
     assert await kept.once("n", "k", "x", make=ready(3), ttl_s=60) == 2
 
 
-async def test_who_wants_it_fresh_does_not_wait_for_one_who_does_not(kept: Kept) -> None:
+async def test_who_wants_it_fresh_does_not_wait_for_one_who_does_not(kept: DataCache) -> None:
     slow = Maker("old")
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=slow, ttl_s=60))  # noqa: TID251
     await until(lambda: slow.made)
@@ -147,7 +147,7 @@ async def test_who_wants_it_fresh_does_not_wait_for_one_who_does_not(kept: Kept)
     assert await first == "old"
 
 
-async def test_value_is_gone_after_its_time_which_it_may_decide_itself(kept: Kept) -> None:
+async def test_value_is_gone_after_its_time_which_it_may_decide_itself(kept: DataCache) -> None:
     def ttl_s(value: Any) -> float:
         return 60.0 if value == "good" else 0.02
 
@@ -160,7 +160,7 @@ async def test_value_is_gone_after_its_time_which_it_may_decide_itself(kept: Kep
     await until(is_gone)
 
 
-async def test_many_are_put_and_found_together(kept: Kept) -> None:
+async def test_many_are_put_and_found_together(kept: DataCache) -> None:
     await kept.put("n", "k", {str(n): {"n": n} for n in range(500)}, ttl_s=60)
     found = await kept.get("n", "k", [str(n) for n in range(-1, 500)])
     assert found == [None, *({"n": n} for n in range(500))]
@@ -168,7 +168,7 @@ async def test_many_are_put_and_found_together(kept: Kept) -> None:
     assert await kept.get("other", "k", ["1"]) == [None]
 
 
-async def test_value_too_large_is_found_and_not_kept(kept: Kept) -> None:
+async def test_value_too_large_is_found_and_not_kept(kept: DataCache) -> None:
     make = ready("x" * (LARGEST + 1))
     for _ in range(2):
         assert len(await kept.once("n", "k", "x", make=make, ttl_s=60)) == LARGEST + 1
@@ -179,7 +179,7 @@ async def test_value_too_large_is_found_and_not_kept(kept: Kept) -> None:
 
 
 async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
-    kept = Kept(bytes=100 * (ENTRY + 20))
+    kept = DataCache(bytes=100 * (ENTRY + 20))
     for n in range(1000):
         await kept.put("n", "k", {str(n): n}, ttl_s=3600)
     found = await kept.get("n", "k", [str(n) for n in range(1000)])
@@ -189,7 +189,7 @@ async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
 
 
 async def test_memory_counts_what_is_replaced_once() -> None:
-    kept = Kept(bytes=PLENTY)
+    kept = DataCache(bytes=PLENTY)
     for _ in range(3):
         await kept.put("n", "k", {"a": "x" * 1000, "b": "y"}, ttl_s=60)
     memory = kept._cache
@@ -198,14 +198,14 @@ async def test_memory_counts_what_is_replaced_once() -> None:
 
 
 async def test_what_is_too_large_for_all_memory_is_not_kept() -> None:
-    kept = Kept(bytes=1000)
+    kept = DataCache(bytes=1000)
     await kept.put("n", "k", {"a": "x" * 2000, "b": "y" * 2000}, ttl_s=60)
     assert await kept.get("n", "k", ["a", "b"]) == [None, None]
     assert kept._cache.used == 0
 
 
 async def test_disabled_keeps_nothing_and_still_looks_once_for_all() -> None:
-    kept = Kept(bytes=PLENTY, enabled=False)
+    kept = DataCache(bytes=PLENTY, enabled=False)
     make = Maker("x")
     asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(10)]  # noqa: TID251
     await until(lambda: make.made)
@@ -228,8 +228,8 @@ async def test_redis_is_asked_by_more_at_once_than_there_are_connections(tmp_pat
 
 
 @asynccontextmanager
-async def two(url: str) -> AsyncIterator[tuple[Kept, Kept]]:
-    one, other = Kept(bytes=PLENTY, redis_url=url), Kept(bytes=PLENTY, redis_url=url)
+async def two(url: str) -> AsyncIterator[tuple[DataCache, DataCache]]:
+    one, other = DataCache(bytes=PLENTY, redis_url=url), DataCache(bytes=PLENTY, redis_url=url)
     yield one, other
     await one.close()
     await other.close()

@@ -11,7 +11,7 @@ import pytest
 from proxy.core import access
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store.keys import KeyStore, OwnLimits
+from proxy.store.keys import KeyStore, LimitChange
 from proxy.store.pool import Pool
 from tests.service import until
 
@@ -38,7 +38,7 @@ async def create(store: KeyStore, account: str, **facts: object) -> tuple[dict, 
 
 
 async def test_account_is_read_as_it_was_made(store: KeyStore) -> None:
-    own = OwnLimits(requests_per_second=50, units_per_second=900, requests_per_day=0)
+    own = LimitChange(requests_per_second=50, units_per_second=900, requests_per_day=0)
     made = await store.create_account(name=" Acme ", email="ops@example.com", plan="growth", own=own)
     assert made["id"].startswith("acct_")
     assert made["name"] == "Acme"
@@ -91,7 +91,7 @@ async def test_page_beyond_the_last_says_how_many_there_are(store: KeyStore, acc
 
 
 async def test_change_touches_only_what_is_given(store: KeyStore, account: str) -> None:
-    own = OwnLimits(requests_per_second=5, requests_per_day=7)
+    own = LimitChange(requests_per_second=5, requests_per_day=7)
     changed = await store.update_account(account, plan="growth", own=own)
     assert (changed["name"], changed["plan"], changed["requests_per_second"]) == ("Acme", "growth", 5)
     again = await store.update_account(account, name="Other", email="x@y.z")
@@ -100,8 +100,8 @@ async def test_change_touches_only_what_is_given(store: KeyStore, account: str) 
 
 
 async def test_limit_of_minus_one_is_inherited_again(store: KeyStore, account: str) -> None:
-    inherit = OwnLimits(requests_per_second=-1, units_per_second=-1, requests_per_day=-1)
-    await store.update_account(account, own=OwnLimits(requests_per_second=5, units_per_second=6, requests_per_day=7))
+    inherit = LimitChange(requests_per_second=-1, units_per_second=-1, requests_per_day=-1)
+    await store.update_account(account, own=LimitChange(requests_per_second=5, units_per_second=6, requests_per_day=7))
     for row in (
         await store.update_account(account, own=inherit),
         await store.create_account(name="New", email="n@b", plan="free", own=inherit),
@@ -124,10 +124,10 @@ async def test_limit_of_minus_one_is_inherited_again(store: KeyStore, account: s
         ({"email": "nobody"}, "email"),
         ({"email": "@example.com"}, "email"),
         ({"email": "a b@example.com"}, "email"),
-        ({"own": OwnLimits(requests_per_second=0)}, "requests_per_second"),
-        ({"own": OwnLimits(requests_per_second=2**31)}, "requests_per_second"),
-        ({"own": OwnLimits(units_per_second=-2)}, "units_per_second"),
-        ({"own": OwnLimits(requests_per_day=2**63)}, "requests_per_day"),
+        ({"own": LimitChange(requests_per_second=0)}, "requests_per_second"),
+        ({"own": LimitChange(requests_per_second=2**31)}, "requests_per_second"),
+        ({"own": LimitChange(units_per_second=-2)}, "units_per_second"),
+        ({"own": LimitChange(requests_per_day=2**63)}, "requests_per_day"),
     ],
 )
 async def test_wrong_value_is_refused_by_name_at_creation_and_at_change(
@@ -141,7 +141,7 @@ async def test_wrong_value_is_refused_by_name_at_creation_and_at_change(
 
 
 async def test_largest_limits_are_kept_exactly(store: KeyStore) -> None:
-    own = OwnLimits(requests_per_second=2**31 - 1, units_per_second=2**31 - 1, requests_per_day=2**63 - 1)
+    own = LimitChange(requests_per_second=2**31 - 1, units_per_second=2**31 - 1, requests_per_day=2**63 - 1)
     made = await store.create_account(name="a", email="a@b", plan="enterprise", own=own)
     assert made["requests_per_day"] == 2**63 - 1
 
@@ -187,16 +187,16 @@ async def test_keys_are_listed_by_account(store: KeyStore, account: str) -> None
 
 
 async def test_change_of_a_key_touches_only_what_is_given(store: KeyStore, account: str) -> None:
-    row, _ = await create(store, account, scopes=["rpc:read"], own=OwnLimits(requests_per_second=3))
+    row, _ = await create(store, account, scopes=["rpc:read"], own=LimitChange(requests_per_second=3))
     changed = await store.update_key(row["id"], name="renamed")
     assert (changed["name"], changed["scopes"], changed["requests_per_second"]) == ("renamed", ["rpc:read"], 3)
-    changed = await store.update_key(row["id"], scopes=[], own=OwnLimits(requests_per_second=-1, units_per_second=9))
+    changed = await store.update_key(row["id"], scopes=[], own=LimitChange(requests_per_second=-1, units_per_second=9))
     assert (changed["scopes"], changed["requests_per_second"], changed["units_per_second"]) == ([], None, 9)
 
 
 async def test_wrong_scope_name_or_limit_of_a_key_is_refused(store: KeyStore, account: str) -> None:
     row, _ = await create(store, account)
-    for change in ({"scopes": ["rpc:reed"]}, {"name": ""}, {"own": OwnLimits(units_per_second=0)}):
+    for change in ({"scopes": ["rpc:reed"]}, {"name": ""}, {"own": LimitChange(units_per_second=0)}):
         with pytest.raises(InvalidRequest):
             await create(store, account, **change)
         with pytest.raises(InvalidRequest):
@@ -227,7 +227,7 @@ async def test_absent_key_is_not_found(store: KeyStore) -> None:
 
 
 async def test_successor_has_the_lineage_the_slot_and_all_that_was_set(store: KeyStore, account: str) -> None:
-    facts = {"mode": "test", "scopes": ["data:read"], "own": OwnLimits(requests_per_second=3)}
+    facts = {"mode": "test", "scopes": ["data:read"], "own": LimitChange(requests_per_second=3)}
     old, old_key = await create(store, account, **facts)
     new, new_key = await store.rotate_key(old["id"], overlap_s=60)
     for name in ("account_id", "lineage_id", "slot", "name", "mode", "scopes", "requests_per_second"):
@@ -295,8 +295,8 @@ async def test_load_leaves_out_what_can_never_work_again(store: KeyStore, accoun
 
 
 async def test_limits_are_loaded_of_the_key_and_of_its_account(store: KeyStore, account: str) -> None:
-    await store.update_account(account, own=OwnLimits(requests_per_second=50, units_per_second=500))
-    row, _ = await create(store, account, own=OwnLimits(requests_per_second=5))
+    await store.update_account(account, own=LimitChange(requests_per_second=50, units_per_second=500))
+    row, _ = await create(store, account, own=LimitChange(requests_per_second=5))
     (loaded,) = await store.load(DAY)
     assert (loaded["id"], loaded["requests_per_second"], loaded["units_per_second"]) == (row["id"], 5, None)
     assert (loaded["account_requests_per_second"], loaded["account_units_per_second"]) == (50, 500)

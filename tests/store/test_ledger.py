@@ -16,7 +16,7 @@ from proxy.errors import Forbidden, NotFound
 from proxy.services.sponsor.policies import read_rules
 from proxy.store import ledger as ledger_room
 from proxy.store.keys import KeyStore
-from proxy.store.ledger import Event, LedgerStore, Outcome, Wanted
+from proxy.store.ledger import LandedOperation, LedgerStore, ReserveOutcome, ReserveRequest
 from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import Pool
 from tests.database import pooled
@@ -51,7 +51,7 @@ async def make(pool: Pool, account: str, rules: Mapping[str, Any] | None = None,
     )
 
 
-def want(policy: Policy, worst: int, *, sender: bytes = ALICE, nonce: int = 0, **changes: Any) -> Wanted:
+def want(policy: Policy, worst: int, *, sender: bytes = ALICE, nonce: int = 0, **changes: Any) -> ReserveRequest:
     """So many dollars for one operation, which is no other."""
     serial = next(_serial)
     given: dict[str, Any] = {
@@ -71,10 +71,10 @@ def want(policy: Policy, worst: int, *, sender: bytes = ALICE, nonce: int = 0, *
         "block": 10,
         "at": AT,
     }
-    return Wanted(**{**given, **changes})
+    return ReserveRequest(**{**given, **changes})
 
 
-def event(wanted: Wanted, dollars: int, *, block: int = 11, **changes: Any) -> Event:
+def event(wanted: ReserveRequest, dollars: int, *, block: int = 11, **changes: Any) -> LandedOperation:
     given: dict[str, Any] = {
         "entry_point": wanted.entry_point,
         "sender": wanted.sender,
@@ -85,10 +85,10 @@ def event(wanted: Wanted, dollars: int, *, block: int = 11, **changes: Any) -> E
         "block_hash": b"h" * 32,
         "transaction": b"t" * 32,
     }
-    return Event(**{**given, **changes})
+    return LandedOperation(**{**given, **changes})
 
 
-async def settle(pool: Pool, *events: Event) -> list[bool]:
+async def settle(pool: Pool, *events: LandedOperation) -> list[bool]:
     """For each whether somebody pays for it."""
     async with pool.connection() as connection:
         return [paying is not None for paying in await ledger_room.settle(connection, NETWORK, events, coin=COIN)]
@@ -135,7 +135,7 @@ async def test_same_operation_gets_what_was_signed_and_costs_nothing_more(
     first = want(policy, 50)
     granted = await ledger.reserve(first)
     again = await ledger.reserve(want(policy, 50, digest=first.digest))
-    assert again == Outcome("same", 0, granted.data, granted.worst, granted.valid_until)
+    assert again == ReserveOutcome("same", 0, granted.data, granted.worst, granted.valid_until)
     assert await totals(ledger, policy) == (50, 0, 1)
 
 

@@ -26,11 +26,11 @@ from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
 from proxy.settings import load_tables
 from proxy.store import sql
-from proxy.store.blocks import Followed, Mark
+from proxy.store.blocks import BlockMark, Followed
 from proxy.store.keys import KeyStore
-from proxy.store.ledger import LedgerStore, Wanted
+from proxy.store.ledger import LedgerStore, ReserveRequest
 from proxy.store.policies import Policy, PolicyStore
-from proxy.store.pool import Connection, Pool
+from proxy.store.pool import DatabaseConnection, Pool
 from tests.database import MIGRATED, Server
 
 T = TypeVar("T")
@@ -290,9 +290,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # What callers do
 
-    def wanted(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> Wanted:
+    def wanted(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> ReserveRequest:
         self.serial += 1
-        return Wanted(
+        return ReserveRequest(
             policy=self.policies[policy].id,
             revision=self.policies[policy].revision,
             network=NETWORK.id,
@@ -328,7 +328,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve_and_crash(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> None:
         """The connection is gone before the statement is committed."""
         wanted = self.wanted(policy, sender, nonce, worst, kind)
-        fields = [getattr(wanted, name) for name in Wanted.__slots__]
+        fields = [getattr(wanted, name) for name in ReserveRequest.__slots__]
 
         async def crash() -> None:
             connection = await asyncpg.connect(self.url)
@@ -391,9 +391,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     async def _follow(self, stays: int, *, crash: bool) -> None:
         network = Followed(NETWORK.id, 1, 0, None)
-        connection: Connection = await asyncpg.connect(self.url)
+        connection: DatabaseConnection = await asyncpg.connect(self.url)
         await connection.execute("begin")
-        await self.sink.undo(connection, network, Mark(stays, b""), [])
+        await self.sink.undo(connection, network, BlockMark(stays, b""), [])
         new = [await self.chain.blocks(n, n) for n in range(stays + 1, len(self.chain.blocks_))]
         await self.sink.write(connection, network, new)
         if not crash:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.store.secrets import Tampered, Vault
+from proxy.store.secrets import SealBroken, Vault
 
 KEY = "a key that is not in the database, 32 or more"
 
@@ -33,7 +33,7 @@ def test_secret_that_was_swapped_changed_or_sealed_with_another_key_does_not_ope
         (Vault(KEY), "wh_1", b""),
         (Vault(KEY + "!"), "wh_1", sealed),
     ):
-        with pytest.raises(Tampered):
+        with pytest.raises(SealBroken):
             vault.open(name, found)
 
 

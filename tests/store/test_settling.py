@@ -9,7 +9,7 @@ import pytest
 from proxy.chains.evm.facts import BlockFacts
 from proxy.services.sponsor.settlement import SettlementLoop
 from proxy.store.keys import KeyStore
-from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, Wanted
+from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, ReserveRequest
 from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import Pool
 from tests.store.test_ledger_machine import (
@@ -68,8 +68,8 @@ async def policy(pool: Pool) -> Policy:
     )
 
 
-def want(policy: Policy, nonce: int, *, block: int = 0) -> Wanted:
-    return Wanted(
+def want(policy: Policy, nonce: int, *, block: int = 0) -> ReserveRequest:
+    return ReserveRequest(
         policy=policy.id,
         revision=policy.revision,
         network=NETWORK.id,

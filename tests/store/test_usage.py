@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.usage import BUCKETS, OTHER, UsageStep, UsageSums
 from proxy.store.pool import Pool
-from proxy.store.usage import LOCK, Series, UsageStore, Wanted
+from proxy.store.usage import LOCK, UsageQuery, UsageSeries, UsageStore
 from tests.database import connected
 
 NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
@@ -23,16 +23,16 @@ def used(requests: int = 1) -> UsageSums:
 
 def batch(
     requests: int, *, account: str = "acct_1", key: str = "key_1", method: str = "m"
-) -> dict[tuple[Series, int], UsageSums]:
+) -> dict[tuple[UsageSeries, int], UsageSums]:
     return {((account, key, "net/one", method), MINUTE): used(requests)}
 
 
-def wanted(by: str = "total", step: UsageStep = "hour", account: str | None = "acct_1", **filters: Any) -> Wanted:
+def wanted(by: str = "total", step: UsageStep = "hour", account: str | None = "acct_1", **filters: Any) -> UsageQuery:
     hour = datetime.timedelta(hours=1)
-    return Wanted(step=step, first=NOW - 48 * hour, last=NOW + hour, account=account, by=by, **filters)
+    return UsageQuery(step=step, first=NOW - 48 * hour, last=NOW + hour, account=account, by=by, **filters)
 
 
-async def total(store: UsageStore, asked: Wanted) -> dict[str, int]:
+async def total(store: UsageStore, asked: UsageQuery) -> dict[str, int]:
     return {line.name: line.total.requests for line in await store.chart(asked)}
 
 
@@ -60,7 +60,7 @@ async def test_batch_that_is_sent_again_is_not_counted_again(pool: Pool) -> None
 
 async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool) -> None:
     stores = [UsageStore(pool) for _ in range(6)]
-    rows: dict[tuple[Series, int], UsageSums] = {}
+    rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for n in range(40):
         for place in batch(1, key=f"key_{n}", method=f"m{n % 3}"):
             rows.setdefault(place, used(0)).merge(used(1))
@@ -79,7 +79,7 @@ async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool)
 @pytest.mark.parametrize("by", ["total", "key", "network", "method"])
 async def test_sums_say_the_same_as_the_rows_that_they_are_of(pool: Pool, by: str) -> None:
     store = UsageStore(pool)
-    rows: dict[tuple[Series, int], UsageSums] = {}
+    rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for n in range(12):
         for place in batch(n + 1, key=f"key_{n % 2}", method=f"m{n % 3}"):
             rows.setdefault(place, used(0)).merge(used(n + 1))

@@ -17,8 +17,8 @@ from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.wallets import DeploymentSink
 from proxy.settings import load_tables
-from proxy.store.blocks import Followed, Mark
-from proxy.store.operations import OperationStore, Sent
+from proxy.store.blocks import BlockMark, Followed
+from proxy.store.operations import OperationStore, SentOperation
 from proxy.store.pool import Pool
 from proxy.store.wallets import Deployment, Wallet, WalletStore
 from tests.bundler_scene import EP07, OPERATION, SENDER
@@ -151,7 +151,7 @@ async def test_block_that_deploys_a_wallet_marks_it_and_one_that_is_gone_takes_t
         await births.write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11, birth(11, 2), birth(11, 3))])
         assert await deployed(store, 1) == (10, datetime.datetime.fromtimestamp(1_800_000_010, datetime.UTC))
         assert (await deployed(store, 2))[0] == 11
-        await births.undo(connection, FOLLOWED, Mark(10, bytes(32)), [Mark(11, bytes(32))])
+        await births.undo(connection, FOLLOWED, BlockMark(10, bytes(32)), [BlockMark(11, bytes(32))])
         assert (await deployed(store, 1))[0] == 10
         assert await deployed(store, 2) == (None, None)
         await births.write(connection, FOLLOWED, [block(11), block(12, birth(12, 2))])
@@ -203,7 +203,7 @@ async def test_reader_takes_back_only_the_deployment_that_it_saw(store: WalletSt
     async with pool.connection() as connection:
         await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1))])
         (old,) = await store.find(LINEAGE, wallet(1).address)
-        await DeploymentSink().undo(connection, FOLLOWED, Mark(9, bytes(32)), [Mark(10, bytes(32))])
+        await DeploymentSink().undo(connection, FOLLOWED, BlockMark(9, bytes(32)), [BlockMark(10, bytes(32))])
         await DeploymentSink().write(connection, FOLLOWED, [block(11, birth(11, 1))])
     await store.lost(old)
     (new,) = await store.find(LINEAGE, wallet(1).address)
@@ -221,9 +221,9 @@ def event(number: int, name: bytes, *, success: bool = True, by: str = EP07, sen
     return log(number, bytes.fromhex(by[2:]), *topics, data=data)
 
 
-def sent(name: bytes, lineage: str = LINEAGE) -> Sent:
+def sent(name: bytes, lineage: str = LINEAGE) -> SentOperation:
     operation = user_operation.parse(OPERATION, "0.7")
-    return Sent(NETWORK, name, lineage, "key_7", bytes.fromhex(EP07[2:]), operation, b'{"nonce":"0x3"}')
+    return SentOperation(NETWORK, name, lineage, "key_7", bytes.fromhex(EP07[2:]), operation, b'{"nonce":"0x3"}')
 
 
 async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
@@ -250,7 +250,7 @@ async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
         row = await store.read(NETWORK, one)
         assert row is not None
         assert (row["cost_wei"], row["transaction"].hex(), row["nonce"]) == (2**200, "dd" * 32, 3)
-        await inclusions.undo(connection, FOLLOWED, Mark(30, bytes(32)), [Mark(31, bytes(32))])
+        await inclusions.undo(connection, FOLLOWED, BlockMark(30, bytes(32)), [BlockMark(31, bytes(32))])
         assert await statuses(LINEAGE) == {one: ("sent", None), two: ("sent", None)}
         await inclusions.write(connection, FOLLOWED, [block(31, event(31, one))])
         await inclusions.settle(connection, FOLLOWED, 40)
@@ -283,7 +283,7 @@ async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_u
         }
         await store.record(sent(two))
         assert (await told())[1] == ("failed", 31, True)
-        await inclusions.undo(connection, FOLLOWED, Mark(30, bytes(32)), [Mark(31, bytes(32))])
+        await inclusions.undo(connection, FOLLOWED, BlockMark(30, bytes(32)), [BlockMark(31, bytes(32))])
         assert (await told())[:2] == [("sent", None, False)] * 2
 
 

@@ -11,7 +11,7 @@ from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql, webhooks
 from proxy.store.pool import Pool
-from proxy.store.webhooks import Delta, NewWebhook, Webhook, WebhookStore
+from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
 from tests.service import until
 
 A, B, C = (bytes([n]) * 20 for n in (1, 2, 3))
@@ -59,7 +59,7 @@ async def test_every_change_counts_the_version_up_and_marks_the_webhook(desk: De
     assert made.version == await desk.version() == 1
     paused = await desk.store.move(made, "pause")
     assert paused.version == await desk.version() == 2
-    watched = await desk.store.update(made, delta=Delta(add=[B], remove=[], most=10))
+    watched = await desk.store.update(made, delta=AddressChange(add=[B], remove=[], most=10))
     assert watched.version == 3
     changed = await desk.store.update(made, url="https://other.example.com/")
     assert (changed.version, changed.url, changed.status) == (4, "https://other.example.com/", "paused")
@@ -93,7 +93,7 @@ async def test_deleted_webhook_makes_room(desk: Desk) -> None:
     with pytest.raises(NotFound):
         await desk.store.move(made, "pause")
     with pytest.raises(NotFound):
-        await desk.store.update(made, delta=Delta(add=[B], remove=[], most=10))
+        await desk.store.update(made, delta=AddressChange(add=[B], remove=[], most=10))
     assert await desk.value("select count(*) from watched_addresses where address = $1", B) == 0
 
 
@@ -119,7 +119,8 @@ async def test_deltas_at_once_leave_the_number_of_addresses_true(desk: Desk) -> 
     made = await desk.make(addresses=[A])
     many = [n.to_bytes(20, "big") for n in range(1, 41)]
     changes = [
-        desk.store.update(made, delta=Delta(add=many[n : n + 20], remove=many[:5], most=100)) for n in range(0, 20, 2)
+        desk.store.update(made, delta=AddressChange(add=many[n : n + 20], remove=many[:5], most=100))
+        for n in range(0, 20, 2)
     ]
     await asyncio.gather(*changes)
     after = await desk.store.read(made.id, account="acct_1")
@@ -130,18 +131,18 @@ async def test_deltas_at_once_leave_the_number_of_addresses_true(desk: Desk) -> 
 async def test_too_many_addresses_change_nothing(desk: Desk) -> None:
     made = await desk.make(addresses=[A])
     with pytest.raises(InvalidRequest, match="at most 2"):
-        await desk.store.update(made, delta=Delta(add=[B, C], remove=[], most=2))
+        await desk.store.update(made, delta=AddressChange(add=[B, C], remove=[], most=2))
     assert await desk.store.addresses(made) == [A]
     assert await desk.version() == 1
 
 
 async def test_filter_without_a_list_gets_none_by_what_is_removed_from_it(desk: Desk) -> None:
     made = await desk.make(event_type="token_transfer", addresses=None)
-    after = await desk.store.update(made, delta=Delta(add=[], remove=[A], most=10))
+    after = await desk.store.update(made, delta=AddressChange(add=[], remove=[A], most=10))
     assert after.addresses is None
-    listed = await desk.store.update(made, delta=Delta(add=[B], remove=[A], most=10))
+    listed = await desk.store.update(made, delta=AddressChange(add=[B], remove=[A], most=10))
     assert listed.addresses == 1
-    emptied = await desk.store.update(made, delta=Delta(add=[], remove=[B], most=10))
+    emptied = await desk.store.update(made, delta=AddressChange(add=[], remove=[B], most=10))
     assert emptied.addresses == 0
 
 
@@ -150,7 +151,7 @@ async def test_change_that_is_refused_in_part_changes_nothing(desk: Desk) -> Non
     before = await desk.version()
     with pytest.raises(InvalidRequest, match="status"):
         await desk.store.update(
-            made, url="https://other.example.com/", cause="activate", delta=Delta(add=[B], remove=[A], most=10)
+            made, url="https://other.example.com/", cause="activate", delta=AddressChange(add=[B], remove=[A], most=10)
         )
     assert await desk.store.addresses(made) == [A]
     assert await desk.store.read(made.id, account="acct_1") == made

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.store import windows
-from proxy.store.windows import FIRST_SLOTS, STRIPES, OwnWindows, Windows
+from proxy.store.windows import FIRST_SLOTS, STRIPES, UnsharedWindows, Windows
 from tests.store.hammer import Hammer
 
 NOW = 1000.0
@@ -158,7 +158,7 @@ def test_only_worker_counts_as_several_would(fd: int) -> None:
     """The lock-free copy of `limits.take` decides as the original does, whatever it is asked."""
     chance = random.Random(11)
     shared_fd = windows.create()
-    own, shared = OwnWindows(fd), Windows(shared_fd)
+    own, shared = UnsharedWindows(fd), Windows(shared_fd)
     now = NOW
     for _ in range(5_000):
         now += chance.choice([0.0, 0.001, 0.05, 0.4, 3.0, -0.3, -2.0])
@@ -178,5 +178,5 @@ def test_only_worker_counts_as_several_would(fd: int) -> None:
 
 
 def test_only_worker_leaves_its_counts_to_its_successors(fd: int) -> None:
-    assert granted(OwnWindows(fd), 7, 6, 0.1) == 6
+    assert granted(UnsharedWindows(fd), 7, 6, 0.1) == 6
     assert granted(Windows(fd), 7, 20, 0.1) == 4

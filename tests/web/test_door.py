@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.settings import Server, load
+from proxy.settings import ServerSettings, load
 from proxy.web.front.connection_limiter import MAX_LINE_BYTES, ConnectionLimiter
 from tests.flows.talk import request
 from tests.web.worker import PEPPER, on_uvloop, worker
@@ -13,7 +13,7 @@ NOWHERE = "http://127.0.0.1:1/"
 DATABASE = {"database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"}, "keys": {"pepper": PEPPER}}
 
 
-def limits(*trusted: str) -> Server:
+def limits(*trusted: str) -> ServerSettings:
     return load(environ={}, overrides={**DATABASE, "server": {"trusted_proxies": list(trusted)}}).server
 
 

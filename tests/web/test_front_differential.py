@@ -53,7 +53,7 @@ async def both_ways(**sections: Any) -> AsyncIterator[tuple[Worker, Scripted]]:
 
 
 def ways_in(worker: Worker) -> list[str]:
-    """What the open connections are: `Front` or `Visitor`."""
+    """What the open connections are: `FrontConnection` or `HandlerConnection`."""
     return [type(guest).__name__ for guest in worker.app.door.guests]
 
 
@@ -62,11 +62,11 @@ async def ask_both(worker: Worker, body: bytes, *, hot: bool = True, **options: 
     options.setdefault("X_Request_Id", "the-same-for-both")
     async with await worker.talk() as talk:
         first = await talk.ask(worker.post(body, **options))
-        assert ways_in(worker) == ["Front" if hot else "Visitor"]
+        assert ways_in(worker) == ["FrontConnection" if hot else "HandlerConnection"]
     await until_empty(worker)
     async with await worker.talk() as talk:
         second = await talk.ask(worker.post(body, **options, **COLD))
-        assert ways_in(worker) == ["Visitor"]
+        assert ways_in(worker) == ["HandlerConnection"]
     await until_empty(worker)
     assert compared(first) == compared(second)
     return first
@@ -345,10 +345,10 @@ async def test_heads_that_are_never_the_same() -> None:
             varied = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), **options))
             plain = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), X_Request_Id="the-same-for-both"))
             assert compared(varied) == compared(plain)
-        assert ways_in(worker) == ["Front"]
+        assert ways_in(worker) == ["FrontConnection"]
         worker.app.keyring.find(worker.keys["main"], 0.0).alive = False  # type: ignore[union-attr]
         late = await talk.ask(worker.post(CALL, X_Trace_Id=f"{99:016x}"))
-        assert ways_in(worker) == ["Visitor"], late
+        assert ways_in(worker) == ["HandlerConnection"], late
 
 
 @on_uvloop
@@ -412,7 +412,7 @@ async def test_headers_in_any_order_and_case() -> None:
                 async with await worker.talk() as talk:
                     status, found, said_body = compared(await talk.ask(data))
                     said.add((status, tuple(sorted(found.items())), said_body))
-                    assert ways_in(worker) == (["Visitor"] if way else ["Front"]), data
+                    assert ways_in(worker) == (["HandlerConnection"] if way else ["FrontConnection"]), data
                 await until_empty(worker)
         assert len(said) == 1
         assert next(iter(said))[0] == 200
@@ -516,5 +516,5 @@ async def test_connection_goes_over_to_aiohttp_for_good() -> None:
             await talk.send(hot * 5 + cold + hot * 5)
             said = [compared(await talk.reply()) for _ in range(11)]
             assert said == said[:1] * 11
-            assert ways_in(worker) == ["Visitor"]
+            assert ways_in(worker) == ["HandlerConnection"]
             assert compared(await talk.ask(hot)) == said[0]

@@ -23,7 +23,7 @@ from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.settings import load, load_tables
 from proxy.store import windows
-from proxy.store.windows import OwnWindows
+from proxy.store.windows import UnsharedWindows
 from tests.flows.talk import Reply, Talk
 from tests.flows.talk import post as post_to
 
@@ -154,7 +154,7 @@ async def worker(
     for name, section in sections.items():
         over[name] = {**over.get(name, {}), **section} if isinstance(section, Mapping) else section  # type: ignore[dict-item]
     fd = windows.create()
-    app = App(load(environ={}, overrides=over), TABLES, OwnWindows(fd))
+    app = App(load(environ={}, overrides=over), TABLES, UnsharedWindows(fd))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     found = Worker(app, listener.getsockname()[1])

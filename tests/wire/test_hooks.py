@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.settings import Egress
+from proxy.settings import EgressSettings
 from proxy.wire.guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 
-STRICT = Egress(allow=(), deny=(), http=False, ports=(443,))
+STRICT = EgressSettings(allow=(), deny=(), http=False, ports=(443,))
 HOSTILE = [
     "http://hooks.example.com/",
     "https://127.0.0.1/",
@@ -79,5 +79,5 @@ def test_development_opens_nothing_but_the_machine_itself(url: str) -> None:
 
 
 def test_operator_may_allow_plain_http_and_addresses_of_a_house() -> None:
-    guard = WebhookGuard(Egress(allow=("10.0.0.0/8",), deny=(), http=True, ports=()), dev=False)
+    guard = WebhookGuard(EgressSettings(allow=("10.0.0.0/8",), deny=(), http=True, ports=()), dev=False)
     assert guard.check("http://10.0.0.1:8080/").port == 8080

@@ -172,7 +172,7 @@ class LogFilterIndex:
         self._filters: set[LogFilter] = set()
 
     def __repr__(self) -> str:
-        return f"<Index {len(self._filters)} filters>"
+        return f"<LogFilterIndex {len(self._filters)} filters>"
 
     def __len__(self) -> int:
         return len(self._filters)

@@ -213,7 +213,7 @@ class WatchTables:
         named = (*tables, self.token_sender, self.token_recipient)
         self.marks = AddressBits(sum(map(len, named)))
         for table in named:
-            self.marks.add(cast("dict[bytes, Found]", table))
+            self.marks.add(cast("dict[bytes, Watchers]", table))
 
     def by_address(self, kind: WatchKind) -> WatchTable:
         """Where a list of addresses leads."""
@@ -246,7 +246,7 @@ class WatchIndex:
         return len(self._known)
 
     def __repr__(self) -> str:
-        return f"<Index {len(self)} webhooks, {self._live} addresses>"
+        return f"<WatchIndex {len(self)} webhooks, {self._live} addresses>"
 
     def find(self, webhook_id: str) -> Watcher | None:
         return self._known.get(webhook_id)

@@ -14,7 +14,7 @@ from proxy.core import access
 from proxy.core.access import Limits
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store.keys import KeyStore, OwnFence, OwnLimits, Row
+from proxy.store.keys import KeyRestrictionChange, KeyRow, KeyStore, LimitChange
 
 INHERIT = -1
 
@@ -45,14 +45,14 @@ class AccountService:
         self._plans = plans
 
     def __repr__(self) -> str:
-        return f"<Accounts {self._keys!r}>"
+        return f"<AccountService {self._keys!r}>"
 
     # A holder's own
 
-    async def read(self, account: str) -> Row:
+    async def read(self, account: str) -> KeyRow:
         return await self._keys.read_account(account)
 
-    def limits_of(self, row: Row) -> Limits:
+    def limits_of(self, row: KeyRow) -> Limits:
         """The account's own, where it has any, else the plan's."""
         plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
         day = row["requests_per_day"]
@@ -62,11 +62,11 @@ class AccountService:
             plan.requests_per_day if day is None else day,
         )
 
-    def _used(self, row: Row, asked: int, *, leased: int) -> int:
+    def _used(self, row: KeyRow, asked: int, *, leased: int) -> int:
         """Counted by usage, which counts refusals too: where there is a limit, no more than was leased from it."""
         return min(asked, leased) if self.limits_of(row).requests_per_day else asked
 
-    async def today(self, row: Row) -> DayUsage:
+    async def today(self, row: KeyRow) -> DayUsage:
         now = datetime.datetime.now(datetime.UTC)
         limit = self.limits_of(row).requests_per_day
         asked = await self._usage.requests_of_day(row["id"], now.date())
@@ -74,19 +74,26 @@ class AccountService:
         midnight = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC) + datetime.timedelta(days=1)
         return DayUsage(used, max(0, limit - used) if limit else None, midnight)
 
-    async def keys(self, account: str) -> list[Row]:
+    async def keys(self, account: str) -> list[KeyRow]:
         """The newest first, each with when it was last used."""
         used = await self._usage.last_used(account)
         rows = await self._keys.list_keys(account)
         return [{**row, "last_used_at": used.get(row["id"])} for row in reversed(rows)]
 
-    async def key(self, account: str, key_id: str) -> Row:
+    async def key(self, account: str, key_id: str) -> KeyRow:
         await self._own(account, key_id)
         return next(row for row in await self.keys(account) if row["id"] == key_id)
 
     async def create_key(
-        self, account: str, *, name: str, mode: access.Mode, scopes: Sequence[str], own: OwnLimits, fence: OwnFence
-    ) -> tuple[Row, str]:
+        self,
+        account: str,
+        *,
+        name: str,
+        mode: access.Mode,
+        scopes: Sequence[str],
+        own: LimitChange,
+        fence: KeyRestrictionChange,
+    ) -> tuple[KeyRow, str]:
         await self._check(account, own)
         return await self._keys.create_key(account, name=name, mode=mode, scopes=scopes, own=own, fence=fence)
 
@@ -97,10 +104,10 @@ class AccountService:
         *,
         name: str | None,
         scopes: Sequence[str] | None,
-        own: OwnLimits,
-        fence: OwnFence,
+        own: LimitChange,
+        fence: KeyRestrictionChange,
         status: str | None,
-    ) -> Row:
+    ) -> KeyRow:
         await self._own(account, key_id)
         await self._check(account, own)
         await self._keys.update_key(key_id, name=name, scopes=scopes, own=own, fence=fence)
@@ -108,7 +115,7 @@ class AccountService:
             await self._keys.set_key_status(key_id, status)
         return await self.key(account, key_id)
 
-    async def rotate_key(self, account: str, key_id: str, *, overlap_s: float) -> tuple[Row, str]:
+    async def rotate_key(self, account: str, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
         await self._own(account, key_id)
         return await self._keys.rotate_key(key_id, overlap_s=overlap_s)
 
@@ -117,13 +124,13 @@ class AccountService:
         if row["status"] != "revoked":
             await self._keys.set_key_status(key_id, "revoked")
 
-    async def _own(self, account: str, key_id: str) -> Row:
+    async def _own(self, account: str, key_id: str) -> KeyRow:
         row = await self._keys.read_key(key_id)
         if row["account_id"] != account:
             raise NotFound(f"there is no key {key_id}")
         return row
 
-    async def _check(self, account: str, own: OwnLimits) -> None:
+    async def _check(self, account: str, own: LimitChange) -> None:
         most = self.limits_of(await self._keys.read_account(account))
         for name in ("requests_per_second", "units_per_second"):
             wanted, allowed = getattr(own, name), getattr(most, name)
@@ -132,14 +139,14 @@ class AccountService:
 
     # An operator's
 
-    async def page(self, search: str, page: Page) -> tuple[list[Row], int]:
+    async def page(self, search: str, page: Page) -> tuple[list[KeyRow], int]:
         """Each with what it used today; and how many there are on all pages."""
         rows, total = await self._keys.page_accounts(search, page)
         return [
             {**row, "used_today": self._used(row, row["asked_today"], leased=row["leased_today"])} for row in rows
         ], total
 
-    async def create(self, *, name: str, email: str, plan: str, own: OwnLimits) -> Row:
+    async def create(self, *, name: str, email: str, plan: str, own: LimitChange) -> KeyRow:
         return await self._keys.create_account(name=name, email=email, plan=plan, own=own)
 
     async def update(
@@ -149,13 +156,13 @@ class AccountService:
         name: str | None,
         email: str | None,
         plan: str | None,
-        own: OwnLimits,
+        own: LimitChange,
         disabled: bool | None,
-    ) -> Row:
+    ) -> KeyRow:
         return await self._keys.update_account(account, name=name, email=email, plan=plan, own=own, disabled=disabled)
 
 
-def limits_in(body: Mapping[str, Any]) -> OwnLimits:
+def limits_in(body: Mapping[str, Any]) -> LimitChange:
     """Of a request: what is not there stays, and null goes back to what is inherited."""
 
     def given(name: str) -> int | None:
@@ -163,13 +170,13 @@ def limits_in(body: Mapping[str, Any]) -> OwnLimits:
             return None
         return INHERIT if body[name] is None else int(body[name])
 
-    return OwnLimits(
+    return LimitChange(
         requests_per_second=given("requests_per_second"),
         units_per_second=given("units_per_second"),
         requests_per_day=given("requests_per_day"),
     )
 
 
-def fence_in(body: Mapping[str, Any]) -> OwnFence:
+def fence_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
     """Of a request: a list that is not there stays, and an empty one lets everybody in."""
-    return OwnFence(ips=body.get("allowed_ips"), origins=body.get("allowed_origins"))
+    return KeyRestrictionChange(ips=body.get("allowed_ips"), origins=body.get("allowed_origins"))

@@ -22,7 +22,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from proxy.core import sessions
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
-from proxy.settings import Dashboard
+from proxy.settings import DashboardSettings
 from proxy.store.sessions import Session, SessionStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
@@ -84,7 +84,7 @@ class SignedIn:
 
 
 class SignIn:
-    def __init__(self, store: SessionStore, settings: Dashboard, mailer: Mailer, tasks: Tasks) -> None:
+    def __init__(self, store: SessionStore, settings: DashboardSettings, mailer: Mailer, tasks: Tasks) -> None:
         self._store = store
         self._settings = settings
         # Where people reach the dashboard: for links.

@@ -21,7 +21,7 @@ class OperationCleanup:
         self._keep_unsent_days = keep_unsent_days
 
     def __repr__(self) -> str:
-        return f"<Forgetting after {self._keep_days} days, {self._keep_unsent_days} if unsent>"
+        return f"<OperationCleanup after {self._keep_days} days, {self._keep_unsent_days} if unsent>"
 
     async def run(self) -> None:
         while True:

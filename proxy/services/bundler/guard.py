@@ -30,7 +30,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
-from proxy.store.operations import OperationStore, Sent
+from proxy.store.operations import OperationStore, SentOperation
 from proxy.tasks import Tasks
 
 log = logging.getLogger("penstock.bundler")
@@ -68,7 +68,7 @@ class BundlerGuard:
         self._tasks = tasks
 
     def __repr__(self) -> str:
-        return f"<Desk of {self._network.id}>"
+        return f"<BundlerGuard of {self._network.id}>"
 
     def read(self, plan: MethodPolicy, params: bytes) -> BundlerParams:
         """BadOperation names what is wrong."""
@@ -132,7 +132,7 @@ class BundlerGuard:
             delegate=await self._delegate(given.operation),
         )
         params = given.params()
-        sent = Sent(
+        sent = SentOperation(
             self._network.id,
             operation_hash,
             key.lineage,
@@ -156,7 +156,7 @@ class BundlerGuard:
         code = abi.unhex(await self._questions.ask(self._network, "eth_getCode", sender, "latest", fresh=True)) or b""
         return code[3:] if code.startswith(_DELEGATION) else None
 
-    async def _ask(self, plan: MethodPolicy, params: bytes, sent: Sent) -> bytes | RpcError | Fault:
+    async def _ask(self, plan: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()
         try:
             result = await self._launch(plan, params).result()

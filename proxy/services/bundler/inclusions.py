@@ -9,8 +9,8 @@ from proxy.chains.evm.facts import BlockFacts
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Registry
 from proxy.store import operations as store_room
-from proxy.store.blocks import Followed, Mark
-from proxy.store.pool import Connection
+from proxy.store.blocks import BlockMark, Followed
+from proxy.store.pool import DatabaseConnection
 
 
 class InclusionSink:
@@ -25,7 +25,7 @@ class InclusionSink:
             for network in chains.networks()
         }
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         events = self.events_of(network.id, found)
         if events:
             await store_room.mark_included(connection, network.id, events)
@@ -35,11 +35,13 @@ class InclusionSink:
         events = (operations.included(log) for piece in found for log in piece.logs)
         return [event for event in events if event is not None and event.place.contract in trusted]
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         await store_room.take_back(connection, network.id, stays.number)
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Nothing is kept for taking back."""
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await store_room.take_back(connection, network.id, -1)

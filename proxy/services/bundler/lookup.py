@@ -28,7 +28,7 @@ from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.store.operations import OperationStore, Row
+from proxy.store.operations import OperationRow, OperationStore
 from proxy.tasks import Tasks
 from proxy.wire.upstream import Upstream
 
@@ -56,7 +56,7 @@ class OperationLookup:
         self._wide: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WIDE_SEARCHES))
 
     def __repr__(self) -> str:
-        return f"<Recall {len(self._open)} open, {len(self._misses)} searched for in vain>"
+        return f"<OperationLookup {len(self._open)} open, {len(self._misses)} searched for in vain>"
 
     def take(self, flight: Flight) -> bool:
         """Take over a call that was answered with null; its waiters are answered here."""
@@ -117,13 +117,13 @@ class OperationLookup:
         except (RpcError, Fault):
             return jsonrpc.NULL
 
-    async def _record(self, network: str, name: bytes) -> Row | None:
+    async def _record(self, network: str, name: bytes) -> OperationRow | None:
         try:
             return await self._store.read(network, name)
         except Fault:
             return None  # The chain knows what is on it without our record.
 
-    async def _event(self, flight: Flight, name: bytes, record: Row | None) -> IncludedOperation | None:
+    async def _event(self, flight: Flight, name: bytes, record: OperationRow | None) -> IncludedOperation | None:
         """Where the record says it is, else among the newest blocks that were not searched yet."""
         block = None if record is None else record["block"]
         if block is not None and (event := await self._events(flight, name, block, hex(block))):
@@ -169,14 +169,14 @@ def _name(params: bytes) -> bytes | None:
     return bytes.fromhex(text[2:]) if _HASH.fullmatch(text) else None
 
 
-def _begin(record: Row | None, missed: int | None) -> int:
+def _begin(record: OperationRow | None, missed: int | None) -> int:
     """It is in no older block, unless that was replaced. What no bundler took from us, somebody else may have sent before."""
     is_ours = record is not None and record["status"] == "sent"
     seen = record["seen_block"] if record is not None and is_ours else None
     return max(seen or 0, missed or 0)
 
 
-def _included(event: IncludedOperation, record: Row) -> dict[str, Any]:
+def _included(event: IncludedOperation, record: OperationRow) -> dict[str, Any]:
     place = event.place
     return {
         "userOperation": record["operation"],

@@ -24,7 +24,7 @@ from proxy.core import attempts, retries, signatures
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.retries import Format
 from proxy.errors import Unavailable
-from proxy.store.deliveries import LEASE_S, Claimed, DeliveryStore, Due, Result
+from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
 from proxy.store.notices import Notices
 from proxy.store.pool import AWAY
 from proxy.store.secrets import Vault
@@ -49,7 +49,7 @@ SECRETS = 10_000
 
 _LOST = (Unavailable, *AWAY, asyncpg.DeadlockDetectedError, asyncpg.OperatorInterventionError)
 # A delivery, its reply, when it began by the monotonic clock, and how long it took.
-FinishedAttempt = tuple[Claimed, DeliveryReply, float, float]
+FinishedAttempt = tuple[ClaimedDelivery, DeliveryReply, float, float]
 
 
 class DeliveryPlan(Protocol):
@@ -84,7 +84,7 @@ class Deliverer:
         self._secrets: dict[tuple[str, bytes], str] = {}
         self._done: list[FinishedAttempt] = []
         # What was found due, and when; None where that may have changed. And whether somebody told of more since.
-        self._due: Due | None = None
+        self._due: DueWebhooks | None = None
         self._listed_at = 0.0
         self._has_news = False
         self._wake = asyncio.Event()
@@ -161,7 +161,7 @@ class Deliverer:
             return SOON_S if rooms or due.inactive else QUIET_S
         return QUIET_S if due.next_s is None else min(max(due.next_s, 0.0), QUIET_S)
 
-    async def _list_due(self) -> Due:
+    async def _list_due(self) -> DueWebhooks:
         now = time.monotonic()
         due = self._due if now - self._listed_at < BELIEVED_S else None
         if due is None:
@@ -173,7 +173,7 @@ class Deliverer:
 
     # Delivering
 
-    async def _attempt(self, claimed: Claimed) -> None:
+    async def _attempt(self, claimed: ClaimedDelivery) -> None:
         began = time.monotonic()
         try:
             headers = self._headers(claimed)
@@ -184,7 +184,7 @@ class Deliverer:
         self._done.append((claimed, reply, began, time.monotonic() - began))
         self._finished.set()
 
-    def _headers(self, claimed: Claimed) -> dict[str, str]:
+    def _headers(self, claimed: ClaimedDelivery) -> dict[str, str]:
         """Signed anew for each attempt, with the time of it."""
         sealed = (claimed.secret,) if claimed.old_secret is None else (claimed.secret, claimed.old_secret)
         headers = signatures.headers(
@@ -252,7 +252,7 @@ class Deliverer:
             telemetry.delivery_attempts_total.labels(outcome).inc(count)
         telemetry.deliveries_under_way.set(self._lanes.busy)
 
-    async def _write_once(self, results: list[Result]) -> None:
+    async def _write_once(self, results: list[AttemptResult]) -> None:
         plain = [result for result in results if result.verdict.cause is None]
         if plain:
             await self._store.finish(plain)
@@ -260,7 +260,7 @@ class Deliverer:
             if result.verdict.cause is not None:
                 await self._change_webhook(result)
 
-    async def _change_webhook(self, result: Result) -> None:
+    async def _change_webhook(self, result: AttemptResult) -> None:
         cause, claimed = result.verdict.cause, result.claimed
         assert cause is not None
         about = {
@@ -282,7 +282,7 @@ class Deliverer:
             telemetry.webhooks_stopped_total.labels(cause).inc()
             log.warning(f"webhook {said}", extra={"webhook": claimed.webhook_id, "event": claimed.event_id})
 
-    def _result(self, claimed: Claimed, reply: DeliveryReply, took_s: float, ago_s: float) -> Result:
+    def _result(self, claimed: ClaimedDelivery, reply: DeliveryReply, took_s: float, ago_s: float) -> AttemptResult:
         form = retries.format_of(claimed.type)
         verdict = attempts.judge(
             form,
@@ -292,4 +292,4 @@ class Deliverer:
             test=claimed.test,
             schedule=self._schedules[form],
         )
-        return Result(claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s)
+        return AttemptResult(claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s)

@@ -38,7 +38,7 @@ class DeliveryHistory:
         self._now = now
 
     def __repr__(self) -> str:
-        return f"<Deliveries {self._store!r}>"
+        return f"<DeliveryHistory {self._store!r}>"
 
     async def page(
         self, webhook: Webhook, page: Page, *, status: str | None, since: datetime.datetime | None

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 from proxy.errors import Unavailable
-from proxy.store.mails import Mail, MailStore
+from proxy.store.mails import MailStore, QueuedMail
 from proxy.tasks import until_set
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
@@ -38,7 +38,7 @@ class Mails:
         self._over.set()
 
     def __repr__(self) -> str:
-        return f"<Letters {self._mailer!r}>"
+        return f"<Mails {self._mailer!r}>"
 
     async def run(self) -> None:
         """A supervised loop."""
@@ -67,7 +67,7 @@ class Mails:
         for mail in await self._store.claim():
             await self._send(mail)
 
-    async def _send(self, mail: Mail) -> None:
+    async def _send(self, mail: QueuedMail) -> None:
         letter = _WRITTEN[mail.kind](mail)
         try:
             await self._mailer.send(letter, at=time.time())
@@ -88,7 +88,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def paused(mail: Mail) -> OutgoingMail:
+def paused(mail: QueuedMail) -> OutgoingMail:
     """Every retry of a delivery failed."""
     about = mail.about
     ended = f"the reply was {about['status']}" if about["status"] else _WORDS.get(about["outcome"], about["outcome"])
@@ -130,4 +130,4 @@ _WORDS = {
     "refused": "its address may not be reached",
     "invalid": "the reply was no HTTP",
 }
-_WRITTEN: dict[str, Callable[[Mail], OutgoingMail]] = {"webhook_paused": paused}
+_WRITTEN: dict[str, Callable[[QueuedMail], OutgoingMail]] = {"webhook_paused": paused}

@@ -16,8 +16,8 @@ from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events as store
-from proxy.store.events import Gone, NewEvent
-from proxy.store.pool import Connection
+from proxy.store.events import NewEvent, WithdrawnEvent
+from proxy.store.pool import DatabaseConnection
 
 # Tokens that are remembered: an event of one of these is whole at once.
 REMEMBERED = 20_000
@@ -33,7 +33,7 @@ class EventDrafter:
         self.tokens: OrderedDict[bytes, EventToken] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Composition of {self.network.id}, {len(self.tokens)} tokens>"
+        return f"<EventDrafter of {self.network.id}, {len(self.tokens)} tokens>"
 
     def learn(self, contract: bytes, token: EventToken) -> None:
         self.tokens[contract] = token
@@ -80,7 +80,7 @@ class EventDrafter:
             finality=None if place.block is None or watcher.filter.finality == "included" else watcher.filter.finality,
         )
 
-    async def add(self, connection: Connection, new: Sequence[NewEvent]) -> None:
+    async def add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
         """Each once. What was told before and taken back is told again, under another name."""
         time = 0
         wanted = new
@@ -109,7 +109,7 @@ class EventDrafter:
             finality=event.finality,
         )
 
-    def corrections(self, gone: Iterable[Gone]) -> list[NewEvent]:
+    def corrections(self, gone: Iterable[WithdrawnEvent]) -> list[NewEvent]:
         """What takes events back that are not true any more."""
         at = now()
         found = []

@@ -25,7 +25,7 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
 from proxy.store import sql
-from proxy.store.events import Lacking
+from proxy.store.events import IncompleteEvent
 from proxy.store.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
 
@@ -81,7 +81,7 @@ class EventEnricher:
         self._again_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Composing {self._network.id}{' metadata' if self._nfts else ''}{', some left' if self._left else ''}>"
+        return f"<EventEnricher {self._network.id}{' metadata' if self._nfts else ''}{', some left' if self._left else ''}>"
 
     async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
@@ -114,7 +114,7 @@ class EventEnricher:
             self._again_at = time.monotonic() + (AGAIN_S if self._left else 0.0)
         return False
 
-    async def _complete(self, found: Sequence[Lacking]) -> None:
+    async def _complete(self, found: Sequence[IncompleteEvent]) -> None:
         done, dropped = await self._completed(found)
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.fetchval(sql.webhooks.version_of, self._network.id)
@@ -126,7 +126,7 @@ class EventEnricher:
         """From the oldest on."""
         self._place, self._left, self._again_at = store.FIRST, False, None
 
-    async def _completed(self, found: Sequence[Lacking]) -> tuple[dict[str, bytes], list[str]]:
+    async def _completed(self, found: Sequence[IncompleteEvent]) -> tuple[dict[str, bytes], list[str]]:
         """Bodies that lack nothing any more, and events that are none. What is in neither is to be tried again."""
         receipts = await self._receipts(found)
         tokens = await self._named(found)
@@ -151,7 +151,7 @@ class EventEnricher:
                 done[event.id] = webhook_bodies.with_data(event.body, data)
         return done, dropped
 
-    async def _receipts(self, found: Sequence[Lacking]) -> dict[str, Mapping[str, Any]]:
+    async def _receipts(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
         wanted = [*dict.fromkeys(event.lacks["transaction"] for event in found if "transaction" in event.lacks)]
         if not wanted:
             return {}
@@ -160,7 +160,7 @@ class EventEnricher:
         )
         return {name: receipt for name, receipt in zip(wanted, asked, strict=True) if isinstance(receipt, Mapping)}
 
-    async def _named(self, found: Sequence[Lacking]) -> dict[str, EventToken]:
+    async def _named(self, found: Sequence[IncompleteEvent]) -> dict[str, EventToken]:
         """By contract as it is written in `lacks`. One that says nothing of itself is known to."""
         wanted = [*dict.fromkeys(event.lacks["token"] for event in found if "token" in event.lacks)]
         if not wanted:
@@ -175,7 +175,7 @@ class EventEnricher:
             self._composition.learn(contract, named[text])
         return named
 
-    async def _metadata(self, found: Sequence[Lacking]) -> dict[str, Mapping[str, Any]]:
+    async def _metadata(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
         """By event."""
         if self._nfts is None:
             return {}
@@ -193,7 +193,7 @@ class EventEnricher:
             return None
 
 
-def _is_of(receipt: Mapping[str, Any] | None, event: Lacking) -> bool:
+def _is_of(receipt: Mapping[str, Any] | None, event: IncompleteEvent) -> bool:
     """Whether it is the receipt that the event's block has: not an upstream's that is behind, or on another fork."""
     if receipt is None or event.block_hash is None:
         return False

@@ -21,7 +21,7 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
 from proxy.store import sql
-from proxy.store.events import Final
+from proxy.store.events import FinalityTag
 from proxy.store.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
 
@@ -39,10 +39,10 @@ class FinalityGate:
         self._pool = pool
         self._questions = questions
         # The head for which each was asked last.
-        self._asked: dict[Final, int] = {}
+        self._asked: dict[FinalityTag, int] = {}
 
     def __repr__(self) -> str:
-        return f"<Finality of {self._network.id}, asked at {self._asked}>"
+        return f"<FinalityGate of {self._network.id}, asked at {self._asked}>"
 
     async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
@@ -72,7 +72,7 @@ class FinalityGate:
                 await store.release_final(connection, self._network.id, word, block)
             self._asked[word] = head
 
-    async def _block(self, word: Final, head: int) -> int:
+    async def _block(self, word: FinalityTag, head: int) -> int:
         """The last block that is it."""
         try:
             found = await self._questions.ask(self._network, "eth_getBlockByNumber", word, False, fresh=True)
@@ -84,7 +84,7 @@ class FinalityGate:
             return int(number, 16)
         return head - self._depth(word)
 
-    def _depth(self, word: Final) -> int:
+    def _depth(self, word: FinalityTag) -> int:
         final = self._network.facts.finality_blocks
         match word:
             case "finalized":

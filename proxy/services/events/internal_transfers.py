@@ -22,7 +22,7 @@ from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.store import events as store
-from proxy.store.events import Job
+from proxy.store.events import TraceJob
 from proxy.store.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
 
@@ -45,7 +45,7 @@ class InternalTransfers:
         self._traces = traces
 
     def __repr__(self) -> str:
-        return f"<Tracing {self._traces!r}>"
+        return f"<InternalTransfers {self._traces!r}>"
 
     async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""
@@ -73,7 +73,7 @@ class InternalTransfers:
             if len(jobs) < BATCH:
                 return True
 
-    async def _write(self, job: Job, calls: list[InternalTransfer]) -> None:
+    async def _write(self, job: TraceJob, calls: list[InternalTransfer]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await self._watch.hold(connection)
             if not await store.end_job(connection, self._network.id, job):
@@ -82,7 +82,7 @@ class InternalTransfers:
             new = self._composition.events(matches, block=job.block, block_hash=job.hash)
             await self._composition.add(connection, new)
 
-    async def _fail(self, job: Job, reason: str, *, counts: bool) -> None:
+    async def _fail(self, job: TraceJob, reason: str, *, counts: bool) -> None:
         log.warning(
             "a block is not traced",
             extra={"network": self._network.id, "block": job.block, "tries": job.tries, "reason": reason[:300]},

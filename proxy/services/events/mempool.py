@@ -49,7 +49,7 @@ class MempoolWatcher:
         self._filter = ""
 
     def __repr__(self) -> str:
-        return f"<Mempool {self._network.id}{' watched' if self._filter else ''}>"
+        return f"<MempoolWatcher {self._network.id}{' watched' if self._filter else ''}>"
 
     async def run(self, leads: Callable[[], bool]) -> None:
         """A supervised loop, while this process is the network's follower."""

@@ -17,7 +17,7 @@ class Notifications:
         self._events: dict[str, defaultdict[str, WeakSet[asyncio.Event]]] = {}
 
     def __repr__(self) -> str:
-        return f"<Bell for {sorted(self._events)}>"
+        return f"<Notifications for {sorted(self._events)}>"
 
     def of(self, channel: str, network: str) -> asyncio.Event:
         """Set by every notice of this channel and network. The caller's own: one who clears it takes nothing from others."""

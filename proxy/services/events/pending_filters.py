@@ -17,7 +17,7 @@ class PendingFilters:
         self._route = route
 
     def __repr__(self) -> str:
-        return f"<Pinned {self._route.network.id}>"
+        return f"<PendingFilters {self._route.network.id}>"
 
     async def make(self) -> str:
         """A new filter, at whichever upstream is best. RpcError or a Fault where none has any."""

@@ -16,9 +16,9 @@ from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.follower.sinks import StaleRead
 from proxy.store import events as store
-from proxy.store.blocks import Followed, Mark
+from proxy.store.blocks import BlockMark, Followed
 from proxy.store.events import NewEvent
-from proxy.store.pool import Connection
+from proxy.store.pool import DatabaseConnection
 
 _NONE: frozenset[str] = frozenset()
 
@@ -52,7 +52,7 @@ class EventSink:
 
     # What is written
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         await self._watch.hold(connection)
         if not self.blocks:
             await store.release(connection, network.id, found[-1].last)
@@ -83,13 +83,15 @@ class EventSink:
             matches, block=piece.last, block_hash=piece.hash, header=piece.header, time=piece.time
         )
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         await self._watch.hold(connection)
         gone = await store.take_back(connection, network.id, stays.number)
         await store.add(connection, network.id, self._composition.corrections(gone))
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Nothing is kept for taking back that is not kept anyway."""
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await store.forget(connection, network.id)

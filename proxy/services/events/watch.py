@@ -23,7 +23,7 @@ from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.events.notifications import Notifications
 from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Connection, Pool
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
@@ -47,9 +47,9 @@ class WebhookWatch:
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Watch {self.network.id}, version {self._version}, {self.index!r}>"
+        return f"<WebhookWatch {self.network.id}, version {self._version}, {self.index!r}>"
 
-    async def hold(self, connection: Connection) -> None:
+    async def hold(self, connection: DatabaseConnection) -> None:
         """The network's webhooks as they are, until the end of the connection's transaction."""
         version = await connection.fetchval(sql.webhooks.version_of, self.network.id) or 0
         async with self._turn:
@@ -61,7 +61,7 @@ class WebhookWatch:
                 self._version = version
             self._looked = now
 
-    async def _load_or_forget(self, connection: Connection) -> None:
+    async def _load_or_forget(self, connection: DatabaseConnection) -> None:
         """What is loaded in part is not known to be so: whoever comes next would miss the rest of it."""
         try:
             await self._load(connection)
@@ -69,7 +69,7 @@ class WebhookWatch:
             self.index, self._version = WatchIndex(), 0
             raise
 
-    async def _load(self, connection: Connection) -> None:
+    async def _load(self, connection: DatabaseConnection) -> None:
         rows = await connection.fetch(sql.webhooks.changed_since, self.network.id, self._version, timeout=LOAD_S)
         whole: dict[int, str] = {}
         part: dict[int, str] = {}
@@ -98,14 +98,14 @@ class WebhookWatch:
         self.index.put(Watcher(row["id"], row["event_type"], wanted, listed=listed))
         return True
 
-    async def _load_whole(self, connection: Connection, wanted: dict[int, str]) -> None:
+    async def _load_whole(self, connection: DatabaseConnection, wanted: dict[int, str]) -> None:
         if not wanted:
             return
         rows = await connection.fetch(sql.webhooks.addresses_of, [*wanted], timeout=LOAD_S)
         for number, addresses in _grouped((row["webhook"], row["address"]) for row in rows).items():
             self.index.watch(wanted[number], addresses)
 
-    async def _load_changes(self, connection: Connection, wanted: dict[int, str]) -> None:
+    async def _load_changes(self, connection: DatabaseConnection, wanted: dict[int, str]) -> None:
         if not wanted:
             return
         rows = await connection.fetch(sql.webhooks.address_changes, [*wanted], self._version, timeout=LOAD_S)

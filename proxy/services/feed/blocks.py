@@ -85,7 +85,7 @@ class BlockSource:
         self._kept: OrderedDict[str, ChainBlock] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Blocks of {self._route.network.id}, {len(self._kept)} kept>"
+        return f"<BlockSource of {self._route.network.id}, {len(self._kept)} kept>"
 
     @property
     def network(self) -> str:

@@ -18,7 +18,7 @@ class Demand:
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Wanted {self._is_wanted()}>"
+        return f"<Demand {self._is_wanted()}>"
 
     def changed(self) -> None:
         self._changed.set()

@@ -63,7 +63,7 @@ class HeadDispatch:
         self._telling: deque[tuple[list[FeedEvent], Iterator[Listener]]] = deque()
 
     def __repr__(self) -> str:
-        return f"<HeadLine {len(self.listeners)} listeners>"
+        return f"<HeadDispatch {len(self.listeners)} listeners>"
 
     def tell(self, added: Sequence[ChainBlock]) -> None:
         if not self.listeners:
@@ -128,7 +128,7 @@ class LogDispatch:
         self.place = 0
 
     def __repr__(self) -> str:
-        return f"<LogLine {len(self._listeners)} filters, {len(self._waiting)} blocks waiting>"
+        return f"<LogDispatch {len(self._listeners)} filters, {len(self._waiting)} blocks waiting>"
 
     @property
     def tip(self) -> ChainBlock | None:

@@ -103,7 +103,7 @@ class HeadWatcher:
         self.source: FeedSource | None = None
 
     def __repr__(self) -> str:
-        return f"<Lookout {self._route.network.id} by {self.source!r}>"
+        return f"<HeadWatcher {self._route.network.id} by {self.source!r}>"
 
     async def run(self) -> None:
         """A loop: from source to source."""

@@ -83,7 +83,7 @@ class PendingTransactions:
         self._wanted = Demand(lambda: bool(self._kinds() or self._waiting))
 
     def __repr__(self) -> str:
-        return f"<Pending {self._route.network.id}, {sum(len(each.listeners) for each in self._channels.values())} listeners>"
+        return f"<PendingTransactions {self._route.network.id}, {sum(len(each.listeners) for each in self._channels.values())} listeners>"
 
     async def subscribe(self, listener: Listener, *, full: bool) -> None:
         """Unavailable where no upstream tells of any."""

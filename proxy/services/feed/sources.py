@@ -31,7 +31,7 @@ class FeedSource:
         self.began = 0.0
 
     def __repr__(self) -> str:
-        return f"<Source {self.upstream.label} {'streamed' if self.streams else 'polled'}>"
+        return f"<FeedSource {self.upstream.label} {'streamed' if self.streams else 'polled'}>"
 
 
 class FeedSources:
@@ -48,7 +48,7 @@ class FeedSources:
         self._sources: Sequence[FeedSource] = [*sorted(streamed, key=_rank), *sorted(polled, key=_rank)]
 
     def __repr__(self) -> str:
-        return f"<Sources {', '.join(map(repr, self._sources))}>"
+        return f"<FeedSources {', '.join(map(repr, self._sources))}>"
 
     @property
     def are_none(self) -> bool:

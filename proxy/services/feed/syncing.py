@@ -21,7 +21,7 @@ class SyncingStatus:
         self._wanted = Demand(lambda: bool(self._listeners))
 
     def __repr__(self) -> str:
-        return f"<Syncing {self._state!r}, {len(self._listeners)} listeners>"
+        return f"<SyncingStatus {self._state!r}, {len(self._listeners)} listeners>"
 
     def add(self, listener: Listener) -> None:
         self._listeners[listener] = None

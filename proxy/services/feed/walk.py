@@ -27,7 +27,7 @@ class ChainWalk:
         self._guide = guide or self.chain
 
     def __repr__(self) -> str:
-        return f"<Walk {self.chain!r}>"
+        return f"<ChainWalk {self.chain!r}>"
 
     async def towards(self, head: ChainBlock, source: Upstream | None = None) -> bool:
         """One stride; whether the head is reached. Unanswered where a block between cannot be had."""

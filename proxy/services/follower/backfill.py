@@ -19,7 +19,7 @@ from proxy.core.holdings import HoldingChanges
 from proxy.services.follower.block_reader import BlockReader
 from proxy.services.follower.network_follower import begin
 from proxy.store import blocks, holdings
-from proxy.store.blocks import BlockStore, Followed, Term
+from proxy.store.blocks import BlockStore, Followed, LeaderSession
 
 AHEAD = 3
 ALL = b""
@@ -65,14 +65,14 @@ class Backfill:
                 raise failed.exceptions[0] from None
         return self.progress
 
-    async def _followed(self, term: Term) -> Followed:
+    async def _followed(self, term: LeaderSession) -> Followed:
         """Where the follower began; where it never did, it will, and this is its first block."""
         found = await term.read()
         if found.cursor is None:
             return await begin(self.reader, term, await self.reader.head(), start=self.start)
         return found
 
-    async def _load_alone(self, term: Term, parts: Sequence[tuple[int, int]]) -> None:
+    async def _load_alone(self, term: LeaderSession, parts: Sequence[tuple[int, int]]) -> None:
         found: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for contract, low, high in await term.covered_contracts(parts[0][0], parts[-1][1]):
             found[contract].append((low, high))
@@ -80,7 +80,7 @@ class Backfill:
 
     async def _fill(
         self,
-        term: Term,
+        term: LeaderSession,
         group: asyncio.TaskGroup,
         parts: Sequence[tuple[int, int]],
         tell: Callable[[BackfillProgress], None],
@@ -104,7 +104,7 @@ class Backfill:
                 yield first, last
                 first = last + 1
 
-    async def _write(self, term: Term, found: BlockFacts) -> None:
+    async def _write(self, term: LeaderSession, found: BlockFacts) -> None:
         transfers, odd = found.transfers, found.odd
         if self._alone:
             transfers, odd = facts.transfers_of(log for log in found.logs if not self._has(log))

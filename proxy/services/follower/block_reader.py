@@ -104,7 +104,7 @@ class BlockReader:
         return self._last
 
     def __repr__(self) -> str:
-        return f"<Reader of {self.route.network.id}, {self.span!r}>"
+        return f"<BlockReader of {self.route.network.id}, {self.span!r}>"
 
     async def head(self) -> Header:
         """The newest block that an upstream tells of."""

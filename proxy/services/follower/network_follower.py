@@ -25,7 +25,7 @@ from proxy.errors import Unavailable
 from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.sinks import FollowerSink, StaleRead
 from proxy.store import blocks
-from proxy.store.blocks import NOTHING, BlockStore, Followed, Mark, NotLeading, Term
+from proxy.store.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderSession, LeadershipLost
 
 log = logging.getLogger("penstock.follower")
 
@@ -90,7 +90,7 @@ class NetworkFollower:
         self.cursor = NOTHING
 
     def __repr__(self) -> str:
-        return f"<Following {self.id}, {f'at {self.cursor.number}' if self.network else 'not leading'}>"
+        return f"<NetworkFollower {self.id}, {f'at {self.cursor.number}' if self.network else 'not leading'}>"
 
     async def run(self) -> None:
         """A supervised loop: lead, and when that ends for whatever reason, stand again."""
@@ -99,14 +99,14 @@ class NetworkFollower:
                 async with self._store.lead(self.id) as term:
                     log.info("following", extra={"network": self.id})
                     await self._lead_with_pulse(term)
-            except (NotLeading, Unavailable) as exc:
+            except (LeadershipLost, Unavailable) as exc:
                 log.warning("no longer following", extra={"network": self.id, "reason": str(exc)})
             finally:
                 self.network = None
                 telemetry.follower_leads.labels(self.id).set(0)
             await asyncio.sleep(LONGEST_PAUSE_S if self._failing_s else PAUSE_S)
 
-    async def _lead_with_pulse(self, term: Term) -> None:
+    async def _lead_with_pulse(self, term: LeaderSession) -> None:
         """Lead for as long as the session is alive."""
         self._failing_s = 0.0
         try:
@@ -117,7 +117,7 @@ class NetworkFollower:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _lead(self, term: Term) -> None:
+    async def _lead(self, term: LeaderSession) -> None:
         telemetry.follower_leads.labels(self.id).set(1)
         self.network = None
         pause_s = PAUSE_S
@@ -136,7 +136,7 @@ class NetworkFollower:
                 self._failing_s += pause_s
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    async def step(self, term: Term) -> None:
+    async def step(self, term: LeaderSession) -> None:
         """Look at the head, and write all that is new up to it."""
         head = await self._reader.head()
         if self.network is None:
@@ -151,7 +151,7 @@ class NetworkFollower:
             log.info("the chain dropped blocks", extra={"network": self.id, "reason": str(exc)})
             await self._go_back(term)
 
-    async def _take_up(self, term: Term, head: Header) -> None:
+    async def _take_up(self, term: LeaderSession, head: Header) -> None:
         """Where the record ends; or its first block, where there is none."""
         found = await term.read()
         if found.cursor is None:
@@ -162,7 +162,7 @@ class NetworkFollower:
 
     # Reading ahead and writing behind
 
-    async def _advance(self, term: Term, head: int) -> None:
+    async def _advance(self, term: LeaderSession, head: int) -> None:
         deep = head - self.keep
         if not any(sink.blocks for sink in self._sinks) and self.cursor.number < deep:
             await self._read_on(term, self._ranges(deep), self._read_range, ahead=RANGES_AHEAD)
@@ -184,7 +184,7 @@ class NetworkFollower:
 
     async def _read_on(
         self,
-        term: Term,
+        term: LeaderSession,
         wanted: Iterator[tuple[int, int]],
         read: Callable[[int, int], Awaitable[BlockFacts]],
         *,
@@ -202,20 +202,20 @@ class NetworkFollower:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _write(self, term: Term, found: Sequence[BlockFacts]) -> None:
+    async def _write(self, term: LeaderSession, found: Sequence[BlockFacts]) -> None:
         """One transaction: the cursor first, which no other writer can move from then on, then all else."""
         assert self.network is not None
         cursor = self.cursor
         for piece in found:
             if piece.parent != cursor.hash or piece.first != cursor.number + 1:
                 raise ParentMismatch(f"block {piece.first} does not stand on {cursor.number}")
-            cursor = Mark(piece.last, piece.hash)
+            cursor = BlockMark(piece.last, piece.hash)
         below = cursor.number - self.keep
         async with term.transaction() as connection:
             await blocks.move(connection, term.number, cursor=self.cursor, to=cursor, time=found[-1].time)
             for sink in self._sinks:
                 await sink.write(connection, self.network, found)
-            await blocks.remember(connection, term.number, [Mark(piece.last, piece.hash) for piece in found])
+            await blocks.remember(connection, term.number, [BlockMark(piece.last, piece.hash) for piece in found])
             if found[-1].header is None:
                 below = cursor.number
             if found[-1].header is None or cursor.number // SETTLE_BLOCKS != self.cursor.number // SETTLE_BLOCKS:
@@ -233,10 +233,10 @@ class NetworkFollower:
 
     # Blocks that the chain dropped
 
-    async def _is_forked(self, term: Term, head: Header, number: int) -> bool:
+    async def _is_forked(self, term: LeaderSession, head: Header, number: int) -> bool:
         """Whether the head is a block that we have otherwise. Believed when it is seen twice: an upstream may be on a fork that
         nobody follows. One that is behind tells of a block that we have, and is believed to be the head after a long while."""
-        ours = next(iter(await term.recent(Mark(number, b""), 1)), None)
+        ours = next(iter(await term.recent(BlockMark(number, b""), 1)), None)
         hash_ = bytes.fromhex(head.hash[2:])
         if ours is None or ours.number != number or ours.hash != hash_:
             was, self._doubted = self._doubted, hash_
@@ -245,12 +245,12 @@ class NetworkFollower:
         self._shorter = self._shorter + 1 if number < self.cursor.number else 0
         return self._shorter > self.patience
 
-    async def _go_back(self, term: Term) -> None:
+    async def _go_back(self, term: LeaderSession) -> None:
         """To the newest block that the chain still has, in one transaction with all that is undone."""
         assert self.network is not None
         if (await term.read()).cursor != self.cursor:
-            raise NotLeading(f"the cursor is not at block {self.cursor.number}: the network was begun anew")
-        removed: list[Mark] = []
+            raise LeadershipLost(f"the cursor is not at block {self.cursor.number}: the network was begun anew")
+        removed: list[BlockMark] = []
         for mark in await term.recent(self.cursor, self.keep + SETTLE_BLOCKS + 1):
             if (time := await self._time_of(mark)) is not None:
                 break
@@ -273,14 +273,14 @@ class NetworkFollower:
         telemetry.undone_blocks_total.labels(self.id).inc(len(removed))
         self._show()
 
-    async def _time_of(self, mark: Mark) -> int | None:
+    async def _time_of(self, mark: BlockMark) -> int | None:
         """When the chain made the block; None where it has another, or none."""
         if mark == NOTHING:
             return 0
         header = await self._reader.header(mark.number)
         return int(header.timestamp, 16) if header is not None and bytes.fromhex(header.hash[2:]) == mark.hash else None
 
-    async def _stop(self, term: Term, reason: str) -> None:
+    async def _stop(self, term: LeaderSession, reason: str) -> None:
         if self._renews:
             log.warning("begun anew", extra={"network": self.id, "reason": reason})
             await forget(term, self._sinks)
@@ -292,7 +292,7 @@ class NetworkFollower:
         await asyncio.sleep(STOPPED_S)
 
 
-async def begin(reader: BlockReader, term: Term, head: Header, *, start: int | None) -> Followed:
+async def begin(reader: BlockReader, term: LeaderSession, head: Header, *, start: int | None) -> Followed:
     """The first block of a network that was never followed: the one that is asked for, or the newest final one."""
     newest = int(head.number, 16)
     first = max(0, newest - reader.route.network.facts.finality_blocks + 1) if start is None else min(start, newest)
@@ -304,7 +304,7 @@ async def begin(reader: BlockReader, term: Term, head: Header, *, start: int | N
     return await term.begin(first, bytes.fromhex(before.hash[2:]))
 
 
-async def forget(term: Term, sinks: Sequence[FollowerSink]) -> None:
+async def forget(term: LeaderSession, sinks: Sequence[FollowerSink]) -> None:
     """All that was ever written of the network, in one transaction."""
     found = await term.read()
     async with term.transaction() as connection:

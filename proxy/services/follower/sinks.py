@@ -14,8 +14,8 @@ from proxy import telemetry
 from proxy.chains.evm.facts import TOPICS, BlockFacts
 from proxy.core.holdings import HoldingChanges
 from proxy.store import holdings
-from proxy.store.blocks import Followed, Mark
-from proxy.store.pool import Connection
+from proxy.store.blocks import BlockMark, Followed
+from proxy.store.pool import DatabaseConnection
 
 
 class StaleRead(Exception):
@@ -34,16 +34,18 @@ class FollowerSink(Protocol):
     @property
     def transactions(self) -> bool: ...
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         """Facts of blocks, in order. One with a header may be undone later, a range never is."""
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         """The blocks `removed`, the newest first, are gone; `stays` is the newest that is left."""
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Blocks below this one will not be undone. Not told for every block, but for each at some time."""
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         """The network is begun anew: as if none of its blocks had ever come."""
 
 
@@ -54,7 +56,7 @@ class HoldingsSink:
     blocks = False
     transactions = False
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         whole = HoldingChanges()
         packed = []
         for piece in found:
@@ -71,13 +73,15 @@ class HoldingsSink:
         await holdings.add(connection, network.number, whole)
         await holdings.remember(connection, network.number, packed)
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         await holdings.take_back(connection, network.number, stays.number)
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         await holdings.settle(connection, network.number, below)
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await holdings.forget(connection, network.number)
 
 

@@ -90,7 +90,7 @@ class CallBatch:
         self._done = done
 
     def __repr__(self) -> str:
-        return f"<Batch of {len(self.items)}, {max(self._open, 0)} open>"
+        return f"<CallBatch of {len(self.items)}, {max(self._open, 0)} open>"
 
     def expect(self, count: int) -> None:
         """How many items are still to come; those refused before are settled already."""

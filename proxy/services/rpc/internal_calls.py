@@ -26,7 +26,7 @@ class InternalCalls:
         self._networks = networks
 
     def __repr__(self) -> str:
-        return f"<Questions to {self._networks!r}>"
+        return f"<InternalCalls to {self._networks!r}>"
 
     async def ask(self, network: Network, method: str, *params: Any, fresh: bool = False) -> Any:
         """The result. RpcError for the upstream's error; a Fault where nobody answers."""

@@ -19,7 +19,7 @@ from proxy.errors import Fault, InternalError, UpstreamTimeout
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
-from proxy.settings import Rpc as Limits
+from proxy.settings import RpcSettings as Limits
 from proxy.tasks import Tasks
 from proxy.wire.connection import MOST
 
@@ -109,7 +109,7 @@ class SplitLogQuery:
         self._askers = 0
 
     def __repr__(self) -> str:
-        return f"<Split of {self._asked.blocks} blocks: {self._blocks} here, {len(self._left)} pieces left>"
+        return f"<SplitLogQuery of {self._asked.blocks} blocks: {self._blocks} here, {len(self._left)} pieces left>"
 
     async def collect(self) -> bytes:
         try:

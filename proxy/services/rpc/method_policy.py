@@ -77,7 +77,7 @@ class MethodPolicy:
         self.asks_on = False
 
     def __repr__(self) -> str:
-        return f"<Plan {self.method.name} {self.units} units>"
+        return f"<MethodPolicy {self.method.name} {self.units} units>"
 
     def is_latest(self, params: bytes) -> bool:
         """Whether the call is about the latest block, and says so last or not at all."""

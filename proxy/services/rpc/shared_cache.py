@@ -33,7 +33,7 @@ class SharedCache:
         self.chain = ""
 
     def __repr__(self) -> str:
-        return f"<Shelf {self._route.network.id} {self.chain or 'unknown'}, {self._open} looks>"
+        return f"<SharedCache {self._route.network.id} {self.chain or 'unknown'}, {self._open} looks>"
 
     def take(self, flights: Sequence[Flight], now: float) -> Sequence[Flight]:
         """Look for those that may be there; the others are given back, to be launched at once."""

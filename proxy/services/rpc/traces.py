@@ -39,7 +39,7 @@ class TraceReader:
         self._chosen = 0.0
 
     def __repr__(self) -> str:
-        return f"<Traces {self._network.id} by {self._ways[0].__name__}>"
+        return f"<TraceReader {self._network.id} by {self._ways[0].__name__}>"
 
     async def calls(self, block: int, block_hash: bytes) -> list[InternalTransfer]:
         """By the first way that works. RpcError or Malformed where they are not to be had so, a Fault where nobody answers."""

@@ -28,7 +28,7 @@ class UpstreamBatch:
         self._began = began
 
     def __repr__(self) -> str:
-        return f"<Convoy of {len(self._flights)}>"
+        return f"<UpstreamBatch of {len(self._flights)}>"
 
     def send(self, upstream: Upstream, now: float) -> None:
         self._began = now

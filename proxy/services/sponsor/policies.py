@@ -20,10 +20,10 @@ from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.core.policy import BadRule, FamilyFormats, Rules
 from proxy.errors import InvalidRequest
-from proxy.store.ledger import LedgerStore, Meter, UserMeter
+from proxy.store.ledger import LedgerStore, LimitMeter, UserMeter
 from proxy.store.policies import Policy, PolicyStore, absent
 
-__all__ = ("EffectivePolicy", "Meter", "Policy", "PolicyService", "PolicySpend", "UserMeter", "read_rules")
+__all__ = ("EffectivePolicy", "LimitMeter", "Policy", "PolicyService", "PolicySpend", "UserMeter", "read_rules")
 
 # Policies in memory, and members of their lists in all: four lists of ten thousand are some megabytes.
 REMEMBERED = 256
@@ -50,8 +50,8 @@ class PolicySpend:
 
     rules: Rules
     day: datetime.date
-    total: Meter
-    days: list[tuple[datetime.date, Meter]]
+    total: LimitMeter
+    days: list[tuple[datetime.date, LimitMeter]]
     users: list[UserMeter]
     user_count: int
 
@@ -66,7 +66,7 @@ class PolicyService:
         self._members = 0
 
     def __repr__(self) -> str:
-        return f"<Policies {len(self._ready)} in memory, {self._members} members of lists>"
+        return f"<PolicyService {len(self._ready)} in memory, {self._members} members of lists>"
 
     async def create(self, key: Key, network: Network, *, name: str, given: Mapping[str, Any]) -> Policy:
         return await self._store.create(

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 
 from proxy.errors import Unavailable
-from proxy.store.refusals import KEPT, RefusalStore, Refused
+from proxy.store.refusals import KEPT, RefusalStore, RefusedOperation
 
-__all__ = ("RefusalLog", "Refused")
+__all__ = ("RefusalLog", "RefusedOperation")
 
 FLUSH_S = 1.0
 MOST_POLICIES = 1000
@@ -28,18 +28,18 @@ class RefusalLog:
     def __init__(self, store: RefusalStore, *, now: Callable[[], datetime.datetime] = _present) -> None:
         self._store = store
         self._now = now
-        self._noted: dict[str, deque[Refused]] = {}
+        self._noted: dict[str, deque[RefusedOperation]] = {}
 
     def __repr__(self) -> str:
-        return f"<Refusals of {len(self._noted)} policies waiting>"
+        return f"<RefusalLog of {len(self._noted)} policies waiting>"
 
     def note(self, policy: str, sender: bytes, rule: str, message: str) -> None:
         if policy not in self._noted and len(self._noted) >= MOST_POLICIES:
             return
         noted = self._noted.setdefault(policy, deque(maxlen=KEPT))
-        noted.append(Refused(policy, self._now(), sender, rule, message))
+        noted.append(RefusedOperation(policy, self._now(), sender, rule, message))
 
-    async def latest(self, policy: str, most: int) -> list[Refused]:
+    async def latest(self, policy: str, most: int) -> list[RefusedOperation]:
         return await self._store.latest(policy, most)
 
     async def run(self) -> None:

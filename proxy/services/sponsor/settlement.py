@@ -25,9 +25,9 @@ from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
 from proxy.store import ledger as ledger_room
-from proxy.store.blocks import Followed, Mark
-from proxy.store.ledger import CLAIMED_AT_ONCE, Due, Event, LedgerStore
-from proxy.store.pool import Connection
+from proxy.store.blocks import BlockMark, Followed
+from proxy.store.ledger import CLAIMED_AT_ONCE, DueReservation, LandedOperation, LedgerStore
+from proxy.store.pool import DatabaseConnection
 
 log = logging.getLogger("penstock.sponsor")
 
@@ -50,7 +50,7 @@ class SettlementSink:
         # Two networks that are one chain, as the development chain's are, see what the other has signed.
         self._chains = Counter(network.facts.chain_id for name, network in self._networks.items() if payers.get(name))
 
-    async def write(self, connection: Connection, network: Followed, found: Sequence[BlockFacts]) -> None:
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         known = self._networks.get(network.id)
         payers = self._payers.get(network.id)
         if known is None or not payers:
@@ -69,13 +69,15 @@ class SettlementSink:
                     extra={"network": network.id, "operation": "0x" + event.hash.hex(), "block": event.place.block},
                 )
 
-    async def undo(self, connection: Connection, network: Followed, stays: Mark, removed: Sequence[Mark]) -> None:
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
         await ledger_room.reopen_above(connection, network.id, stays.number)
 
-    async def settle(self, connection: Connection, network: Followed, below: int) -> None:
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Nothing is kept for taking back."""
 
-    async def forget(self, connection: Connection, network: Followed) -> None:
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await ledger_room.reopen_unsettled(connection, network.id)
 
 
@@ -110,7 +112,7 @@ class SettlementLoop:
         self._now = now
 
     def __repr__(self) -> str:
-        return f"<Settling {', '.join(self._chains) or 'nothing'}>"
+        return f"<SettlementLoop {', '.join(self._chains) or 'nothing'}>"
 
     async def run(self) -> None:
         """A supervised loop."""
@@ -140,7 +142,7 @@ class SettlementLoop:
             is_more = len(due) == CLAIMED_AT_ONCE
 
     async def _close_all(
-        self, chain: SettlementChain, due: Sequence[Due], *, final_block: int, final_time: int
+        self, chain: SettlementChain, due: Sequence[DueReservation], *, final_block: int, final_time: int
     ) -> None:
         landed = await self._landed(chain, min(each.since_block for each in due) + 1, final_block)
         for each in due:
@@ -159,7 +161,7 @@ class SettlementLoop:
         found = await chain.blocks(first, last)
         return {(event.place.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)}
 
-    async def _pays(self, chain: SettlementChain, due: Due, event: IncludedOperation) -> bool:
+    async def _pays(self, chain: SettlementChain, due: DueReservation, event: IncludedOperation) -> bool:
         """Whether it is this reservation that pays: another policy may have signed for the nonce, or a stranger have paid."""
         if event.hash not in due.hashes and event.paymaster not in self._payers.get(chain.network.id, ()):
             return False
@@ -175,10 +177,10 @@ def _apart(network: str) -> Iterator[None]:
         log.warning("not settled", extra={"network": network, "reason": str(exc)[:300]})
 
 
-def _near(due: Iterable[Due], final: int) -> Iterator[list[Due]]:
+def _near(due: Iterable[DueReservation], final: int) -> Iterator[list[DueReservation]]:
     """In groups, by how far they go back: one that is far off makes nobody else's logs many, and few are read twice."""
 
-    def distance(each: Due) -> int:
+    def distance(each: DueReservation) -> int:
         return max(0, final - each.since_block).bit_length()
 
     for _, group in groupby(sorted(due, key=distance), distance):
@@ -198,9 +200,9 @@ def coin_of(network: Network) -> int:
     return coin
 
 
-def _event(event: IncludedOperation) -> Event:
+def _event(event: IncludedOperation) -> LandedOperation:
     place = event.place
-    return Event(
+    return LandedOperation(
         place.contract,
         event.sender,
         event.nonce,

@@ -31,7 +31,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import EffectivePolicy, PolicyService
-from proxy.store.ledger import LedgerStore, Outcome, Wanted
+from proxy.store.ledger import LedgerStore, ReserveOutcome, ReserveRequest
 from proxy.store.policies import absent
 
 # A signature begins this long before now, because a block's time is some seconds old when it is asked; its life from its
@@ -105,7 +105,7 @@ class SponsorService:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
-        return f"<Sponsoring with {self._paymasters!r}>"
+        return f"<SponsorService with {self._paymasters!r}>"
 
     # Reading
 
@@ -239,7 +239,7 @@ class SponsorService:
         counted: int,
         delegate: bytes | None,
         late_s: int,
-    ) -> Wanted:
+    ) -> ReserveRequest:
         """The operation with a signature that nobody has seen yet."""
         operation, payer = request.operation, request.paymaster
         now = int(self._wall())
@@ -250,7 +250,7 @@ class SponsorService:
         terms = replace(whenever, valid_until=now + life_s - late_s, valid_after=now - BEFORE_S)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
         final = paymaster.funded(operation, payer.address, gas=operation.paymaster_gas, data=data)
-        return Wanted(
+        return ReserveRequest(
             policy=ready.policy.id,
             revision=ready.policy.revision,
             network=request.network.id,
@@ -338,7 +338,7 @@ class SponsorService:
             return None
 
 
-def _refused(request: SponsorRequest, outcome: Outcome) -> Fault:
+def _refused(request: SponsorRequest, outcome: ReserveOutcome) -> Fault:
     """Why the ledger has not reserved."""
     left = outcome.left
     match outcome.kind:

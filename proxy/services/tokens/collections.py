@@ -18,8 +18,8 @@ from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.contracts import NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.store.cache import Kept
-from proxy.store.holdings import Collection, HoldingStore, Nft
+from proxy.store.cache import DataCache
+from proxy.store.holdings import Collection, HoldingStore, NftHolding
 
 # Counting the owners of a large collection takes a while: it is not done for every block.
 KEPT_S = 30.0
@@ -61,7 +61,7 @@ class CollectionService:
         contracts: TokenContracts,
         multicall: Multicall,
         holdings: HoldingStore,
-        kept: Kept,
+        kept: DataCache,
         *,
         market: TokenPrices,
         pictures: ImageSource,
@@ -76,7 +76,7 @@ class CollectionService:
         self._floors = floors
 
     def __repr__(self) -> str:
-        return f"<Collections of {self._contracts!r}>"
+        return f"<CollectionService of {self._contracts!r}>"
 
     # A collection
 
@@ -132,7 +132,7 @@ class CollectionService:
     async def owned(self, network: Network, holder: bytes, page: Page) -> dict[str, Any]:
         """A page of an owner's tokens, by contract and id, as the index has them."""
 
-        async def look() -> tuple[list[Nft], int]:
+        async def look() -> tuple[list[NftHolding], int]:
             rows = await self._holdings.nfts_of(network.id, holder, limit=page.limit, offset=page.offset)
             return rows, await self._holdings.count_nfts(network.id, holder)
 
@@ -145,7 +145,7 @@ class CollectionService:
         found: dict[str, Any] = await self._kept.once(network.id, "owned", name, make=read, ttl_s=keep_s)
         return found
 
-    async def _items(self, network: Network, rows: Sequence[Nft], block: int) -> list[dict[str, Any]]:
+    async def _items(self, network: Network, rows: Sequence[NftHolding], block: int) -> list[dict[str, Any]]:
         contracts = [*dict.fromkeys(row.contract for row in rows)]
         at = min(block, await self._multicall.tip(network))
         collections = await self._contracts.known(network, contracts, at)

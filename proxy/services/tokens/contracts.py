@@ -17,8 +17,8 @@ from proxy.core import display_text, units
 from proxy.core.portfolio import TokenInfo
 from proxy.errors import NotFound, Unavailable
 from proxy.services.multicall import Multicall
-from proxy.store.cache import Kept
-from proxy.store.holdings import AsOf, HoldingStore
+from proxy.store.cache import DataCache
+from proxy.store.holdings import HoldingStore, IndexBlock
 
 # A name may change, seldom; a contract that left something unsaid may be a proxy without its code yet.
 KEPT_S, KEPT_UNKNOWN_S = 86_400.0, 3_600.0
@@ -45,17 +45,17 @@ class PinnedBlock(NamedTuple):
 
 class TokenContracts:
     def __init__(
-        self, multicall: Multicall, holdings: HoldingStore, kept: Kept, *, follows: Callable[[str], bool]
+        self, multicall: Multicall, holdings: HoldingStore, kept: DataCache, *, follows: Callable[[str], bool]
     ) -> None:
         self._multicall = multicall
         # Whether somebody is to follow a network, by its id.
         self._follows = follows
         self._holdings = holdings
         self._kept = kept
-        self._recent = Kept(bytes=INDEX_BYTES)
+        self._recent = DataCache(bytes=INDEX_BYTES)
 
     def __repr__(self) -> str:
-        return f"<Contracts read by {self._multicall!r}>"
+        return f"<TokenContracts read by {self._multicall!r}>"
 
     async def at(self, network: Network) -> PinnedBlock:
         """The newest that the index and the chain both have. Unavailable without an index: an empty answer would be a lie."""
@@ -82,7 +82,7 @@ class TokenContracts:
             before, found = after, await read()
         return found, before.block
 
-    async def _indexed(self, network: Network) -> AsOf:
+    async def _indexed(self, network: Network) -> IndexBlock:
         found = await self._holdings.as_of(network.id)
         if found is not None:
             return found

@@ -16,7 +16,7 @@ from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.store.cache import Kept
+from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
 
 # Contracts that are asked about one holder, and the answer says so where there are more. Who has more was sent most of them
@@ -29,7 +29,12 @@ _PROBE = abi.call("balanceOf(address)", (1).to_bytes(20, "big"))
 
 class EvmTokens:
     def __init__(
-        self, contracts: TokenContracts, multicall: Multicall, holdings: HoldingStore, kept: Kept, market: TokenPrices
+        self,
+        contracts: TokenContracts,
+        multicall: Multicall,
+        holdings: HoldingStore,
+        kept: DataCache,
+        market: TokenPrices,
     ) -> None:
         self._contracts = contracts
         self._multicall = multicall

@@ -21,8 +21,8 @@ from proxy.core import display_text, metadata, uris
 from proxy.core.metadata import NOTHING, Metadata
 from proxy.core.uris import Gateways, InlineDocument
 from proxy.errors import NotFound
-from proxy.settings import Nfts as NftSettings
-from proxy.store.cache import Kept
+from proxy.settings import NftSettings
+from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
 from proxy.wire.fetcher import Fetched, Fetcher, FetchOutcome
 
@@ -84,7 +84,7 @@ class NftMetadata:
         contracts: NftContractReader,
         holdings: HoldingStore,
         fetcher: Fetcher,
-        kept: Kept,
+        kept: DataCache,
         *,
         settings: NftSettings,
     ) -> None:

@@ -24,7 +24,7 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.contracts import KEPT_S, about_a_block
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.store.cache import Kept
+from proxy.store.cache import DataCache
 
 # What upstreams take in one getMultipleAccounts.
 MOST_ACCOUNTS = 100
@@ -41,7 +41,7 @@ class SvmTokenAccount:
 
 
 class SvmTokens:
-    def __init__(self, questions: InternalCalls, kept: Kept, market: TokenPrices) -> None:
+    def __init__(self, questions: InternalCalls, kept: DataCache, market: TokenPrices) -> None:
         self._questions = questions
         self._kept = kept
         self._market = market

@@ -26,7 +26,7 @@ class TokenPrices:
         self._logos = logos
 
     def __repr__(self) -> str:
-        return f"<Market of {self._prices!r} and {len(self._logos)} logos>"
+        return f"<TokenPrices of {self._prices!r} and {len(self._logos)} logos>"
 
     async def known(self, network: Network, contracts: Sequence[str]) -> dict[str, KnownToken]:
         prices, logos = await self._prices.usd_many(network, contracts), self._shown(network, contracts)

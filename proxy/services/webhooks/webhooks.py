@@ -21,7 +21,7 @@ from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
 from proxy.store.secrets import Vault
-from proxy.store.webhooks import Delta, NewWebhook, Webhook, WebhookStore
+from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
 from proxy.wire.guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 
@@ -68,7 +68,7 @@ class WebhookService:
         self._most = most
 
     def __repr__(self) -> str:
-        return f"<Webhooks {self._guard!r}>"
+        return f"<WebhookService {self._guard!r}>"
 
     async def create(
         self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]
@@ -132,7 +132,7 @@ class WebhookService:
             delta=delta,
         )
 
-    async def _delta(self, before: Webhook, change: WebhookChange) -> Delta | None:
+    async def _delta(self, before: Webhook, change: WebhookChange) -> AddressChange | None:
         if not change.add and not change.remove:
             return None
         if not filters.takes_addresses(before.event_type):
@@ -140,7 +140,7 @@ class WebhookService:
         added = await _addresses(change.add, "add_addresses")
         removed = await _addresses(change.remove, "remove_addresses")
         both = set(added)
-        return Delta(
+        return AddressChange(
             add=[*both],
             remove=[each for each in set(removed) if each not in both],
             most=filters.most_addresses(before.event_type),

@@ -14,7 +14,7 @@ from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.usage import ChartLine, times_of
 from proxy.services.accounts.accounts import AccountService, fence_in, limits_in
-from proxy.services.usage import UsageService, Wanted
+from proxy.services.usage import UsageQuery, UsageService
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
@@ -145,7 +145,7 @@ async def live_of(usage: UsageService, account: str | None) -> dict[str, Any]:
     """The last minutes; of one account, or of all."""
     now = datetime.datetime.now(datetime.UTC)
     first = (now - LIVE).replace(second=0, microsecond=0)
-    lines = await usage.chart(Wanted(step="minute", first=first, last=now, account=account))
+    lines = await usage.chart(UsageQuery(step="minute", first=first, last=now, account=account))
     times = times_of(int(first.timestamp()), int(now.timestamp()) + 1, "minute")
     line = lines[0] if lines else ChartLine("")
     return {"at": time_of(now), "flush_s": usage.flush_s, "times": times, "minutes": charts.columns_of(line, times)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.core.usage import STEPS, ChartLine, UsageStep, UsageSums, step_of, times_of
 from proxy.errors import InvalidRequest
-from proxy.services.usage import Wanted
+from proxy.services.usage import UsageQuery
 from proxy.web.timestamps import moment_of, time_of
 
 DAY = datetime.timedelta(days=1)
@@ -21,13 +21,13 @@ COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def wanted_of(query: Mapping[str, Any], account: str | None) -> Wanted:
+def wanted_of(query: Mapping[str, Any], account: str | None) -> UsageQuery:
     """What a query asks for: by default the last day."""
     now = datetime.datetime.now(datetime.UTC)
     last = moment_of(query["to"], "to") if query["to"] else now
     first = moment_of(query["from"], "from") if query["from"] else _day_before(last)
     step: UsageStep = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
-    return Wanted(
+    return UsageQuery(
         step=step,
         first=_begin(first, step),
         last=last,
@@ -56,7 +56,7 @@ def _begin(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
         return moment
 
 
-def chart_of(wanted: Wanted, lines: Sequence[ChartLine], labels: Mapping[str, str]) -> dict[str, Any]:
+def chart_of(wanted: UsageQuery, lines: Sequence[ChartLine], labels: Mapping[str, str]) -> dict[str, Any]:
     """Columns by time. Many lines have many points: not for the loop."""
     times = times_of(int(wanted.first.timestamp()), int(wanted.last.timestamp()), wanted.step)
     total = UsageSums()

@@ -75,7 +75,7 @@ class StaticFiles:
         self._files = {name: _file(name, data) for name, data in found.items()}
 
     def __repr__(self) -> str:
-        return f"<Files {len(self._files)} of {self.digest}>"
+        return f"<StaticFiles {len(self._files)} of {self.digest}>"
 
     def routes(self) -> list[web.RouteDef]:
         return [

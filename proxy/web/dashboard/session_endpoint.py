@@ -21,7 +21,7 @@ from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
-from proxy.settings import Dashboard
+from proxy.settings import DashboardSettings
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate
 from proxy.web.network_resolver import NetworkResolver
@@ -86,7 +86,7 @@ def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[s
 
 class SessionEndpoints:
     def __init__(
-        self, gate: Gate, admission: Admission, contract: ApiSpec, sign_in: SignIn, settings: Dashboard
+        self, gate: Gate, admission: Admission, contract: ApiSpec, sign_in: SignIn, settings: DashboardSettings
     ) -> None:
         self._gate = gate
         self._admission = admission

@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import LineTooLong
 from proxy import telemetry
 from proxy.core.access import address_of
 from proxy.errors import InvalidRequest, RateLimited, RequestTimeout, StartError, Unavailable, of_status
-from proxy.settings import Server
+from proxy.settings import ServerSettings
 from proxy.web.reply import fault_reply, raw_fault
 
 log = logging.getLogger("penstock.front")
@@ -81,7 +81,7 @@ class HandlerConnection(web.RequestHandler):
         self.on_lost: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
-        return f"<Visitor {self._phase}>"
+        return f"<HandlerConnection {self._phase}>"
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._door.leave(self, self._address)
@@ -170,7 +170,7 @@ class HandlerConnection(web.RequestHandler):
 class ConnectionLimiter:
     """All connections of one worker."""
 
-    def __init__(self, limits: Server) -> None:
+    def __init__(self, limits: ServerSettings) -> None:
         self.limits = limits
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_address: Counter[str] = Counter()
@@ -183,7 +183,7 @@ class ConnectionLimiter:
         self.draining = False
 
     def __repr__(self) -> str:
-        return f"<Door {len(self.guests)} connections{', draining' if self.draining else ''}>"
+        return f"<ConnectionLimiter {len(self.guests)} connections{', draining' if self.draining else ''}>"
 
     def open(self, server: web.Server, front: Callable[[], asyncio.Protocol]) -> None:
         self._server = server

@@ -66,7 +66,7 @@ class RequestReading(asyncio.Protocol):
         self.left = hot.max_requests
 
     def __repr__(self) -> str:
-        return f"<Front {'busy' if self.busy else 'reading' if self._ahead or self._body else 'idle'}>"
+        return f"<RequestReading {'busy' if self.busy else 'reading' if self._ahead or self._body else 'idle'}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]

@@ -74,7 +74,7 @@ class RequestHead:
         self.plans = {} if fresh else route.short_plans(key)
 
     def __repr__(self) -> str:
-        return f"<Head {self.route.network.id} {self.length} bytes, {self.key!r}>"
+        return f"<RequestHead {self.route.network.id} {self.length} bytes, {self.key!r}>"
 
 
 class HeadTemplate:
@@ -93,7 +93,7 @@ class HeadTemplate:
         self.head = head
 
     def __repr__(self) -> str:
-        return f"<Shape {self.head!r}>"
+        return f"<HeadTemplate {self.head!r}>"
 
     def fits(self, data: bytes) -> bool:
         """Whether a message begins with such a head whose key lives. Only plain bytes are in the value: no line ends there."""
@@ -124,7 +124,7 @@ class RequestHeadReader:
         self._skeletons: dict[tuple[object, ...], RequestHead] = {}
 
     def __repr__(self) -> str:
-        return f"<HeadReader {len(self._known)} remembered>"
+        return f"<RequestHeadReader {len(self._known)} remembered>"
 
     def read(self, raw: bytes) -> RequestHead | None:
         """The head's meaning, or None: hand the connection over."""

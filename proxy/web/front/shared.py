@@ -94,7 +94,7 @@ class FrontContext:
         self.tick()
 
     def __repr__(self) -> str:
-        return f"<Hot {self.heads!r}>"
+        return f"<FrontContext {self.heads!r}>"
 
     def tick(self) -> None:
         """Once a second: the date changes."""

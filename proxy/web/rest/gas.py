@@ -12,8 +12,8 @@ from proxy.core import fees, policy
 from proxy.core.access import Key
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
-from proxy.services.sponsor.policies import Meter, Policy, PolicyService, PolicySpend, UserMeter
-from proxy.services.sponsor.refusals import RefusalLog, Refused
+from proxy.services.sponsor.policies import LimitMeter, Policy, PolicyService, PolicySpend, UserMeter
+from proxy.services.sponsor.refusals import RefusalLog, RefusedOperation
 from proxy.services.sponsor.sponsorship import SponsorService, Sponsorship
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
@@ -191,7 +191,7 @@ def _name(text: str) -> str:
     return name
 
 
-def _amounts(meter: Meter) -> dict[str, Any]:
+def _amounts(meter: LimitMeter) -> dict[str, Any]:
     return {
         "reserved_usd": policy.usd(meter.reserved),
         "spent_usd": policy.usd(meter.spent),
@@ -213,7 +213,7 @@ def _user(spend: PolicySpend, user: UserMeter) -> dict[str, Any]:
     }
 
 
-def _refused(found: Refused) -> dict[str, Any]:
+def _refused(found: RefusedOperation) -> dict[str, Any]:
     return {
         "at": _time(found.at),
         "rule": found.rule,

@@ -56,7 +56,9 @@ class Backlog:
         self._waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
-        return f"<Held {len(self._queue)} events of {self._bytes} bytes, {len(self._missed)} subscriptions missed some>"
+        return (
+            f"<Backlog {len(self._queue)} events of {self._bytes} bytes, {len(self._missed)} subscriptions missed some>"
+        )
 
     @property
     def size(self) -> int:

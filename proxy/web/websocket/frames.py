@@ -105,7 +105,7 @@ class FrameReader:
         self._parts: bytearray | None = None
 
     def __repr__(self) -> str:
-        return f"<Reader {len(self._bytes) - self._at} bytes{', in a message' if self._parts is not None else ''}>"
+        return f"<FrameReader {len(self._bytes) - self._at} bytes{', in a message' if self._parts is not None else ''}>"
 
     @property
     def is_between(self) -> bool:

@@ -90,7 +90,7 @@ class ClientSocket(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "closed" if self.transport is None else "closing" if self._close_sent_at else "open"
-        return f"<Socket {state}, {len(self.calls)} calls, {len(self.subscriptions)} subscriptions>"
+        return f"<ClientSocket {state}, {len(self.calls)} calls, {len(self.subscriptions)} subscriptions>"
 
     @property
     def is_open(self) -> bool:

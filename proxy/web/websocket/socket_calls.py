@@ -59,7 +59,7 @@ class SocketCall(WholeResultWaiter):
         self.cache = ""
 
     def __repr__(self) -> str:
-        return f"<One {self.plan!r}>"
+        return f"<SocketCall {self.plan!r}>"
 
     def ask(self, call: jsonrpc.RawCall) -> None:
         socket = self._socket
@@ -110,7 +110,7 @@ class SocketBatch:
         self._is_done = False
 
     def __repr__(self) -> str:
-        return f"<Many {self._batch!r}>"
+        return f"<SocketBatch {self._batch!r}>"
 
     def ask(self, items: list[jsonrpc.RawCall | MalformedCall]) -> None:
         socket = self._socket

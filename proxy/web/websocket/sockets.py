@@ -24,7 +24,7 @@ from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.settings import Plan
-from proxy.settings import Sockets as Limits
+from proxy.settings import SocketSettings as Limits
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -107,7 +107,7 @@ class ClientSockets:
         keys.on_gone.append(self._key_gone)
 
     def __repr__(self) -> str:
-        return f"<Sockets {self._count} open of {len(self._by_key)} keys>"
+        return f"<ClientSockets {self._count} open of {len(self._by_key)} keys>"
 
     def __len__(self) -> int:
         return self._count

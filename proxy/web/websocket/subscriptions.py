@@ -56,7 +56,7 @@ class EventKind:
         return self._tallies.get(network) or self._tallies.setdefault(network, Tally(network, f"event:{self.name}"))
 
     def __repr__(self) -> str:
-        return f"<Kind {self.name}: {self.open} open, {self.sent} sent, {self.dropped} dropped>"
+        return f"<EventKind {self.name}: {self.open} open, {self.sent} sent, {self.dropped} dropped>"
 
 
 def kinds_of(prices: Mapping[str, int]) -> dict[str, EventKind]:
@@ -78,7 +78,7 @@ class SubscriptionIds:
         self._base = 0
 
     def __repr__(self) -> str:
-        return f"<Ids {self._made} made>"
+        return f"<SubscriptionIds {self._made} made>"
 
     def make(self, wish: SubscriptionRequest) -> bytes:
         """As JSON."""

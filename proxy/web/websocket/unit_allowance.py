@@ -36,7 +36,7 @@ class UnitAllowance:
         self.refusal: Fault | None = None
 
     def __repr__(self) -> str:
-        return f"<Purse {self.key.id} {self.left} units, {len(self._waiting)} waiting>"
+        return f"<UnitAllowance {self.key.id} {self.left} units, {len(self._waiting)} waiting>"
 
     def fill(self, units: int) -> bool:
         """Make sure that so many units are in it; False where the key has none left, and then `refusal` says why."""
