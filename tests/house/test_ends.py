@@ -9,7 +9,7 @@ from proxy.tasks import Tasks
 STUCK = """
 import asyncio
 from types import SimpleNamespace
-from proxy import worker
+from proxy.processes import worker
 
 worker.STOP_GRACE_S = 0.1
 

@@ -83,7 +83,8 @@ class PendingTransactions:
         self._wanted = Demand(lambda: bool(self._kinds() or self._waiting))
 
     def __repr__(self) -> str:
-        return f"<PendingTransactions {self._route.network.id}, {sum(len(each.listeners) for each in self._channels.values())} listeners>"
+        listeners = sum(len(each.listeners) for each in self._channels.values())
+        return f"<PendingTransactions {self._route.network.id}, {listeners} listeners>"
 
     async def subscribe(self, listener: Listener, *, full: bool) -> None:
         """Unavailable where no upstream tells of any."""
