@@ -23,3 +23,15 @@ def test_every_file_that_is_named_is_there() -> None:
     named = re.findall(r"`([\w/]+\.(?:py|js|toml))`", TEXT)
     assert named
     assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+
+
+def test_every_file_that_contributing_names_is_there() -> None:
+    """Placeholders are in capitals: `config/chains/NAME.toml`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    named = {
+        name
+        for name in re.findall(r"`(\w[\w.-]*/[\w./-]+)`", text)
+        if not re.search(r"[A-Z]{4}", name.removesuffix("README.md"))
+    }
+    assert named
+    assert not sorted(name for name in named if not (ROOT / name).exists())
