@@ -13,12 +13,21 @@ BUNDLER := $(DEVNET)/bundler/node_modules/.installed-$(shell uname -m)
 CLIENTS := tests/clients
 LIBRARIES := $(CLIENTS)/node_modules/.installed-$(shell uname -m)
 BROWSER := tests/browser
+TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
+# Processes that share the test files. Each starts its own services.
+JOBS ?= 2
+PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+COMPILED := tests/core tests/store/test_windows.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
+	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
+PURE := tests/core tests/chains tests/test_settings.py \
+	$(filter-out %/test_sql.py %/test_compiled.py %/test_modules.py,$(wildcard tests/house/test_*.py))
 
-.PHONY: help run test lint unit source browser compile bench lock clean
+.PHONY: help run test quick lint pure unit source browser compile compiled bench lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
 	@echo "make test     run lint, type checks and all tests"
+	@echo "make quick    run lint, type checks and the tests without services: under a minute"
 	@echo "make lint     run ruff and mypy only"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
@@ -28,21 +37,33 @@ help:
 run: .venv/.run $(CHAIN) $(BUNDLER)
 	@exec $(PY) -m proxy dev $(ARGS)
 
-test: lint unit source
+# Two steps at a time: lint and the uncompiled pass beside the compiler and the tests.
+test: $(TESTED)
+	@$(MAKE) --no-print-directory --jobs=2 lint unit source
+
+quick: .venv/.test
+	@$(MAKE) --no-print-directory --jobs=2 lint pure
 
 lint: .venv/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-unit: .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
-	@$(PY) -m proxy compile || true
-	$(PY) -m pytest $(ARGS)
+# Tests that start no services and no databases.
+pure: .venv/.test
+	PENSTOCK_SOURCE=1 $(PYTEST) $(PURE)
 
-# Run the tests of the compiled modules again, uncompiled.
+unit: compiled $(TESTED)
+	$(PYTEST) $(ARGS)
+
+# Run the tests of the compiled modules again, uncompiled. Their output follows at the end, apart from that of `unit`.
 source: .venv/.test
-	PENSTOCK_SOURCE=1 $(PY) -m pytest tests/core tests/store/test_windows.py tests/wire tests/web tests/flows/test_upstream_*.py \
-		tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
+	@log=$$(mktemp); PENSTOCK_SOURCE=1 $(PY) -m pytest --compiled-only $(COMPILED) >$$log 2>&1; status=$$?; \
+		echo "uncompiled:"; cat $$log; rm -f $$log; exit $$status
+
+# Without a compiler the tests run uncompiled.
+compiled: .venv/.test
+	@$(PY) -m proxy compile || true
 
 compile: .venv/.test
 	@$(PY) -m proxy compile

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from tests import scheduling
 from tests import service as service_room
 from tests.flows.upstream import Upstream, echo
 from tests.service import Service
@@ -31,6 +33,26 @@ PATIENT = {
     "PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": "1000000",
     "PENSTOCK_FOLLOWER__NETWORKS": '["dev/mainnet", "dev/testnet"]',
 }
+
+
+COMPILED_ONLY = "--compiled-only"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(COMPILED_ONLY, action="store_true", help="run only test files that import compiled modules")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and config.getoption(COMPILED_ONLY) and not scheduling.runs_compiled_code(collection_path):
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start long files first where several processes share the files."""
+    if config.getoption("numprocesses", None) or "workerinput" in vars(config):
+        items.sort(key=lambda item: scheduling.place_of(item.path))
 
 
 @pytest.fixture(scope="session")

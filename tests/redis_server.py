@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,19 +19,28 @@ import pytest
 from tests.service import until
 
 PROGRAM = "redis-server"
+LOCK = Path(tempfile.gettempdir(), "penstock-test-redis.lock")
 
 
 def require_redis() -> None:
     """Install it where that is possible; skip the test where it is not."""
     if shutil.which(PROGRAM) is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(
-            ["apt-get", "install", "-y", "-q", "--no-install-recommends", PROGRAM],
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
+        # Test processes run side by side, and apt-get fails while another holds its lock.
+        with open(LOCK, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if shutil.which(PROGRAM) is None:
+                _install()
     if shutil.which(PROGRAM) is None:
         pytest.skip(f"{PROGRAM} is not installed, and cannot be: on Debian, apt-get install {PROGRAM}")
+
+
+def _install() -> None:
+    subprocess.run(
+        ["apt-get", "install", "-y", "-q", "--no-install-recommends", PROGRAM],
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
 
 
 class RedisServer:

@@ -1,0 +1,91 @@
+"""The choice and the order of test files. The uncompiled pass runs only files with compiled code; long files start first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from proxy.compiled import MODULES
+
+ROOT = Path(__file__).resolve().parent.parent
+# With two processes, a long file that starts last leaves one of them idle. These take 15 seconds or more, the longest first.
+LONG = (
+    "tests/flows/test_dev.py",
+    "tests/flows/test_serve.py",
+    "tests/follower/test_deaths.py",
+    "tests/flows/test_feed_heads.py",
+    "tests/flows/test_upstream_faults.py",
+    "tests/house/test_compiled.py",
+    "tests/browser/test_page.py",
+    "tests/flows/test_command_line.py",
+    "tests/flows/test_clients.py",
+    "tests/house/test_modules.py",
+    "tests/wire/test_hazards.py",
+    "tests/browser/test_user_flows.py",
+    "tests/flows/test_sponsor.py",
+    "tests/flows/test_front.py",
+    "tests/delivery/test_ledger.py",
+    "tests/store/test_ledger_machine.py",
+    "tests/flows/test_smart_wallets.py",
+    "tests/flows/test_follower.py",
+    "tests/flows/test_socket_clients.py",
+    "tests/web/test_front_framing.py",
+    "tests/store/test_keys.py",
+    "tests/flows/test_faults.py",
+    "tests/flows/test_nft_metadata.py",
+    "tests/dev/test_bundler.py",
+    "tests/flows/test_bundler.py",
+)
+_PLACES = {file: place for place, file in enumerate(LONG)}
+
+
+def place_of(file: Path) -> int:
+    """The sort key of a test file: long files in the order of the table, all others after them."""
+    return _PLACES.get(str(file.relative_to(ROOT)), len(LONG))
+
+
+def runs_compiled_code(file: Path) -> bool:
+    """Whether a test file imports a compiled module, directly or through other modules."""
+    seen = {_name_of(file)}
+    todo = [*seen]
+    while todo:
+        found = _imports_of(todo.pop()) - seen
+        seen |= found
+        todo += found
+    return not seen.isdisjoint(MODULES)
+
+
+@cache
+def _files() -> dict[str, Path]:
+    return {_name_of(file): file for room in ("proxy", "tests") for file in (ROOT / room).rglob("*.py")}
+
+
+def _name_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def _imports_of(module: str) -> frozenset[str]:
+    """The modules of this project that a module imports when it runs."""
+    found: set[str] = set()
+    for node in _runtime_nodes(ast.parse(_files()[module].read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(found & _files().keys())
+
+
+def _runtime_nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node outside of `if TYPE_CHECKING` blocks."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            todo += node.orelse
+            continue
+        yield node
+        todo += ast.iter_child_nodes(node)
