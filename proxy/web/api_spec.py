@@ -20,14 +20,14 @@ from proxy.core.sessions import SessionKind
 from proxy.errors import InvalidRequest
 
 METHODS = ("get", "post", "patch", "delete", "put")
-# Paths that are there for whoever is signed in too.
+# Paths that also exist under /account, for signed-in account holders.
 MIRRORED = ("/webhooks", "/gas/policies")
 SCHEMAS_AT = "#/components/schemas/"
-# An integer in a query. One of more digits is no page number, and int() would take its time.
+# An integer in a query. The limit on digits bounds the time that int() takes.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
-# The most of a caller's own text that a message repeats.
+# How many characters of the caller's text an error message repeats at most.
 MAX_ECHO = 100
-_SAID = "is not valid"
+_INVALID = "is not valid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,20 @@ class ApiOperation:
     id: str
     method: str
     path: str
-    # The scope that a key needs; or, where no key is asked for, who must be signed in.
+    # The scope that the key needs. Operations for signed-in people have a session instead.
     scope: str
     session: SessionKind | None
-    planned: bool
     large_body: bool
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
     body: jsonschema_rs.Draft202012Validator | None
 
     def check_path(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The path's values; a refusal names the one that is wrong."""
+        """Validate the path parameters; an error names the invalid one."""
         return {name: parameter.read(given[name]) for name, parameter in self.path_parameters.items()}
 
     def check_query(self, given: Mapping[str, str]) -> dict[str, Any]:
-        """The query's values, typed, with their defaults."""
+        """Validate the query parameters; return typed values, with defaults."""
         read: dict[str, Any] = {}
         for name, text in given.items():
             if name not in self.query:
@@ -81,7 +80,7 @@ class ApiOperation:
         return {name: read[name] if name in read else parameter.absent() for name, parameter in self.query.items()}
 
     def check_body(self, raw: bytes) -> Any:
-        """The body as data, or a refusal that names the member."""
+        """Parse and validate the body; an error names the invalid member."""
         try:
             data = orjson.loads(raw)
         except orjson.JSONDecodeError as exc:
@@ -90,7 +89,7 @@ class ApiOperation:
             return data
         try:
             error = next(self.body.iter_errors(data), None)
-        except ValueError:  # the validator's own limit, which is below the parser's
+        except ValueError:  # the validator's depth limit is lower than the parser's
             raise InvalidRequest("the body is nested too deeply") from None
         if error is not None:
             raise InvalidRequest(_named(error))
@@ -104,8 +103,7 @@ class ApiSpec:
         self.operations = {operation.id: operation for operation in _operations(document)}
 
     def __repr__(self) -> str:
-        planned = sum(operation.planned for operation in self.operations.values())
-        return f"<ApiSpec {len(self.operations)} operations, {planned} planned>"
+        return f"<ApiSpec {len(self.operations)} operations>"
 
 
 def load(schemas: Path) -> ApiSpec:
@@ -131,7 +129,7 @@ def _merged(*directories: Path) -> dict[str, Any]:
 
 
 def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
-    """What a key may do for its account, the account's holder may do as well: the same operations, below /account."""
+    """Copy operations that account holders share with keys to /account, with a session instead of a scope."""
     found: dict[str, Any] = {}
     for path, item in paths.items():
         if not path.startswith(MIRRORED):
@@ -161,7 +159,6 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
                 path=path,
                 scope=spec.get("x-scope", ""),
                 session=spec.get("x-session"),
-                planned=spec.get("x-planned", False),
                 large_body=spec.get("x-large-body", False),
                 path_parameters={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "query"},
@@ -185,14 +182,14 @@ def _body(document: dict[str, Any], spec: dict[str, Any]) -> jsonschema_rs.Draft
 
 
 def _validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
-    """The schema beside those of the document that it refers to: each validator keeps a copy of all it is given."""
+    """Compile a schema with only the components that it refers to: each validator keeps its own copy of them."""
     named: dict[str, Any] = {}
     _gather(schema, document["components"]["schemas"], named)
     return jsonschema_rs.Draft202012Validator({**schema, "components": {"schemas": named}}, validate_formats=True)
 
 
 def _gather(node: Any, schemas: Mapping[str, Any], named: dict[str, Any]) -> None:
-    """Put what the node refers to, however far away, among the named."""
+    """Add all schemas that the node refers to, directly or indirectly, to `named`."""
     if isinstance(node, list):
         for part in node:
             _gather(part, schemas, named)
@@ -216,7 +213,7 @@ def _resolved(document: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cast(text: str, kind: str) -> Any:
-    """A query's text as the type that its schema names; what does not read stays text and fails the schema."""
+    """Convert a query parameter to the type in its schema. Text that does not parse stays text and fails validation."""
     if kind == "integer" and _INTEGER.fullmatch(text):
         return int(text)
     if kind == "boolean" and text in ("true", "false"):
@@ -225,7 +222,7 @@ def _cast(text: str, kind: str) -> Any:
 
 
 def _whole(data: Any) -> Any:
-    """JSON has one kind of number: 60.0 is the integer 60, for a schema as for whoever reads what it let through."""
+    """Convert whole floats to int: JSON has one number type, so 60.0 passes an integer schema."""
     match data:
         case float():
             return int(data) if data.is_integer() else data
@@ -243,10 +240,10 @@ def _named(error: jsonschema_rs.ValidationError) -> str:
 
 
 def _plain(error: jsonschema_rs.ValidationError, text: str) -> str:
-    return _words(error, most=300) if len(text) <= MAX_ECHO else _SAID
+    return _words(error, most=300) if len(text) <= MAX_ECHO else _INVALID
 
 
 def _words(error: jsonschema_rs.ValidationError, *, most: int) -> str:
-    """What the validator says, which repeats what was given: not at any length, and never a key that is there by mistake."""
-    said = error.message
-    return said if len(said) < most and not any(prefix in said for prefix in KEY_PREFIXES) else _SAID
+    """Return the validator's message, which repeats the input, unless it is too long or contains an API key."""
+    text = error.message
+    return text if len(text) < most and not any(prefix in text for prefix in KEY_PREFIXES) else _INVALID

@@ -37,7 +37,7 @@ async def test_unknown_path_is_not_found(service: Service, key: str, target: str
 
 @pytest.mark.parametrize("target", ["/v1/gas/ethereum/prices", "/docs/nope.js", "/docs/../proxy/app.py", "/metrics"])
 async def test_what_is_not_served_is_not_found(service: Service, key: str, target: str) -> None:
-    """A planned operation, a page that does not exist, a file beside the pages, the operator's own address."""
+    """A network that is not configured, a page that does not exist, a file beside the pages, the operator's own address."""
     (await ask_once(service, request("GET", target, key=key))).fault(404)
 
 

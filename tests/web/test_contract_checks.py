@@ -199,7 +199,7 @@ def test_document_is_served_as_the_bytes_that_were_merged() -> None:
     document = orjson.loads(CONTRACT.raw)
     assert document == CONTRACT.document
     assert len(document["components"]["schemas"]) > 40
-    assert repr(CONTRACT).startswith(f"<Contract {len(CONTRACT.operations)} operations, ")
+    assert repr(CONTRACT) == f"<ApiSpec {len(CONTRACT.operations)} operations>"
 
 
 @pytest.mark.parametrize(("directory", "name"), [("http", "Thing"), ("paths", "/things"), ("webhooks", "thing")])

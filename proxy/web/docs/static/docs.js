@@ -295,9 +295,9 @@ function operationArticle(entry) {
   const methods = operation["x-rpc-methods"];
   const scope = operation["x-scope"] && ["Scope ", code(operation["x-scope"])];
   return el("article.op", { id, "data-section": true },
-    el("h3", null, operation.summary, operation["x-planned"] && el("span.planned", null, "planned"), anchor(id)),
+    el("h3", null, operation.summary, anchor(id)),
     pathLine(entry),
-    pair([operation["x-planned"] && el("p.hint", null, "Not available yet."), markdown(operation.description),
+    pair([markdown(operation.description),
       el("p.scope", null, needsKey(operation) ? scope : "No API key required"),
       parameters.length > 0 && [el("h4", null, "Parameters"), valueTable("Parameters", parameters)],
       media && [el("h4", null, "Request body"), body(media, false)]],
@@ -338,10 +338,9 @@ const section = (title, content) => el("section.guide", { id: slug(title), "data
 /* --- page --- */
 const navGroup = (title, links) => el("section", null, el("h2", null, title),
   el("ul", null, links.map((link) => el("li", null, link))));
-const ring = () => el("span.ring", { title: "planned" }, el("span.visually-hidden", null, "planned"));
 const plainLink = (title) => el("a", { href: `#${slug(title)}` }, title);
 const operationLink = ({ id, method, operation }) => el("a", { href: `#${id}` },
-  methodBadge(method), el("span", null, operation.summary), operation["x-planned"] && ring());
+  methodBadge(method), el("span", null, operation.summary));
 
 function draw() {
   const entries = operations();
@@ -357,8 +356,7 @@ function draw() {
     section("Types", [el("p", null, "Named value types used throughout the API."), typeTable()]));
   document.getElementById("links").replaceChildren(
     navGroup("Guide", [...parts.map(({ title }) => title), "Types"].map(plainLink)),
-    ...tags.map((tag) => navGroup(tag.name, tag.entries.map(operationLink))),
-    el("p.legend", { hidden: entries.every(({ operation }) => !operation["x-planned"]) }, ring(), "not available yet"));
+    ...tags.map((tag) => navGroup(tag.name, tag.entries.map(operationLink))));
   document.getElementById("version").textContent = doc.info.version;
 }
 

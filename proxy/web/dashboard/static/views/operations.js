@@ -16,13 +16,13 @@ function resolve(openapi, node) {
   return { ...resolve(openapi, lookup(openapi, $ref)), ...own };
 }
 
-/* The operations that take an API key and are available. */
+/* The operations that take an API key. */
 export function operations(openapi) {
   return Object.entries(openapi.paths).flatMap(([path, item]) => METHODS.filter((method) => item[method]).map((method) => {
     const spec = item[method];
     const parameters = [...(item.parameters ?? []), ...(spec.parameters ?? [])].map((each) => resolve(openapi, each));
     return { id: spec.operationId, tag: spec.tags?.[0] ?? "Other", method: method.toUpperCase(), path, spec, parameters };
-  })).filter(({ id, tag, spec }) => !EXCLUDED.has(id) && !SESSION_TAGS.has(tag) && !spec["x-planned"]);
+  })).filter(({ id, tag }) => !EXCLUDED.has(id) && !SESSION_TAGS.has(tag));
 }
 
 function exampleOf(openapi, { example, examples, schema }) {
