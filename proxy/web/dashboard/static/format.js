@@ -43,7 +43,7 @@ export function ago(iso, now = Date.now()) {
 
 /* An API value as a label: address_activity -> Address activity. */
 export function label(value) {
-  const text = String(value).replaceAll("_", " ").toLowerCase();
+  const text = String(value).replaceAll("_", " ").toLowerCase().replace(/\busd\b/, "USD");
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 

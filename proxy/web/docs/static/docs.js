@@ -317,8 +317,13 @@ function guide() {
   return parts;
 }
 
+function schemeHeader({ type, name, in: place }) {
+  if (type !== "apiKey") return "Authorization: Bearer …";
+  return place === "cookie" ? `Cookie: ${name}=…` : `${name}: …`;
+}
+
 const schemeTable = () => table(["Header", "Meaning"], Object.values(doc.components.securitySchemes).map((scheme) =>
-  [code(scheme.type === "apiKey" ? `${scheme.name}: …` : "Authorization: Bearer …"), inline(scheme.description)]));
+  [code(schemeHeader(scheme)), inline(scheme.description)]));
 
 function errorTable() {
   const all = operations().flatMap(({ operation }) => Object.entries(operation.responses));

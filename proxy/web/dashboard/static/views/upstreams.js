@@ -32,7 +32,7 @@ function networkCard({ network, tip, upstreams }, load) {
     { name: "State", show: stateOf },
     { name: "Circuit breaker", show: (each) => badge(each.breaker, each.breaker === "closed" ? "good" : each.breaker === "open" ? "bad" : "wait") },
     { name: "Lag", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },
-    { name: "Errors", kind: "num", show: (each) => el("div", null, format.percent(each.error_rate), each.error_rate > 0 && bar(each.error_rate, "bad")) },
+    { name: "Error rate", kind: "num", show: (each) => el("div", null, format.percent(each.error_rate), each.error_rate > 0 && bar(each.error_rate, "bad")) },
     { name: "p50", kind: "num", show: (each) => format.millis(each.p50_ms) },
     { name: "p99", kind: "num", show: (each) => format.millis(each.p99_ms) },
     { name: "Replies", kind: "num", show: (each) => el("div", null, format.number(each.answered), each.in_flight > 0 && el("span.below", null, `${each.in_flight} in flight`)) },
