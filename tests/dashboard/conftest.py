@@ -1,4 +1,4 @@
-"""One running service for all tests that leave it as it was."""
+"""One running service, shared by all tests that do not stop or reconfigure it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.dashboard.service import Desk, desk_on
+from tests.dashboard.service import DashboardService, start_service
 from tests.database import MIGRATED, Server, database, pool, server
 
 __all__ = ("database", "pool", "server")
 
 
 @pytest.fixture(scope="session")
-async def desk(server: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Desk]:
+async def service(server: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DashboardService]:
     name = await server.create(MIGRATED)
-    async with desk_on(server.url(name), tmp_path_factory.mktemp("desk")) as found:
+    async with start_service(server.url(name), tmp_path_factory.mktemp("dashboard")) as found:
         yield found
     await server.drop(name)

@@ -1,4 +1,4 @@
-"""A service with two workers and two upstreams, and people who use its dashboard's API as a browser would."""
+"""A running service with two workers and two upstreams, and clients that use the dashboard's API like a browser."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.flows.production import PEPPER, Production
 from tests.flows.upstream import Upstream
 from tests.shapes import conforms
 
-CONTRACT = api_spec.load(SCHEMAS)
-DOCUMENT = CONTRACT.document
+API_SPEC = api_spec.load(SCHEMAS)
+DOCUMENT = API_SPEC.document
 NETWORK = "ethereum/sepolia"
 PASSWORD = "a password of some length"
 FLUSH_S = 0.2
 _serial = itertools.count(1)
-# Tries are counted by address: every person has one of their own, as behind a balancer.
+# Sign-in attempts are limited by IP address, so every client has its own, as behind a load balancer.
 _addresses = itertools.count(1)
 
 
@@ -61,15 +61,15 @@ coalesce = false
 flush_s = {FLUSH_S}
 [dashboard]
 report_s = 0.2
-url = "https://desk.example.com/"
+url = "https://dashboard.example.com/"
 {more}
 {upstreams}
 """
 
 
 @dataclass
-class Desk:
-    """The running service, and its database from behind."""
+class DashboardService:
+    """The running service, with direct access to its database."""
 
     running: Production
     database: str
@@ -93,23 +93,23 @@ class Desk:
             await self.sessions.set_password(row["id"], hash_password(password))
         return row
 
-    async def holder(self, account: dict[str, Any] | None = None) -> Person:
-        """Somebody who is signed in to an account: of their own, unless it is given."""
+    async def holder(self, account: dict[str, Any] | None = None) -> Client:
+        """A client signed in to the given account, or to a new one."""
         found = account or await self.account()
-        person = Person(self)
-        person.account = found
-        reply = await person.post("/account/sign-in", {"email": found["email"], "password": PASSWORD})
+        client = Client(self)
+        client.account = found
+        reply = await client.post("/account/sign-in", {"email": found["email"], "password": PASSWORD})
         assert reply.status == 200, reply
-        person.csrf = reply.data["csrf_token"]
-        return person
+        client.csrf = reply.data["csrf_token"]
+        return client
 
-    async def operator(self) -> Person:
-        person = Person(self)
+    async def operator(self) -> Client:
+        client = Client(self)
         token = await self.admin_token()
-        reply = await person.post("/admin/sign-in", {"token": token})
+        reply = await client.post("/admin/sign-in", {"token": token})
         assert reply.status == 200, reply
-        person.csrf = reply.data["csrf_token"]
-        return person
+        client.csrf = reply.data["csrf_token"]
+        return client
 
     async def admin_token(self, name: str = "operator") -> str:
         token = new_admin_token()
@@ -118,7 +118,7 @@ class Desk:
 
 
 @dataclass(frozen=True)
-class Said:
+class Reply:
     status: int
     headers: Any
     body: bytes
@@ -134,17 +134,17 @@ class Said:
         return str(error["message"])
 
 
-class Person:
-    """A browser: its cookies, and the token that its page holds."""
+class Client:
+    """A browser's state: its cookies and the CSRF token of its page."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, service: DashboardService) -> None:
+        self.service = service
         self.account: dict[str, Any] = {}
         self.csrf = ""
         self.cookies: dict[str, str] = {}
         self.address = f"198.51.{next(_addresses) // 250}.{next(_addresses) % 250}"
 
-    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Said:
+    async def request(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         sent = {"X-Forwarded-For": self.address, **{name.replace("_", "-"): text for name, text in headers.items()}}
         if self.cookies:
             sent.setdefault("Cookie", "; ".join(f"{name}={value}" for name, value in self.cookies.items()))
@@ -156,58 +156,58 @@ class Person:
             sent.setdefault("Content-Type", "application/json")
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
-            session.request(method, self.desk.base + path, data=data, headers=sent) as reply,
+            session.request(method, self.service.base + path, data=data, headers=sent) as reply,
         ):
             for name, cookie in reply.cookies.items():
                 if cookie.value:
                     self.cookies[name] = cookie.value
                 else:
                     self.cookies.pop(name, None)
-            said = Said(reply.status, reply.headers, await reply.read())
-            check_promised(method, path.partition("?")[0], said)
-            return said
+            received = Reply(reply.status, reply.headers, await reply.read())
+            check_spec(method, path.partition("?")[0], received)
+            return received
 
-    async def get(self, path: str, **headers: str) -> Said:
-        return await self.ask("GET", path, **headers)
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.request("GET", path, **headers)
 
-    async def post(self, path: str, body: Any = None, **headers: str) -> Said:
-        return await self.ask("POST", path, body, **headers)
+    async def post(self, path: str, body: Any = None, **headers: str) -> Reply:
+        return await self.request("POST", path, body, **headers)
 
     async def new_key(self, **members: Any) -> dict[str, Any]:
         reply = await self.post("/account/keys", {"name": "a key", "mode": "test", **members})
         assert reply.status == 201, reply
-        made: dict[str, Any] = reply.data
-        return made
+        created: dict[str, Any] = reply.data
+        return created
 
 
-def check_promised(method: str, path: str, said: Said) -> None:
-    """The answer is one that the published document promises for this path."""
-    for operation in CONTRACT.operations.values():
-        form = re.sub(r"\{[a-z_]+\}", "[^/]+", operation.path)
-        if operation.method == method and re.fullmatch(form, path):
+def check_spec(method: str, path: str, reply: Reply) -> None:
+    """Assert that the reply matches the API spec."""
+    for operation in API_SPEC.operations.values():
+        pattern = re.sub(r"\{[a-z_]+\}", "[^/]+", operation.path)
+        if operation.method == method and re.fullmatch(pattern, path):
             break
     else:
-        raise AssertionError(f"{method} {path} is not in the document")
-    promised = DOCUMENT["paths"][operation.path][method.lower()]["responses"]
-    assert str(said.status) in promised, (path, said)
-    shape = promised[str(said.status)].get("content", {}).get("application/json", {}).get("schema")
-    if shape is not None and said.status < 400:
-        conforms(said.data, shape["$ref"].rpartition("/")[2])
+        raise AssertionError(f"{method} {path} is not in the API spec")
+    responses = DOCUMENT["paths"][operation.path][method.lower()]["responses"]
+    assert str(reply.status) in responses, (path, reply)
+    schema = responses[str(reply.status)].get("content", {}).get("application/json", {}).get("schema")
+    if schema is not None and reply.status < 400:
+        conforms(reply.data, schema["$ref"].rpartition("/")[2])
 
 
-async def call(desk: Desk, key: str, method: str = "eth_gasPrice", **headers: str) -> Said:
-    """One JSON-RPC call with a key, on a connection of its own."""
+async def call(service: DashboardService, key: str, method: str = "eth_gasPrice", **headers: str) -> Reply:
+    """Make one JSON-RPC call with a key, on a new connection."""
     body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": []})
     sent = {"X-API-Key": key, "Content-Type": "application/json", **headers}
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"{desk.base}/rpc/{NETWORK}", data=body, headers=sent) as reply,
+        session.post(f"{service.base}/rpc/{NETWORK}", data=body, headers=sent) as reply,
     ):
-        return Said(reply.status, reply.headers, await reply.read())
+        return Reply(reply.status, reply.headers, await reply.read())
 
 
 @asynccontextmanager
-async def desk_on(database: str, home: Path, *, more: str = "") -> AsyncIterator[Desk]:
+async def start_service(database: str, home: Path, *, more: str = "") -> AsyncIterator[DashboardService]:
     upstreams = [Upstream(), Upstream()]
     for upstream in upstreams:
         await upstream.open()
@@ -218,7 +218,7 @@ async def desk_on(database: str, home: Path, *, more: str = "") -> AsyncIterator
     running = await production.start(config, home / "log", "", role="gateway")
     try:
         keys = KeyStore(pool, pepper=PEPPER, plans=tuple(load_tables().plans))
-        yield Desk(running, database, pool, keys, SessionStore(pool, pepper=PEPPER), upstreams)
+        yield DashboardService(running, database, pool, keys, SessionStore(pool, pepper=PEPPER), upstreams)
     finally:
         await production.stop(running)
         await pool.close()

@@ -1,10 +1,10 @@
-"""What is somebody else's is not there: every operation on one thing of an account, by the holder of another."""
+"""Account isolation: every operation on a resource of another account returns 404."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.dashboard.service import CONTRACT, Desk, Person
+from tests.dashboard.service import API_SPEC, Client, DashboardService
 from tests.database import connected
 
 WEBHOOK = {
@@ -14,7 +14,7 @@ WEBHOOK = {
     "config": {},
 }
 POLICY = {"name": "Free", "chain": "ethereum-sepolia", "rules": {"max_gas_usd": "1"}}
-# Each with a body that its owner could send.
+# Every operation on a single resource, with a body that its owner could send.
 OPERATIONS: dict[str, Any] = {
     "read_key": None,
     "update_key": {"name": "mine now"},
@@ -37,37 +37,37 @@ OPERATIONS: dict[str, Any] = {
 }
 
 
-async def things_of(holder: Person) -> dict[str, Any]:
-    """One of each kind, by where it is found."""
+async def create_resources(holder: Client) -> dict[str, Any]:
+    """One resource of each kind, by the path of its collection."""
     found = {"/account/keys": await holder.new_key()}
     for path, body in (("/account/webhooks", WEBHOOK), ("/account/gas/policies", POLICY)):
-        made = await holder.post(path, body)
-        assert made.status == 201, made
-        found[path] = made.data
+        reply = await holder.post(path, body)
+        assert reply.status == 201, reply
+        found[path] = reply.data
     return found
 
 
-def test_no_operation_on_one_thing_is_left_out() -> None:
-    operations = CONTRACT.operations.items()
+def test_every_operation_on_a_single_resource_is_covered() -> None:
+    operations = API_SPEC.operations.items()
     assert set(OPERATIONS) == {
         name for name, each in operations if each.path.startswith("/account/") and "{" in each.path
     }
 
 
-async def test_somebody_elses_is_as_absent_as_what_never_was(desk: Desk) -> None:
-    owner, stranger = await desk.holder(), await desk.holder()
-    things = await things_of(owner)
-    event = (await owner.post(f"/account/webhooks/{things['/account/webhooks']['id']}/test", {})).data["event_id"]
-    before = {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in things.items()}
+async def test_resource_of_another_account_is_not_found(service: DashboardService) -> None:
+    owner, other = await service.holder(), await service.holder()
+    resources = await create_resources(owner)
+    event = (await owner.post(f"/account/webhooks/{resources['/account/webhooks']['id']}/test", {})).data["event_id"]
+    before = {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in resources.items()}
     for name, body in OPERATIONS.items():
-        operation = CONTRACT.operations[name]
+        operation = API_SPEC.operations[name]
         kind = operation.path.partition("/{")[0]
-        path = operation.path.replace("{id}", things[kind]["id"]).replace("{event_id}", event)
-        reply = await stranger.ask(operation.method, path, body)
+        path = operation.path.replace("{id}", resources[kind]["id"]).replace("{event_id}", event)
+        reply = await other.request(operation.method, path, body)
         assert reply.status == 404, (name, reply)
-    assert {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in things.items()} == before
-    # To its owner it is there, until it is deleted.
-    webhook = things["/account/webhooks"]["id"]
-    assert (await owner.ask("DELETE", f"/account/webhooks/{webhook}")).status == 200
-    async with connected(desk.database) as connection:  # nobody delivers here, and others look at what waits
+    assert {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in resources.items()} == before
+    # Its owner can still delete it.
+    webhook = resources["/account/webhooks"]["id"]
+    assert (await owner.request("DELETE", f"/account/webhooks/{webhook}")).status == 200
+    async with connected(service.database) as connection:  # no worker delivers here, and other tests read the queue
         await connection.execute("delete from deliveries where webhook_id = $1", webhook)

@@ -1,4 +1,4 @@
-"""What operators do on the command line for people who sign in."""
+"""Commands for admin tokens, passwords, sign-in links, accounts and keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import orjson
 
-from tests.dashboard.service import PASSWORD, Desk, Person, call
+from tests.dashboard.service import PASSWORD, Client, DashboardService, call
 from tests.service import ROOT, until
 
 
-async def run(desk: Desk, *words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+async def run(service: DashboardService, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "proxy", *words, "--config", str(desk.running.config)],
+        [sys.executable, "-m", "proxy", *arguments, "--config", str(service.running.config)],
         cwd=ROOT,
         input=typed,
         capture_output=True,
@@ -26,71 +26,73 @@ async def run(desk: Desk, *words: str, typed: str = "") -> subprocess.CompletedP
     )
 
 
-async def said(desk: Desk, *words: str, typed: str = "") -> Any:
-    done = await run(desk, *words, "--json", typed=typed)
+async def run_json(service: DashboardService, *arguments: str, typed: str = "") -> Any:
+    done = await run(service, *arguments, "--json", typed=typed)
     assert done.returncode == 0, done.stderr
     return orjson.loads(done.stdout)
 
 
-async def test_admin_token_is_made_listed_and_revoked(desk: Desk) -> None:
-    made = await said(desk, "admin", "token", "create", "--name", "day shift")
-    operator = Person(desk)
+async def test_admin_token_is_created_listed_and_revoked(service: DashboardService) -> None:
+    made = await run_json(service, "admin", "token", "create", "--name", "day shift")
+    operator = Client(service)
     assert (await operator.post("/admin/sign-in", {"token": made["token"]})).status == 200
-    listed = await said(desk, "admin", "token", "list")
+    listed = await run_json(service, "admin", "token", "list")
     assert [(each["name"], each["revoked_at"]) for each in listed if each["id"] == made["id"]] == [("day shift", None)]
     assert made["token"] not in str(listed)
-    assert (await said(desk, "admin", "token", "revoke", made["id"]))["revoked_at"]
+    assert (await run_json(service, "admin", "token", "revoke", made["id"]))["revoked_at"]
     (await operator.get("/admin/session")).fault(401)
-    missing = await run(desk, "admin", "token", "revoke", "admt_0")
+    missing = await run(service, "admin", "token", "revoke", "admt_0")
     assert missing.returncode == 1
     assert "admt_0" in missing.stderr
 
 
-async def test_password_is_set_from_standard_input_and_ends_all_sessions(desk: Desk) -> None:
-    holder = await desk.holder()
+async def test_password_is_set_from_standard_input_and_ends_all_sessions(service: DashboardService) -> None:
+    holder = await service.holder()
     account = holder.account["id"]
-    done = await said(desk, "accounts", "password", account, "--stdin", typed="another long password\n")
+    done = await run_json(service, "accounts", "password", account, "--stdin", typed="another long password\n")
     assert done == {"id": account, "password": "set"}
     (await holder.get("/account/session")).fault(401)
     body = {"email": holder.account["email"], "password": "another long password"}
-    assert (await Person(desk).post("/account/sign-in", body)).status == 200
-    (await Person(desk).post("/account/sign-in", {**body, "password": PASSWORD})).fault(401)
-    short = await run(desk, "accounts", "password", account, "--stdin", typed="short\n")
+    assert (await Client(service).post("/account/sign-in", body)).status == 200
+    (await Client(service).post("/account/sign-in", {**body, "password": PASSWORD})).fault(401)
+    short = await run(service, "accounts", "password", account, "--stdin", typed="short\n")
     assert short.returncode == 1
     assert "12" in short.stderr
-    assert (await run(desk, "accounts", "password", "acct_0", "--stdin", typed="long enough for it\n")).returncode == 1
+    assert (
+        await run(service, "accounts", "password", "acct_0", "--stdin", typed="long enough for it\n")
+    ).returncode == 1
 
 
-async def test_link_of_the_command_line_signs_in_once(desk: Desk) -> None:
-    account = await desk.account(password=None)
-    made = await said(desk, "accounts", "link", account["id"])
-    assert made["url"].startswith("https://desk.example.com/#token=")
+async def test_link_from_the_command_line_signs_in_once(service: DashboardService) -> None:
+    account = await service.account(password=None)
+    made = await run_json(service, "accounts", "link", account["id"])
+    assert made["url"].startswith("https://dashboard.example.com/#token=")
     body = {"token": made["url"].partition("#token=")[2]}
-    assert (await Person(desk).post("/account/sign-in/redeem", body)).status == 200
-    (await Person(desk).post("/account/sign-in/redeem", body)).fault(401)
+    assert (await Client(service).post("/account/sign-in/redeem", body)).status == 200
+    (await Client(service).post("/account/sign-in/redeem", body)).fault(401)
 
 
-async def test_account_and_key_are_fenced_and_disabled_from_the_command_line(desk: Desk) -> None:
-    account = await desk.account()
-    words = ("--account", account["id"], "--mode", "test", "--allow-ip", "203.0.113.9/24")
-    made = await said(desk, "keys", "create", *words, "--allow-origin", "https://app.example.com")
+async def test_key_is_restricted_and_account_disabled_from_the_command_line(service: DashboardService) -> None:
+    account = await service.account()
+    options = ("--account", account["id"], "--mode", "test", "--allow-ip", "203.0.113.9/24")
+    made = await run_json(service, "keys", "create", *options, "--allow-origin", "https://app.example.com")
     assert (made["allowed_ips"], made["allowed_origins"]) == (["203.0.113.0/24"], ["https://app.example.com"])
 
     async def status() -> int:
-        return (await call(desk, made["key"])).status
+        return (await call(service, made["key"])).status
 
-    async def is_(wanted: int) -> bool:
-        return {await status() for _ in range(6)} == {wanted}
+    async def has_status(expected: int) -> bool:
+        return {await status() for _ in range(6)} == {expected}
 
-    await until(lambda: is_(403))
-    assert (await said(desk, "keys", "set", made["id"], "--from-anywhere"))["allowed_ips"] == []
-    await until(lambda: is_(200))
-    assert (await said(desk, "accounts", "disable", account["id"]))["disabled"] is True
-    await until(lambda: is_(403))
-    head, *rows = (await run(desk, "accounts", "list")).stdout.splitlines()
+    await until(lambda: has_status(403))
+    assert (await run_json(service, "keys", "set", made["id"], "--from-anywhere"))["allowed_ips"] == []
+    await until(lambda: has_status(200))
+    assert (await run_json(service, "accounts", "disable", account["id"]))["disabled"] is True
+    await until(lambda: has_status(403))
+    head, *rows = (await run(service, "accounts", "list")).stdout.splitlines()
     assert [row[head.index("disabled") :].split()[0] for row in rows if account["id"] in row] == ["True"]
-    assert (await said(desk, "accounts", "enable", account["id"]))["disabled"] is False
-    await until(lambda: is_(200))
-    wrong = await run(desk, "keys", "set", made["id"], "--allow-ip", "somewhere")
+    assert (await run_json(service, "accounts", "enable", account["id"]))["disabled"] is False
+    await until(lambda: has_status(200))
+    wrong = await run(service, "keys", "set", made["id"], "--allow-ip", "somewhere")
     assert wrong.returncode == 1
     assert "allowed_ips" in wrong.stderr

@@ -1,4 +1,4 @@
-"""What operators see of all workers, and what they tell them."""
+"""The operator's API: upstreams, accounts, usage, followers and deliveries over all workers."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.service import NETWORK, Desk, Person, call
+from tests.dashboard.service import NETWORK, Client, DashboardService, call
 from tests.dashboard.test_usage import known_key
 from tests.database import connected
 from tests.flows.talk import Talk, post, rpc
 from tests.service import until
 
 
-async def _is(found: Awaitable[int], wanted: int) -> bool:
-    return await found == wanted
+async def _equals(found: Awaitable[int], expected: int) -> bool:
+    return await found == expected
 
 
-async def upstreams(operator: Person) -> list[dict[str, Any]]:
+async def upstreams(operator: Client) -> list[dict[str, Any]]:
     networks = (await operator.get("/admin/networks")).data["networks"]
     found: list[dict[str, Any]] = next(each for each in networks if each["network"] == NETWORK)["upstreams"]
     return found
 
 
-async def test_health_of_upstreams_is_gathered_over_all_workers(desk: Desk) -> None:
-    operator, holder = await desk.operator(), await desk.holder()
-    key = await known_key(desk, holder)
+async def test_upstream_health_is_aggregated_over_all_workers(service: DashboardService) -> None:
+    operator, holder = await service.operator(), await service.holder()
+    key = await known_key(service, holder)
 
-    async def is_whole() -> bool:
+    async def is_complete() -> bool:
         found = (await operator.get("/admin/networks")).data
         return bool(found["workers"] == 2 and all(each["workers"] == 2 for each in await upstreams(operator)))
 
-    await until(is_whole)
+    await until(is_complete)
     before = sum(each["answered"] for each in await upstreams(operator))
     for _ in range(12):
-        assert (await call(desk, key)).status == 200
+        assert (await call(service, key)).status == 200
 
     async def is_counted() -> bool:
         return sum(each["answered"] for each in await upstreams(operator)) >= before + 12
@@ -47,40 +47,40 @@ async def test_health_of_upstreams_is_gathered_over_all_workers(desk: Desk) -> N
         assert each["head"] == 16
         assert each["lag_blocks"] == 0
     text = (await operator.get("/admin/live")).body.decode()
-    assert "127.0.0.1:" not in text, "an upstream's address is nobody's business"
+    assert "127.0.0.1:" not in text, "the reply must not reveal an upstream's address"
     live = (await operator.get("/admin/live")).data
     assert len(live["workers"]) == 2
-    assert {each["pid"] for each in live["workers"]} == set(desk.running.worker_pids())
+    assert {each["pid"] for each in live["workers"]} == set(service.running.worker_pids())
 
 
-async def test_cordon_moves_the_traffic_of_all_workers_and_uncordon_brings_it_back(desk: Desk) -> None:
-    operator, holder = await desk.operator(), await desk.holder()
-    key = await known_key(desk, holder)
+async def test_cordon_redirects_the_calls_of_all_workers_until_uncordon(service: DashboardService) -> None:
+    operator, holder = await service.operator(), await service.holder()
+    key = await known_key(service, holder)
     await until(lambda: upstreams(operator))
     first = next(each for each in await upstreams(operator) if each["label"].endswith("#1"))
     request = post(rpc("eth_gasPrice"), key=key, network=NETWORK)
-    talks = [await Talk.open(desk.running.port) for _ in range(12)]  # enough that both workers have some
+    talks = [await Talk.open(service.running.port) for _ in range(12)]  # enough that both workers have some
 
-    async def asked_of() -> tuple[int, int]:
-        """How many of a round of calls each upstream was asked."""
-        before = [upstream.calls for upstream in desk.upstreams]
+    async def calls() -> tuple[int, int]:
+        """Make a call on each connection and return how many each upstream got."""
+        before = [upstream.calls for upstream in service.upstreams]
         for talk in talks:
             assert (await talk.ask(request)).status == 200
-        one, other = (upstream.calls - was for upstream, was in zip(desk.upstreams, before, strict=True))
+        one, other = (upstream.calls - was for upstream, was in zip(service.upstreams, before, strict=True))
         return one, other
 
     async def has_moved() -> bool:
-        return (await asked_of())[0] == 0
+        return (await calls())[0] == 0
 
     async def is_back() -> bool:
-        return (await asked_of())[0] > 0
+        return (await calls())[0] > 0
 
     await until(is_back)
     reply = await operator.post(f"/admin/upstreams/{first['id']}/cordon", {"reason": "maintenance"})
     assert reply.data == {"id": first["id"], "label": first["label"], "cordoned": True}
     try:
         await until(has_moved)
-        assert await asked_of() == (0, len(talks))
+        assert await calls() == (0, len(talks))
 
         async def is_shown() -> bool:
             found = next(each for each in await upstreams(operator) if each["id"] == first["id"])
@@ -95,14 +95,14 @@ async def test_cordon_moves_the_traffic_of_all_workers_and_uncordon_brings_it_ba
         await talk.close()
 
 
-async def test_upstream_that_is_not_there_cannot_be_cordoned(desk: Desk) -> None:
-    operator, holder = await desk.operator(), await desk.holder()
+async def test_unknown_upstream_cannot_be_cordoned(service: DashboardService) -> None:
+    operator, holder = await service.operator(), await service.holder()
     (await operator.post("/admin/upstreams/0000000000000000/cordon", {})).fault(404)
     (await holder.post("/admin/upstreams/0000000000000000/cordon", {})).fault(401)
 
 
-async def test_accounts_are_made_found_changed_and_given_other_limits(desk: Desk) -> None:
-    operator = await desk.operator()
+async def test_accounts_are_created_found_and_changed(service: DashboardService) -> None:
+    operator = await service.operator()
     body = {"name": "Zebra", "email": "zebra@example.com", "plan": "growth", "requests_per_day": 7}
     made = await operator.post("/admin/accounts", body)
     assert made.status == 201
@@ -112,86 +112,84 @@ async def test_accounts_are_made_found_changed_and_given_other_limits(desk: Desk
     assert [each["id"] for each in found["accounts"]] == [account["id"]]
     assert found["total"] == 1
     path = f"/admin/accounts/{account['id']}"
-    changed = (await operator.ask("PATCH", path, {"plan": "free", "requests_per_day": None})).data
+    changed = (await operator.request("PATCH", path, {"plan": "free", "requests_per_day": None})).data
     assert (changed["plan"], changed["limits"]["requests_per_day"]) == ("free", None)
     assert (await operator.get(path)).data["used_today"] == 0
     assert (await operator.get(f"{path}/keys")).data == {"keys": []}
-    assert "plan" in (await operator.ask("PATCH", path, {"plan": "golden"})).fault(400)
+    assert "plan" in (await operator.request("PATCH", path, {"plan": "golden"})).fault(400)
     (await operator.get("/admin/accounts/acct_0")).fault(404)
-    (await operator.ask("PATCH", "/admin/accounts/acct_0", {"name": "x"})).fault(404)
+    (await operator.request("PATCH", "/admin/accounts/acct_0", {"name": "x"})).fault(404)
     plans = (await operator.get("/admin/plans")).data["plans"]
     assert [plan["name"] for plan in plans] == ["free", "growth", "enterprise"]
 
 
-async def test_changed_plan_reaches_the_keys_of_the_account(desk: Desk) -> None:
-    operator = await desk.operator()
-    holder = await desk.holder(await desk.account(plan="growth"))
-    key = await known_key(desk, holder)
-    assert (await call(desk, key)).headers["X-RateLimit-Limit"] == "100"
-    await operator.ask("PATCH", f"/admin/accounts/{holder.account['id']}", {"requests_per_second": 33})
+async def test_changed_account_limit_applies_to_its_keys(service: DashboardService) -> None:
+    operator = await service.operator()
+    holder = await service.holder(await service.account(plan="growth"))
+    key = await known_key(service, holder)
+    assert (await call(service, key)).headers["X-RateLimit-Limit"] == "100"
+    await operator.request("PATCH", f"/admin/accounts/{holder.account['id']}", {"requests_per_second": 33})
 
     async def is_everywhere() -> bool:
-        return {(await call(desk, key)).headers["X-RateLimit-Limit"] for _ in range(8)} == {"33"}
+        return {(await call(service, key)).headers["X-RateLimit-Limit"] for _ in range(8)} == {"33"}
 
     await until(is_everywhere)
 
 
-async def test_lowered_limit_of_an_account_holds_for_keys_with_their_own(desk: Desk) -> None:
-    operator = await desk.operator()
-    holder = await desk.holder(await desk.account(plan="growth"))
-    key = await known_key(desk, holder, requests_per_second=50)
-    assert (await call(desk, key)).headers["X-RateLimit-Limit"] == "50"
+async def test_lowered_account_limit_applies_to_keys_with_custom_limits(service: DashboardService) -> None:
+    operator = await service.operator()
+    holder = await service.holder(await service.account(plan="growth"))
+    key = await known_key(service, holder, requests_per_second=50)
+    assert (await call(service, key)).headers["X-RateLimit-Limit"] == "50"
 
     for change, limit in (({"requests_per_second": 7}, "7"), ({"requests_per_second": None, "plan": "free"}, "10")):
-        await operator.ask("PATCH", f"/admin/accounts/{holder.account['id']}", change)
+        await operator.request("PATCH", f"/admin/accounts/{holder.account['id']}", change)
 
         async def is_everywhere(limit: str = limit) -> bool:
-            return {(await call(desk, key)).headers["X-RateLimit-Limit"] for _ in range(8)} == {limit}
+            return {(await call(service, key)).headers["X-RateLimit-Limit"] for _ in range(8)} == {limit}
 
         await until(is_everywhere)
 
 
-async def test_list_of_accounts_tells_what_each_used_today(desk: Desk) -> None:
-    operator = await desk.operator()
-    for plan in (
-        "free",
-        "enterprise",
-    ):  # a worker leases much of a day at once; where there is no limit it leases nothing
-        holder = await desk.holder(await desk.account(plan=plan))
-        key = await known_key(desk, holder)
+async def test_account_list_includes_the_requests_of_today(service: DashboardService) -> None:
+    operator = await service.operator()
+    # Workers lease a large part of a daily quota at once. An account without a limit has no lease.
+    for plan in ("free", "enterprise"):
+        holder = await service.holder(await service.account(plan=plan))
+        key = await known_key(service, holder)
         for _ in range(3):
-            assert (await call(desk, key)).status == 200
+            assert (await call(service, key)).status == 200
 
         async def used(account: str = holder.account["id"]) -> int:
             (found,) = (await operator.get(f"/admin/accounts?search={account}")).data["accounts"]
             assert found["used_today"] <= 3, found
             return int(found["used_today"])
 
-        await until(lambda used=used: _is(used(), 3))
+        await until(lambda used=used: _equals(used(), 3))
         assert (await operator.get(f"/admin/accounts/{holder.account['id']}")).data["used_today"] == 3
 
 
-async def test_page_beyond_the_last_still_says_how_many_accounts_there_are(desk: Desk) -> None:
-    operator = await desk.operator()
+async def test_page_beyond_the_last_includes_the_total(service: DashboardService) -> None:
+    operator = await service.operator()
     found = (await operator.get("/admin/accounts?page=999")).data
     assert found["accounts"] == []
     assert found["total"] > 0
 
 
-async def test_two_accounts_cannot_have_one_email(desk: Desk) -> None:
-    operator, holder, other = await desk.operator(), await desk.account(), await desk.account()
+async def test_two_accounts_cannot_share_an_email(service: DashboardService) -> None:
+    operator, holder, other = await service.operator(), await service.account(), await service.account()
     again = {"name": "Again", "email": holder["email"].upper()}
     assert "another account" in (await operator.post("/admin/accounts", again)).fault(400)
     path = f"/admin/accounts/{other['id']}"
-    assert "another account" in (await operator.ask("PATCH", path, {"email": holder["email"]})).fault(400)
-    assert (await operator.ask("PATCH", path, {"email": other["email"], "name": "Same"})).data["name"] == "Same"
+    assert "another account" in (await operator.request("PATCH", path, {"email": holder["email"]})).fault(400)
+    assert (await operator.request("PATCH", path, {"email": other["email"], "name": "Same"})).data["name"] == "Same"
 
 
-async def test_operator_sees_the_usage_of_all_accounts(desk: Desk) -> None:
-    operator, holder = await desk.operator(), await desk.holder()
-    key = await known_key(desk, holder)
+async def test_operator_sees_the_usage_of_all_accounts(service: DashboardService) -> None:
+    operator, holder = await service.operator(), await service.holder()
+    key = await known_key(service, holder)
     for _ in range(3):
-        assert (await call(desk, key)).status == 200
+        assert (await call(service, key)).status == 200
     account = holder.account["id"]
 
     async def is_counted() -> bool:
@@ -203,9 +201,9 @@ async def test_operator_sees_the_usage_of_all_accounts(desk: Desk) -> None:
     assert [(line["name"], line["totals"]["requests"]) for line in chart["series"]] == [("eth_gasPrice", 3)]
 
 
-async def test_followers_and_deliveries_are_shown(desk: Desk) -> None:
-    operator = await desk.operator()
-    async with connected(desk.database) as connection:
+async def test_followers_and_deliveries_are_shown(service: DashboardService) -> None:
+    operator = await service.operator()
+    async with connected(service.database) as connection:
         await connection.execute(
             """insert into followed_networks (network, first_block, block, block_hash, block_time)
             values ($1, 3, 10, 'x', now()) on conflict do nothing""",
@@ -224,5 +222,5 @@ async def test_followers_and_deliveries_are_shown(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("path", ["/admin/accounts", "/admin/networks", "/admin/live", "/admin/usage", "/admin/plans"])
-async def test_nobody_but_operators_gets_in(desk: Desk, path: str) -> None:
-    (await Person(desk).get(path)).fault(401)
+async def test_operator_api_requires_sign_in(service: DashboardService, path: str) -> None:
+    (await Client(service).get(path)).fault(401)

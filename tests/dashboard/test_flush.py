@@ -1,4 +1,4 @@
-"""Usage inside one worker: a database that refuses, and readers who come all at once."""
+"""Usage inside one worker: flushes while the database fails, and concurrent reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def span() -> UsageQuery:
     return UsageQuery(step="hour", first=now - datetime.timedelta(hours=2), last=now, account="acct", by="method")
 
 
-async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_written(
+async def test_oldest_usage_is_dropped_while_the_database_fails_and_the_rest_is_written(
     pool: Pool, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     touched: TouchedTallies = []
@@ -47,7 +47,7 @@ async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_writ
             tasks.start("usage", usage.run)
             await until(has_given_up)
         await connection.execute("alter table elsewhere rename to usage_batches")
-    # The batch that was refused was kept, and is written with all that comes after it.
+    # The failed batch was kept, and is written with everything after it.
     before = sum(line.total.requests for line in await usage.chart(span()))
     count()
 
@@ -59,7 +59,7 @@ async def test_what_a_database_refuses_for_long_is_given_up_and_the_rest_is_writ
     await tasks.close()
 
 
-async def test_tables_are_written_in_threads_and_only_some_at_once(pool: Pool) -> None:
+async def test_tables_are_built_in_threads_with_bounded_concurrency(pool: Pool) -> None:
     usage = UsageService(UsageStore(pool), [], flush_s=1.0, keep_s={})
     loops, at_once, most = threading.get_ident(), 0, 0
     counting, together = threading.Lock(), threading.Barrier(READ_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Signing in, being signed in, and every way in which one is not."""
+"""Sign-in, sessions, CSRF protection, sign-in links and admin tokens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from tests.dashboard.service import PASSWORD, Desk, Person
+from tests.dashboard.service import PASSWORD, Client, DashboardService
 from tests.database import connected
 from tests.service import until
 
 
-async def test_holder_signs_in_with_a_password_and_out_again(desk: Desk) -> None:
-    holder = await desk.holder()
+async def test_holder_signs_in_with_a_password_and_out_again(service: DashboardService) -> None:
+    holder = await service.holder()
     session = await holder.get("/account/session")
     assert session.data["account"]["email"] == holder.account["email"]
     assert session.data["account"]["has_password"] is True
@@ -24,25 +24,25 @@ async def test_holder_signs_in_with_a_password_and_out_again(desk: Desk) -> None
     (await holder.get("/account/session")).fault(401)
 
 
-async def test_cookie_is_out_of_reach_of_scripts_and_of_other_sites(desk: Desk) -> None:
-    account = await desk.account()
+async def test_session_cookie_is_http_only_and_same_site(service: DashboardService) -> None:
+    account = await service.account()
     body = {"email": account["email"], "password": PASSWORD}
-    cookie = (await Person(desk).post("/account/sign-in", body)).headers["Set-Cookie"]
+    cookie = (await Client(service).post("/account/sign-in", body)).headers["Set-Cookie"]
     name, *attributes = cookie.split("; ")
     assert name.startswith("penstock_session=")
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(attributes)
     assert "Secure" not in attributes
-    secure = (await Person(desk).post("/account/sign-in", body, X_Forwarded_Proto="https")).headers["Set-Cookie"]
+    secure = (await Client(service).post("/account/sign-in", body, X_Forwarded_Proto="https")).headers["Set-Cookie"]
     name, *attributes = secure.split("; ")
     assert name.startswith("__Host-penstock_session=")
     assert {"HttpOnly", "SameSite=Strict", "Path=/", "Secure"} <= set(attributes)
 
 
-async def test_wrong_password_and_unknown_email_get_the_same_answer(desk: Desk) -> None:
-    account = await desk.account()
-    without = await desk.account(password=None)
+async def test_wrong_password_and_unknown_email_get_the_same_reply(service: DashboardService) -> None:
+    account = await service.account()
+    without = await service.account(password=None)
     replies = [
-        await Person(desk).post("/account/sign-in", {"email": email, "password": "not the password"})
+        await Client(service).post("/account/sign-in", {"email": email, "password": "not the password"})
         for email in (account["email"], "nobody@example.com", without["email"], "not an e-mail", "n\u00fcl@example.com")
     ]
     assert {reply.status for reply in replies} == {401}
@@ -51,38 +51,38 @@ async def test_wrong_password_and_unknown_email_get_the_same_answer(desk: Desk) 
     assert len({tuple(pair for pair in reply.headers.items() if pair[0] not in volatile) for reply in replies}) == 1
 
 
-async def test_email_is_the_same_in_any_case(desk: Desk) -> None:
-    account = await desk.account()
-    reply = await Person(desk).post("/account/sign-in", {"email": account["email"].upper(), "password": PASSWORD})
+async def test_email_is_case_insensitive(service: DashboardService) -> None:
+    account = await service.account()
+    reply = await Client(service).post("/account/sign-in", {"email": account["email"].upper(), "password": PASSWORD})
     assert reply.status == 200
 
 
-async def test_tries_with_one_email_run_out_whoever_tries_and_whether_it_exists(desk: Desk) -> None:
-    for email in ((await desk.account())["email"], "never.seen@example.com"):
+async def test_attempts_per_email_are_limited_across_addresses(service: DashboardService) -> None:
+    for email in ((await service.account())["email"], "never.seen@example.com"):
         for _ in range(10):
-            reply = await Person(desk).post("/account/sign-in", {"email": email, "password": "a guess, a guess"})
+            reply = await Client(service).post("/account/sign-in", {"email": email, "password": "a guess, a guess"})
             assert reply.status == 401
-        reply = await Person(desk).post("/account/sign-in", {"email": email, "password": PASSWORD})
+        reply = await Client(service).post("/account/sign-in", {"email": email, "password": PASSWORD})
         assert "too many" in reply.fault(429)
         assert 1 <= int(reply.headers["Retry-After"]) <= 60
 
 
-async def test_tries_of_one_address_run_out(desk: Desk) -> None:
-    guesser = Person(desk)
+async def test_attempts_per_ip_address_are_limited(service: DashboardService) -> None:
+    guesser = Client(service)
     statuses = []
-    while 429 not in statuses and len(statuses) < 100:  # some come back in the time that all of it takes
+    while 429 not in statuses and len(statuses) < 100:  # the limit refills while the test runs
         body = {"email": f"guess{len(statuses)}@example.com", "password": "a guess, a guess"}
         statuses.append((await guesser.post("/account/sign-in", body)).status)
     assert statuses[:20] == [401] * 20
     assert statuses[-1] == 429
 
 
-async def test_session_from_before_signing_in_is_not_the_session_after(desk: Desk) -> None:
-    """Fixation: a cookie that somebody planted signs nobody in, and one that was good is over."""
+async def test_sign_in_starts_a_new_session(service: DashboardService) -> None:
+    """Session fixation: a planted cookie is replaced, and signing in again ends the previous session."""
     planted = "A" * 43
-    holder = Person(desk)
+    holder = Client(service)
     holder.cookies["penstock_session"] = planted
-    account = await desk.account()
+    account = await service.account()
     body = {"email": account["email"], "password": PASSWORD}
     assert (await holder.post("/account/sign-in", body)).status == 200
     first = holder.cookies["penstock_session"]
@@ -90,13 +90,13 @@ async def test_session_from_before_signing_in_is_not_the_session_after(desk: Des
     assert (await holder.post("/account/sign-in", body)).status == 200
     assert holder.cookies["penstock_session"] != first
     for old in (planted, first):
-        thief = Person(desk)
+        thief = Client(service)
         thief.cookies["penstock_session"] = old
         (await thief.get("/account/session")).fault(401)
 
 
-async def test_what_changes_something_needs_the_csrf_token(desk: Desk) -> None:
-    holder, other = await desk.holder(), await desk.holder()
+async def test_write_requires_the_csrf_token(service: DashboardService) -> None:
+    holder, other = await service.holder(), await service.holder()
     good = holder.csrf
     for token in ("", "x", other.csrf, good[:-1]):
         holder.csrf = token
@@ -116,36 +116,38 @@ async def test_what_changes_something_needs_the_csrf_token(desk: Desk) -> None:
         {"Origin": "null"},
     ],
 )
-async def test_page_of_another_origin_can_neither_act_nor_sign_in(desk: Desk, headers: dict[str, str]) -> None:
-    holder = await desk.holder()
+async def test_page_of_another_origin_can_neither_write_nor_sign_in(
+    service: DashboardService, headers: dict[str, str]
+) -> None:
+    holder = await service.holder()
     (await holder.post("/account/keys", {"name": "forged", "mode": "test"}, **headers)).fault(403)
     body = {"email": holder.account["email"], "password": PASSWORD}
-    (await Person(desk).post("/account/sign-in", body, **headers)).fault(403)
+    (await Client(service).post("/account/sign-in", body, **headers)).fault(403)
 
 
-async def test_own_page_may_act_under_either_of_its_names(desk: Desk) -> None:
-    holder = await desk.holder()
-    here = f"http://127.0.0.1:{desk.running.port}"
-    for origin in (here, "https://desk.example.com"):
+async def test_dashboard_may_write_from_its_own_origins(service: DashboardService) -> None:
+    holder = await service.holder()
+    here = f"http://127.0.0.1:{service.running.port}"
+    for origin in (here, "https://dashboard.example.com"):
         assert (await holder.post("/account/keys", {"name": "own", "mode": "test"}, Origin=origin)).status == 201
     reply = await holder.post("/account/keys", {"name": "own", "mode": "test"}, Sec_Fetch_Site="same-origin")
     assert reply.status == 201
     assert reply.headers["Cache-Control"] == "no-store"
 
 
-async def test_session_ends_when_it_is_too_old_or_was_idle_for_too_long(desk: Desk) -> None:
+async def test_session_expires_by_age_and_by_idle_time(service: DashboardService) -> None:
     for column in ("expires_at", "seen_at"):
-        holder = await desk.holder()
-        async with connected(desk.database) as connection:
+        holder = await service.holder()
+        async with connected(service.database) as connection:
             await connection.execute(
                 f"update sessions set {column} = now() - interval '1 day' where account_id = $1", holder.account["id"]
             )
         (await holder.get("/account/session")).fault(401)
 
 
-async def test_being_used_keeps_a_session_from_being_idle(desk: Desk) -> None:
-    holder = await desk.holder()
-    async with connected(desk.database) as connection:
+async def test_request_resets_the_idle_time_of_a_session(service: DashboardService) -> None:
+    holder = await service.holder()
+    async with connected(service.database) as connection:
         await connection.execute(
             "update sessions set seen_at = now() - interval '50 minutes' where account_id = $1", holder.account["id"]
         )
@@ -156,46 +158,48 @@ async def test_being_used_keeps_a_session_from_being_idle(desk: Desk) -> None:
     assert age < 600
 
 
-async def test_link_signs_in_once_and_sets_a_password(desk: Desk) -> None:
-    account = await desk.account(password=None)
-    operator = await desk.operator()
+async def test_link_signs_in_once_and_sets_a_password(service: DashboardService) -> None:
+    account = await service.account(password=None)
+    operator = await service.operator()
     made = await operator.post(f"/admin/accounts/{account['id']}/link")
-    assert made.data["url"].startswith("https://desk.example.com/#token=")
+    assert made.data["url"].startswith("https://dashboard.example.com/#token=")
     token = made.data["url"].partition("#token=")[2]
-    holder = Person(desk)
+    holder = Client(service)
     body = {"token": token, "password": "a password of its own"}
     reply = await holder.post("/account/sign-in/redeem", body)
     assert reply.data["account"]["id"] == account["id"]
     assert reply.data["account"]["has_password"] is True
-    (await Person(desk).post("/account/sign-in/redeem", body)).fault(401)
+    (await Client(service).post("/account/sign-in/redeem", body)).fault(401)
     by_password = {"email": account["email"], "password": "a password of its own"}
-    assert (await Person(desk).post("/account/sign-in", by_password)).status == 200
+    assert (await Client(service).post("/account/sign-in", by_password)).status == 200
 
 
-async def test_two_who_use_one_link_at_once_are_one(desk: Desk) -> None:
-    account = await desk.account()
-    operator = await desk.operator()
+async def test_concurrent_uses_of_a_link_sign_in_only_once(service: DashboardService) -> None:
+    account = await service.account()
+    operator = await service.operator()
     token = (await operator.post(f"/admin/accounts/{account['id']}/link")).data["url"].partition("#token=")[2]
-    people = [Person(desk) for _ in range(8)]
-    replies = await asyncio.gather(*(each.post("/account/sign-in/redeem", {"token": token}) for each in people))
+    clients = [Client(service) for _ in range(8)]
+    replies = await asyncio.gather(*(each.post("/account/sign-in/redeem", {"token": token}) for each in clients))
     assert sorted(reply.status for reply in replies) == [200] + [401] * 7
 
 
-async def test_link_is_promised_to_everybody_and_made_for_those_who_have_an_account(desk: Desk) -> None:
-    account = await desk.account()
-    known = await Person(desk).post("/account/sign-in/link", {"email": account["email"]})
-    unknown = await Person(desk).post("/account/sign-in/link", {"email": "nobody.here@example.com"})
+async def test_link_request_has_the_same_reply_but_creates_a_link_only_for_an_account(
+    service: DashboardService,
+) -> None:
+    account = await service.account()
+    known = await Client(service).post("/account/sign-in/link", {"email": account["email"]})
+    unknown = await Client(service).post("/account/sign-in/link", {"email": "nobody.here@example.com"})
     assert (known.status, known.body) == (unknown.status, unknown.body) == (202, b'{"sent":true}')
-    async with connected(desk.database) as connection:
+    async with connected(service.database) as connection:
         query = "select count(*) from sign_in_links where account_id = $1"
         await until(lambda: connection.fetchval(query, account["id"]))
-    # Without a mail server the letter is in the log: not what signs in.
-    await until(lambda: desk.running.said("mail not sent: no SMTP server is configured (mail.host)"))
-    assert "#token=" not in desk.running.log_file.read_text()
+    # Without a mail server the mail is logged, but not the token.
+    await until(lambda: service.running.said("mail not sent: no SMTP server is configured (mail.host)"))
+    assert "#token=" not in service.running.log_file.read_text()
 
 
-async def test_text_that_cannot_be_stored_is_refused_by_name(desk: Desk) -> None:
-    operator = await desk.operator()
+async def test_error_for_text_with_a_nul_names_the_member(service: DashboardService) -> None:
+    operator = await service.operator()
     (upstream, *_) = (await operator.get("/admin/networks")).data["networks"][0]["upstreams"]
     for path, body, named in (
         ("/account/sign-in", {"email": "a\0b@example.com", "password": PASSWORD}, "email"),
@@ -206,43 +210,45 @@ async def test_text_that_cannot_be_stored_is_refused_by_name(desk: Desk) -> None
     ):
         assert named in (await operator.post(path, body)).fault(400), path
     assert "search" in (await operator.get("/admin/accounts?search=%00")).fault(400)
-    # Where no pattern says so the database does.
+    # The schema has no pattern for this member; the database rejects the value.
     policy = {"name": "a\0b", "chain": "ethereum-sepolia", "rules": {"max_gas_usd": "1"}}
-    (await (await desk.holder()).post("/account/gas/policies", policy)).fault(400)
+    (await (await service.holder()).post("/account/gas/policies", policy)).fault(400)
 
 
-async def test_new_password_needs_the_old_one_and_ends_all_other_sessions(desk: Desk) -> None:
-    holder = await desk.holder()
-    elsewhere = await desk.holder(holder.account)
+async def test_new_password_requires_the_old_one_and_ends_other_sessions(service: DashboardService) -> None:
+    holder = await service.holder()
+    elsewhere = await service.holder(holder.account)
     wrong = {"current_password": "not the password", "new_password": "another long password"}
-    assert "current_password" in (await holder.ask("PUT", "/account/password", wrong)).fault(400)
+    assert "current_password" in (await holder.request("PUT", "/account/password", wrong)).fault(400)
     short = {"current_password": PASSWORD, "new_password": "short"}
-    (await holder.ask("PUT", "/account/password", short)).fault(400)
+    (await holder.request("PUT", "/account/password", short)).fault(400)
     right = {"current_password": PASSWORD, "new_password": "another long password"}
-    assert (await holder.ask("PUT", "/account/password", right)).status == 200
+    assert (await holder.request("PUT", "/account/password", right)).status == 200
     assert (await holder.get("/account/session")).status == 200
     (await elsewhere.get("/account/session")).fault(401)
-    (await Person(desk).post("/account/sign-in", {"email": holder.account["email"], "password": PASSWORD})).fault(401)
+    (await Client(service).post("/account/sign-in", {"email": holder.account["email"], "password": PASSWORD})).fault(
+        401
+    )
 
 
-async def test_disabled_account_is_signed_out_and_cannot_sign_in(desk: Desk) -> None:
-    holder, operator = await desk.holder(), await desk.operator()
+async def test_disabled_account_is_signed_out_and_cannot_sign_in(service: DashboardService) -> None:
+    holder, operator = await service.holder(), await service.operator()
     path = f"/admin/accounts/{holder.account['id']}"
-    assert (await operator.ask("PATCH", path, {"disabled": True})).data["disabled"] is True
+    assert (await operator.request("PATCH", path, {"disabled": True})).data["disabled"] is True
     (await holder.get("/account/session")).fault(401)
     body = {"email": holder.account["email"], "password": PASSWORD}
-    (await Person(desk).post("/account/sign-in", body)).fault(401)
-    await operator.ask("PATCH", path, {"disabled": False})
-    assert (await Person(desk).post("/account/sign-in", body)).status == 200
+    (await Client(service).post("/account/sign-in", body)).fault(401)
+    await operator.request("PATCH", path, {"disabled": False})
+    assert (await Client(service).post("/account/sign-in", body)).status == 200
 
 
-async def test_operator_signs_in_with_a_token_or_sends_it_with_every_request(desk: Desk) -> None:
-    token = await desk.admin_token("night shift")
-    operator = Person(desk)
+async def test_admin_token_works_for_sign_in_and_as_bearer_token(service: DashboardService) -> None:
+    token = await service.admin_token("night shift")
+    operator = Client(service)
     reply = await operator.post("/admin/sign-in", {"token": token})
     assert reply.data["operator"]["name"] == "night shift"
     assert (await operator.get("/admin/accounts")).status == 200
-    program = Person(desk)
+    program = Client(service)
     bearer = f"Bearer {token}"
     assert (await program.get("/admin/accounts", Authorization=bearer)).status == 200
     made = await program.post("/admin/accounts", {"name": "P", "email": "p@example.com"}, Authorization=bearer)
@@ -250,44 +256,44 @@ async def test_operator_signs_in_with_a_token_or_sends_it_with_every_request(des
     (await program.get("/admin/accounts", Authorization="Bearer adm_" + "A" * 43)).fault(401)
 
 
-async def test_revoked_admin_token_opens_nothing_any_more(desk: Desk) -> None:
-    token = await desk.admin_token()
-    operator = Person(desk)
+async def test_revoked_admin_token_ends_its_sessions_and_is_rejected(service: DashboardService) -> None:
+    token = await service.admin_token()
+    operator = Client(service)
     found = await operator.post("/admin/sign-in", {"token": token})
-    await desk.sessions.revoke_token(found.data["operator"]["id"])
+    await service.sessions.revoke_token(found.data["operator"]["id"])
     (await operator.get("/admin/session")).fault(401)
-    (await Person(desk).post("/admin/sign-in", {"token": token})).fault(401)
-    (await Person(desk).get("/admin/session", Authorization=f"Bearer {token}")).fault(401)
+    (await Client(service).post("/admin/sign-in", {"token": token})).fault(401)
+    (await Client(service).get("/admin/session", Authorization=f"Bearer {token}")).fault(401)
 
 
-async def test_holder_is_no_operator_and_no_operator_a_holder(desk: Desk) -> None:
-    holder, operator = await desk.holder(), await desk.operator()
+async def test_account_and_admin_sessions_are_not_interchangeable(service: DashboardService) -> None:
+    holder, operator = await service.holder(), await service.operator()
     (await holder.get("/admin/accounts")).fault(401)
     (await operator.get("/account/keys")).fault(401)
-    # Nor under the other's name.
+    # Not under the other cookie's name either.
     holder.cookies["penstock_admin"] = holder.cookies["penstock_session"]
     (await holder.get("/admin/accounts")).fault(401)
     operator.cookies["penstock_session"] = operator.cookies["penstock_admin"]
     (await operator.get("/account/keys")).fault(401)
 
 
-async def test_api_key_opens_nothing_that_people_sign_in_to(desk: Desk) -> None:
-    holder = await desk.holder()
+async def test_api_key_is_rejected_where_a_session_is_required(service: DashboardService) -> None:
+    holder = await service.holder()
     key = (await holder.new_key())["key"]
     for path in ("/account", "/account/keys", "/admin/accounts"):
-        (await Person(desk).get(path, X_API_Key=key)).fault(401)
-        (await Person(desk).get(path, Authorization=f"Bearer {key}")).fault(401)
+        (await Client(service).get(path, X_API_Key=key)).fault(401)
+        (await Client(service).get(path, Authorization=f"Bearer {key}")).fault(401)
 
 
-async def test_database_holds_no_token_and_no_password(desk: Desk) -> None:
-    holder, operator = await desk.holder(), await desk.operator()
+async def test_database_and_log_contain_no_token_or_password(service: DashboardService) -> None:
+    holder, operator = await service.holder(), await service.operator()
     key = (await holder.new_key())["key"]
     secrets = [PASSWORD, key, *holder.cookies.values(), *operator.cookies.values(), holder.csrf]
-    async with connected(desk.database) as connection:
+    async with connected(service.database) as connection:
         tables = [
             row[0] for row in await connection.fetch("select tablename from pg_tables where schemaname = 'public'")
         ]
         text = "\n".join([str(await connection.fetch(f"select * from {name}")) for name in tables])
     assert not [secret for secret in secrets if secret in text]
-    log = desk.running.log_file.read_text()
+    log = service.running.log_file.read_text()
     assert not [secret for secret in secrets if secret in log]

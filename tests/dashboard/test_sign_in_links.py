@@ -1,4 +1,4 @@
-"""One-time links: to whom they are mailed, where they lead, and that a failure is the end of it."""
+"""Sign-in links: the recipient, the URL, and failures to send."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.service import until
 __all__ = ("office",)
 
 PEPPER = "p" * 32
-SETTINGS = DashboardSettings("https://desk.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
+SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
 
 
-async def test_link_goes_to_the_address_that_the_account_has(pool: Pool, office: PostOffice) -> None:
-    """To the database two addresses may be one in which the mail server sees two: the Kelvin sign is a k in lower case."""
+async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, office: PostOffice) -> None:
+    """The database may match addresses that a mail server tells apart: the Kelvin sign is a k in lower case."""
     keys, tasks = KeyStore(pool, pepper=PEPPER, plans=("free",)), Tasks()
     await keys.create_account(name="a", email="Kim@Example.com", plan="free")
     sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
@@ -33,14 +33,14 @@ async def test_link_goes_to_the_address_that_the_account_has(pool: Pool, office:
     await tasks.close()
 
 
-async def test_link_that_cannot_be_sent_is_told_once(
+async def test_link_that_cannot_be_sent_is_logged_once(
     pool: Pool, office: PostOffice, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks = Tasks()
     sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
     with caplog.at_level(logging.WARNING):
         await sign_in.ask_link("a\0b@example.com", address="192.0.2.1")
-        # Nothing is left that would try again.
+        # No task is left that would retry.
         await until(lambda: repr(tasks) == "<Tasks >")
     assert [record.getMessage() for record in caplog.records] == ["sign-in link not sent"]
     await tasks.close()
@@ -55,5 +55,5 @@ async def test_link_that_cannot_be_sent_is_told_once(
         ("::", "http://localhost:8080"),
     ],
 )
-def test_link_leads_to_where_the_service_listens(host: str, url: str) -> None:
+def test_link_uses_the_address_that_the_service_listens_on(host: str, url: str) -> None:
     assert url_of(host, 8080) == url
