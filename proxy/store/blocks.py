@@ -90,7 +90,7 @@ class LeaderSession:
             await asyncio.sleep(ALIVE_S)
             async with self._turn:
                 with translated():
-                    await self._connection.fetchval(sql.blocks.say_alive, timeout=ALIVE_S * 2)
+                    await self._connection.fetchval(sql.blocks.keep_alive, timeout=ALIVE_S * 2)
 
     async def read(self) -> Followed:
         async with self.transaction() as connection:
@@ -193,7 +193,7 @@ async def move(connection: DatabaseConnection, network: int, *, cursor: BlockMar
 
 async def tell(connection: DatabaseConnection, network: int) -> None:
     """Whoever listens on penstock_blocks hears of it when the transaction is through."""
-    await connection.execute(sql.blocks.tell_block, network)
+    await connection.execute(sql.blocks.notify_block, network)
 
 
 async def remember(connection: DatabaseConnection, network: int, blocks: Sequence[BlockMark]) -> None:

@@ -229,7 +229,7 @@ class DeliveryStore:
 
 async def tell(connection: DatabaseConnection) -> None:
     """Something is due: whoever delivers wakes up when the transaction is through."""
-    await connection.execute(sql.deliveries.tell)
+    await connection.execute(sql.deliveries.notify)
 
 
 async def _pay(
@@ -241,7 +241,7 @@ async def _pay(
         by_account[row["account_id"]].append(row)
     accounts = sorted(by_account)
     granted = await connection.fetch(
-        sql.deliveries.take,
+        sql.deliveries.take_quota,
         accounts,
         [len(by_account[account]) for account in accounts],
         [day_limits[by_account[account][0]["plan"]] for account in accounts],
@@ -249,7 +249,7 @@ async def _pay(
     )
     paid = [row["event_id"] for each in granted for row in by_account[each["account"]][: each["granted"]]]
     held = [row for each in granted for row in by_account[each["account"]][each["granted"] :]]
-    await connection.execute(sql.deliveries.count_in, paid)
+    await connection.execute(sql.deliveries.mark_counted, paid)
     if held:
         await connection.execute(
             sql.deliveries.hold, [row["event_id"] for row in held], [row["claim"] for row in held], at

@@ -86,7 +86,7 @@ async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEve
     )  # fmt: skip
     rows = await connection.fetch(sql.events.add_events, network, *map(list, columns))
     if any(row["ready"] for row in rows):
-        await connection.execute(sql.deliveries.tell)
+        await connection.execute(sql.deliveries.notify)
     if not all(row["ready"] for row in rows):
         await tell(connection, network)
     return {row["id"] for row in rows}
@@ -101,8 +101,8 @@ async def release(connection: DatabaseConnection, network: str, block: int) -> N
     """What has waited for this block, or one before it. Who waits for the chain's word on one is told that there is another."""
     row = await connection.fetchrow(sql.events.release, network, block)
     assert row is not None
-    if row["told"]:
-        await connection.execute(sql.deliveries.tell)
+    if row["queued"]:
+        await connection.execute(sql.deliveries.notify)
     if row["waits"]:
         await tell(connection, network)
 
@@ -116,14 +116,14 @@ async def waiting(connection: DatabaseConnection, network: str) -> tuple[list[Fi
 async def release_final(connection: DatabaseConnection, network: str, word: FinalityTag, block: int) -> None:
     """What has waited until this block, or one before it, is so."""
     if await connection.fetchval(sql.events.release_final, network, word, block):
-        await connection.execute(sql.deliveries.tell)
+        await connection.execute(sql.deliveries.notify)
 
 
 async def lacking(
     connection: DatabaseConnection, network: str, *, metadata: bool, after: EventCursor, limit: int
 ) -> list[IncompleteEvent]:
     """The oldest first, from this place on. `metadata`: those that lack an NFT's, which may take long, or the others."""
-    rows = await connection.fetch(sql.events.lacking, network, metadata, *after, limit)
+    rows = await connection.fetch(sql.events.list_incomplete, network, metadata, *after, limit)
     return [
         IncompleteEvent(
             row["id"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),
@@ -138,13 +138,13 @@ async def complete(connection: DatabaseConnection, bodies: Mapping[str, bytes], 
     if dropped:
         await connection.execute(sql.events.drop_events, dropped)
     if bodies and await connection.fetchval(sql.events.complete, [*bodies], [*bodies.values()]):
-        await connection.execute(sql.deliveries.tell)
+        await connection.execute(sql.deliveries.notify)
 
 
 async def take_back(connection: DatabaseConnection, network: str, above: int) -> list[WithdrawnEvent]:
     """Blocks above this one are gone: what nobody was told of is forgotten, the rest is returned."""
     await connection.execute(sql.events.drop_jobs, network, above)
-    await connection.execute(sql.events.drop_untold, network, above)
+    await connection.execute(sql.events.drop_unsent, network, above)
     rows = await connection.fetch(sql.events.take_back, network, above)
     return [WithdrawnEvent(row["id"], row["webhook_id"], row["body"]) for row in rows]
 
@@ -156,7 +156,7 @@ async def forget(connection: DatabaseConnection, network: str) -> None:
 
 async def tell(connection: DatabaseConnection, network: str) -> None:
     """Whoever completes events wakes up."""
-    await connection.execute(sql.events.tell_events, network)
+    await connection.execute(sql.events.notify_events, network)
 
 
 async def add_test(

@@ -26,7 +26,7 @@ class FleetStore:
 
     async def tell(self, worker: str, view: dict[str, Any]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.fleet.tell_view, worker, orjson.dumps(view).decode())
+            await connection.execute(sql.fleet.write_view, worker, orjson.dumps(view).decode())
 
     async def leave(self, worker: str) -> None:
         async with self._pool.connection() as connection:

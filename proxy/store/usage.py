@@ -107,7 +107,7 @@ class UsageStore:
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         """A line for each of what the sums are apart by: the largest, and one of all others. Drawn in a thread."""
         async with self._pool.connection() as connection, connection.transaction(readonly=True):
-            await connection.execute(sql.usage.make_room)
+            await connection.execute(sql.usage.tune_planner)
             rows = await connection.fetch(
                 sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.face,
                 wanted.key, wanted.network, wanted.method, wanted.top, timeout=READ_S,
@@ -145,7 +145,7 @@ class UsageStore:
     async def _forget(self, query: str, before: datetime.datetime) -> int:
         """One piece: small transactions, so that nobody waits for them."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
-            if not await connection.fetchval(sql.usage.try_keeping, *LOCK):
+            if not await connection.fetchval(sql.usage.try_purge_lock, *LOCK):
                 return 0
             status = await connection.execute(query, before, PIECE, timeout=WRITE_S)
             return int(status.split()[-1])

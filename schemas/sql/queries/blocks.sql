@@ -17,7 +17,7 @@ where l.locktype = 'advisory' and l.classid = $1::bigint::oid and l.objid = $2::
     and l.database = (select oid from pg_database where datname = current_database())
     and a.state <> 'active' and a.state_change < clock_timestamp() - make_interval(secs => $3);
 
--- say_alive
+-- keep_alive
 select 1;
 
 -- begin_following
@@ -52,7 +52,7 @@ delete from recent_blocks where network = $1 and number > $2;
 -- forget_blocks_below
 delete from recent_blocks where network = $1 and number < $2;
 
--- tell_block
+-- notify_block
 select pg_notify('penstock_blocks', network || ' ' || block) from followed_networks where number = $1;
 
 -- forget_network

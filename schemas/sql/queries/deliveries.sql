@@ -46,13 +46,13 @@ where deliveries.ctid = picked.place  -- the ctid is stable: the row is locked
 returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
     old_secret, account_id, plan, events.type, test, body;
 
--- take
+-- take_quota
 -- Take deliveries from the accounts' daily quotas, always in the same order to avoid deadlocks.
 select account, granted, tell
 from unnest($1::text[], $2::bigint[], $3::bigint[]) as wanted (account, wanted, day_limit)
 cross join lateral take_deliveries(account, (coalesce($4::timestamptz, now()) at time zone 'utc')::date, wanted, day_limit);
 
--- count_in
+-- mark_counted
 update deliveries set counted = true where event_id = any($1::text[]);
 
 -- hold
@@ -107,7 +107,7 @@ with done as materialized (
         event_id text, claim bigint, ago_s double precision, took_ms integer, outcome text, status smallint, excerpt text,
         state text, tries smallint, again_s double precision
     )
-), told as (
+), recorded as (
     insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt)
     select done.event_id, done.claim, coalesce($2::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
         status, excerpt
@@ -177,7 +177,7 @@ with whose as materialized (
 )
 select (select count(*) from changed) as changed, event_id, created_at from picked order by created_at desc, event_id desc limit 1;
 
--- tell
+-- notify
 -- Wake the deliverer when the transaction commits.
 select pg_notify('penstock_deliveries', '');
 
@@ -189,9 +189,9 @@ with old as materialized (
         select from deliveries where deliveries.event_id = events.id and state = 'due'
     )
     order by created_at limit $2
-), told as (
+), purged_deliveries as (
     delete from deliveries using old where deliveries.event_id = old.id
-), tried as (
+), purged_attempts as (
     delete from attempts using old where attempts.event_id = old.id
 )
 delete from events using old where events.id = old.id;

@@ -10,7 +10,7 @@ with given as (
     select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back from given
     on conflict (id) do nothing
     returning id, webhook_id, lacks is null and after_block is null as ready
-), told as (
+), queued as (
     insert into deliveries (event_id, webhook_id, state)
     select made.id, made.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
     from made join webhooks on webhooks.id = made.webhook_id and webhooks.status in ('active', 'paused')
@@ -33,7 +33,7 @@ select id from events where id = any($1::text[]) and taken_back;
 with freed as (
     update events set after_block = null where network = $1 and after_block <= $2 and finality is null
     returning id, webhook_id, lacks
-), told as (
+), queued as (
     insert into deliveries (event_id, webhook_id, state)
     select freed.id, freed.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
     from freed join webhooks on webhooks.id = freed.webhook_id and webhooks.status in ('active', 'paused')
@@ -41,7 +41,7 @@ with freed as (
     on conflict do nothing
     returning 1
 )
-select exists (select from told) as told, exists (select from events where network = $1 and finality is not null) as waits;
+select exists (select from queued) as queued, exists (select from events where network = $1 and finality is not null) as waits;
 
 -- waiting
 -- The finality tags that events wait for, and the last block written.
@@ -55,7 +55,7 @@ with freed as (
     update events set after_block = null, finality = null
     where network = $1 and finality = $2 and after_block <= $3::bigint
     returning id, webhook_id, lacks
-), told as (
+), queued as (
     insert into deliveries (event_id, webhook_id, state)
     select freed.id, freed.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
     from freed join webhooks on webhooks.id = freed.webhook_id and webhooks.status in ('active', 'paused')
@@ -63,9 +63,9 @@ with freed as (
     on conflict do nothing
     returning 1
 )
-select exists (select from told);
+select exists (select from queued);
 
--- lacking
+-- list_incomplete
 -- Incomplete events, oldest first, after a cursor.
 select id, type, block, block_hash, body, lacks, created_at from events
 where network = $1 and lacks is not null and (lacks -> 'nft' is not null) = $2 and (created_at, id) > ($3::timestamptz, $4::text)
@@ -80,7 +80,7 @@ with given as (
     update events set body = given.body, lacks = null from given
     where events.id = given.id and events.lacks is not null and not events.taken_back
     returning events.id, webhook_id, after_block
-), told as (
+), queued as (
     insert into deliveries (event_id, webhook_id, state)
     select done.id, done.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
     from done join webhooks on webhooks.id = done.webhook_id and webhooks.status in ('active', 'paused')
@@ -88,13 +88,13 @@ with given as (
     on conflict do nothing
     returning 1
 )
-select exists (select from told);
+select exists (select from queued);
 
 -- drop_events
 -- Delete incomplete events that turned out not to have happened.
 delete from events where id = any($1::text[]) and lacks is not null;
 
--- drop_untold
+-- drop_unsent
 -- Delete events of removed blocks that were never sent. Events that are completed or claimed at the same moment are
 -- kept.
 with gone as (
@@ -103,12 +103,12 @@ with gone as (
     where network = $1 and block > $2 and not taken_back
         and (lacks is not null or after_block is not null or (claim = 0 and state in ('due', 'parked', 'over_quota')))
     for update of events
-), untold as (
+), unsent as (
     delete from deliveries using gone where deliveries.event_id = gone.id and deliveries.claim = 0
     returning event_id
 )
 delete from events using gone
-where events.id = gone.id and (gone.unready or gone.id in (select event_id from untold));
+where events.id = gone.id and (gone.unready or gone.id in (select event_id from unsent));
 
 -- take_back
 -- Mark events of removed blocks that may have been sent. Their unfinished deliveries are dropped.
@@ -143,6 +143,6 @@ update trace_jobs set tries = tries + 1 where network = $1 and block = $2 and bl
 -- drop_jobs
 delete from trace_jobs where network = $1 and block > $2;
 
--- tell_events
+-- notify_events
 -- Wake the process that completes events when the transaction commits.
 select pg_notify('penstock_events', $1);

@@ -1,4 +1,4 @@
--- tell_view
+-- write_view
 insert into worker_views (worker, view) values ($1, $2)
 on conflict (worker) do update set view = excluded.view, seen_at = now();
 

@@ -45,7 +45,7 @@ on conflict (step, series, at) do update set
     t8 = u.t8 + excluded.t8, t9 = u.t9 + excluded.t9, t10 = u.t10 + excluded.t10, t11 = u.t11 + excluded.t11,
     t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14;
 
--- make_room
+-- tune_planner
 -- For this transaction: aggregate in memory, and skip JIT for short queries.
 select set_config('work_mem', '64MB', true), set_config('jit', 'off', true);
 
@@ -104,7 +104,7 @@ select coalesce((
     where s.account_id = $1 and s.key_id = '' and s.network = '' and s.method = '' and u.step = 'day' and u.at = $2
 ), 0);
 
--- try_keeping
+-- try_purge_lock
 -- Held by one worker of the fleet at a time, until the end of the transaction.
 select pg_try_advisory_xact_lock($1::integer, $2::integer);
 
