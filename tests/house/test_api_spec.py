@@ -1,4 +1,4 @@
-"""The OpenAPI document, the routes, the scopes and the prices say the same."""
+"""The API spec agrees with the routes, the scopes and the prices."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from proxy.store import windows
 from proxy.store.windows import Windows
 from proxy.web import api_spec
 
-CONTRACT = api_spec.load(SCHEMAS)
-DOCUMENT = CONTRACT.document
-OPERATIONS = CONTRACT.operations
+SPEC = api_spec.load(SCHEMAS)
+DOCUMENT = SPEC.document
+OPERATIONS = SPEC.operations
 SHAPES: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
 TABLES = settings.load_tables()
 PRICES = TABLES.prices
 BASE = "/v1"
 # Members of the root file; everything else is assembled from the directories beside it.
 ROOT_MEMBERS = ("openapi", "info", "servers", "tags", "security")
-# The others are for people who are signed in.
-OF_KEYS = {name: op for name, op in OPERATIONS.items() if op.session is None}
+# Operations that take an API key; the others take a session.
+KEY_OPERATIONS = {name: op for name, op in OPERATIONS.items() if op.session is None}
 # JSON-RPC is priced by method, not by operation.
 BY_METHOD = {"rpc_call", "bundler_call", "paymaster_call"}
 
-# The specification's table of endpoints (section 4), and the scope of each.
+# The endpoints of the specification (section 4) and their scopes.
 ENDPOINTS = {
     ("POST", "/rpc/{chain}/{network}"): "rpc:read",
     ("GET", "/tokens/{chain}/balances/{address}"): "data:read",
@@ -54,7 +54,7 @@ ENDPOINTS = {
     ("POST", "/gas/sponsor"): "gas:manage",
     ("POST", "/bundler/{chain}/{network}"): "bundler:send",
 }
-# Beyond the specification: what an owner of policies needs beside creating them, and what wallet libraries speak (ERC-7677).
+# Endpoints beyond the specification: managing policies and webhooks, and the paymaster of wallet libraries (ERC-7677).
 ADDED = {
     ("GET", "/gas/policies"): "gas:manage",
     ("GET", "/gas/policies/{id}"): "gas:manage",
@@ -72,52 +72,52 @@ ADDED = {
     ("POST", "/webhooks/{id}/redeliver"): "webhooks:manage",
     ("POST", "/webhooks/{id}/test"): "webhooks:manage",
 }
-# What cannot be answered without the network.
-ASKING = {
+# Operations that call an upstream.
+CALLS_UPSTREAM = {
     *BY_METHOD,
     *("list_token_balances", "read_token_metadata", "read_nft", "read_nft_collection", "list_owned_nfts"),
     *("read_wallet", "sponsor_operation", "backtest_webhook"),
 }
-# Open to everybody, and not a part of the contract.
-OPEN = {"/healthz", "/readyz", "/docs", "/docs/{name}", f"{BASE}/openapi.json"}
-OPEN |= {"/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
-# A GET that becomes a socket: the document tells of it in words, for OpenAPI has no form for what follows.
+# Pages without authentication, which the API spec does not describe.
+PUBLIC = {"/healthz", "/readyz", "/docs", "/docs/{name}", f"{BASE}/openapi.json"}
+PUBLIC |= {"/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
+# A GET that is upgraded to a WebSocket. OpenAPI cannot describe the messages, so the introduction does.
 SOCKET = f"{BASE}/ws/{{chain}}/{{network}}"
 
 
 @pytest.fixture
 async def app() -> AsyncIterator[App]:
-    """The application as a worker builds it, not started."""
+    """An application as a worker builds it, not started."""
     environ = {"DATABASE_URL": "postgresql://nowhere/none", "PENSTOCK_KEYS__PEPPER": "p" * 32}
     fd = windows.create()
     yield App(settings.load(environ=environ), TABLES, Windows(fd))
     os.close(fd)
 
 
-async def test_routes_are_the_documents_operations_that_are_there(app: App) -> None:
+async def test_routes_are_the_operations_of_the_spec(app: App) -> None:
     routed = {
         (route.method, route.resource.canonical)
         for route in app.web.router.routes()
-        if route.resource is not None and route.method != "HEAD" and route.resource.canonical not in {*OPEN, SOCKET}
+        if route.resource is not None and route.method != "HEAD" and route.resource.canonical not in {*PUBLIC, SOCKET}
     }
     assert routed == {(op.method, BASE + op.path) for op in OPERATIONS.values()}
 
 
-async def test_open_pages_are_all_there(app: App) -> None:
+async def test_public_pages_are_routed(app: App) -> None:
     paths = {route.resource.canonical for route in app.web.router.routes() if route.resource is not None}
-    assert paths >= {*OPEN, SOCKET}
+    assert paths >= {*PUBLIC, SOCKET}
 
 
-def test_document_tells_of_the_socket_and_every_kind_of_subscription_has_a_price() -> None:
+def test_websocket_is_described_and_every_subscription_type_has_a_price() -> None:
     assert SOCKET in DOCUMENT["info"]["description"]
     assert set(PRICES.events) == {"newHeads", "logs", "newPendingTransactions", "syncing", "svm"}
 
 
-def test_document_has_every_endpoint_of_the_specification_with_its_scope() -> None:
-    assert {(op.method, op.path): op.scope for op in OF_KEYS.values()} == {**ENDPOINTS, **ADDED}
+def test_endpoints_and_scopes_match_the_specification() -> None:
+    assert {(op.method, op.path): op.scope for op in KEY_OPERATIONS.values()} == {**ENDPOINTS, **ADDED}
 
 
-def test_operations_of_people_are_below_account_and_admin_and_no_key_opens_them() -> None:
+def test_session_operations_are_under_account_and_admin_and_have_no_scope() -> None:
     for op in OPERATIONS.values():
         stem = op.path.split("/")[1]
         assert (op.session is not None) == (stem in ("account", "admin")), op.path
@@ -125,7 +125,7 @@ def test_operations_of_people_are_below_account_and_admin_and_no_key_opens_them(
         assert op.session is None or not op.scope, op.path
 
 
-def test_only_signing_in_needs_no_session() -> None:
+def test_only_signing_in_works_without_a_session() -> None:
     free = {op.path for op in OPERATIONS.values() if op.session == "none"}
     assert free == {"/account/sign-in", "/account/sign-in/link", "/account/sign-in/redeem", "/admin/sign-in"}
 
@@ -140,18 +140,18 @@ def test_document_is_valid_openapi() -> None:
     OpenAPIV31SpecValidator(DOCUMENT).validate()
 
 
-def test_every_scope_exists_and_every_scope_but_writing_opens_an_operation() -> None:
-    used = {op.scope for op in OF_KEYS.values()}
+def test_operations_use_every_scope_except_rpc_write() -> None:
+    used = {op.scope for op in KEY_OPERATIONS.values()}
     assert used <= set(SCOPES)
     assert set(SCOPES) - used == {"rpc:write"}  # the method decides, on the path of rpc:read
 
 
-def test_every_operation_has_a_price_and_every_price_an_operation() -> None:
-    assert set(PRICES.rest) == set(OF_KEYS) - BY_METHOD
+def test_priced_operations_are_exactly_those_with_a_key() -> None:
+    assert set(PRICES.rest) == set(KEY_OPERATIONS) - BY_METHOD
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_method_has_a_price_and_every_price_a_method(family: str) -> None:
+def test_priced_methods_are_exactly_those_of_the_family(family: str) -> None:
     assert set(PRICES.of_family(family)) == set(FAMILIES[family].methods)
 
 
@@ -166,7 +166,7 @@ def test_every_paymaster_method_has_a_price() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_says_how_it_can_fail_and_who_may_call(name: str) -> None:
+def test_operation_documents_its_errors_and_authentication(name: str) -> None:
     operation = OPERATIONS[name]
     spec = DOCUMENT["paths"][operation.path][operation.method.lower()]
     assert {"400", "401", "403", "429", "500"} <= set(spec["responses"])
@@ -177,13 +177,13 @@ def test_operation_says_how_it_can_fail_and_who_may_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_with_a_body_says_what_becomes_of_a_large_a_slow_and_a_foreign_one(name: str) -> None:
+def test_operation_with_a_body_documents_large_slow_and_non_json_bodies(name: str) -> None:
     spec = DOCUMENT["paths"][OPERATIONS[name].path][OPERATIONS[name].method.lower()]
     assert ({"408", "413", "415"} <= set(spec["responses"])) == (OPERATIONS[name].body is not None)
 
 
-@pytest.mark.parametrize("name", sorted(ASKING))
-def test_operation_that_asks_a_network_says_that_it_may_be_late(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(CALLS_UPSTREAM))
+def test_operation_that_calls_an_upstream_documents_timeouts(name: str) -> None:
     spec = DOCUMENT["paths"][OPERATIONS[name].path][OPERATIONS[name].method.lower()]
     assert {"404", "503", "504"} <= set(spec["responses"])
 
@@ -196,7 +196,7 @@ def test_examples_conform_to_their_schema(name: str) -> None:
         validator.validate(example)
 
 
-def test_plans_are_the_specifications() -> None:
+def test_plans_match_the_specification() -> None:
     limits = {name: (p.requests_per_second, p.requests_per_day, p.units_per_second) for name, p in TABLES.plans.items()}
     assert limits["free"] == (10, 100_000, 200)
     assert limits["growth"] == (100, 5_000_000, 2_000)

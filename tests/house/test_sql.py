@@ -1,4 +1,4 @@
-"""SQL that is true: every query prepares, and the reviewed schema is what the migrations make."""
+"""Every query prepares, schema.sql equals the migrated database, and migrations are safe to run under traffic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNSAFE = re.compile(
 # A later release may contract: the line gives the reason and the version that stopped using it.
 DECLARED = re.compile(r"^-- contract: (?=.*\b\d+\.\d+\.\d+\b).+$", re.MULTILINE)
 
-# What makes up a schema, one row for each thing, without the order of columns and without numbers that differ by chance.
+# Queries that describe a schema, one row per object, without column order and object ids, which differ between databases.
 CATALOG = {
     "relations": """
         select relname, relkind::text, relpersistence::text, relrowsecurity, reloptions
@@ -75,7 +75,7 @@ async def catalog(url: str) -> Catalog:
 
 @pytest.fixture
 async def reviewed(empty_database: str) -> Catalog:
-    """The catalog of a database that is made from the reviewed file alone."""
+    """The catalog of a database created from schema.sql alone."""
     async with connected(empty_database) as connection:
         await connection.execute(REVIEWED.read_text("utf-8"))
     return await catalog(empty_database)
@@ -87,8 +87,8 @@ async def test_reviewed_schema_equals_all_migrations_applied(reviewed: Catalog, 
         assert reviewed[part] == migrated[part], part
 
 
-async def test_comparison_sees_what_it_should(reviewed: Catalog, database: str) -> None:
-    """Were one column, check or default different, it would show."""
+async def test_catalog_comparison_detects_differences(reviewed: Catalog, database: str) -> None:
+    """A changed column, check, default, index, sequence, trigger or function shows up."""
     async with connected(database) as connection:
         await connection.execute("""
             alter table keys alter column hint drop not null, alter column scopes drop default, add extra text;
@@ -105,7 +105,7 @@ async def test_comparison_sees_what_it_should(reviewed: Catalog, database: str) 
 
 @pytest.fixture(scope="module")
 async def migrated(server: Server) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A connection for those who change nothing."""
+    """A shared connection for tests that change nothing."""
     name = await server.create(MIGRATED)
     async with connected(server.url(name)) as connection:
         yield connection
@@ -130,14 +130,14 @@ def test_every_query_is_used() -> None:
 
 
 def test_no_sql_is_built_by_formatting() -> None:
-    """A query has its values as parameters: nothing in braces or percent signs, nothing that ends another statement."""
+    """Values are parameters: no braces or percent placeholders, and no second statement."""
     for name, text in QUERIES.items():
         assert not re.search(r"\{[a-z_]+\}|%s|%\(", text), name
         assert ";" not in re.sub(r"--.*", "", text), name
 
 
 @pytest.mark.parametrize("path", migrate.files(), ids=lambda path: path.stem)
-def test_migration_says_what_it_is_for_and_leaves_the_transaction_to_the_runner(path: Path) -> None:
+def test_migration_starts_with_a_comment_and_has_no_transaction_statements(path: Path) -> None:
     text = path.read_text("utf-8")
     assert text.startswith("-- ")
     assert re.fullmatch(r"\d{4}_[a-z0-9_]+", path.stem)
@@ -194,12 +194,12 @@ def test_expansion_is_accepted(statement: str) -> None:
     assert not unsafe_statements(statement)
 
 
-def test_two_queries_of_one_name_are_an_error() -> None:
+def test_duplicate_query_name_is_an_error() -> None:
     with pytest.raises(ValueError, match="used twice"):
         sql.parse("-- one\nselect 1;\n-- one\nselect 2;\n")
 
 
-def test_query_ends_where_the_next_begins() -> None:
-    text = "-- A heading, in words.\n\n-- one\n-- What it does.\nselect 1;\n\n-- two\nselect\n  2;\n"
-    assert sql.parse(text) == {"one": "-- What it does.\nselect 1", "two": "select\n  2"}
+def test_query_ends_at_the_next_name() -> None:
+    text = "-- A heading, in words.\n\n-- one\n-- Its purpose.\nselect 1;\n\n-- two\nselect\n  2;\n"
+    assert sql.parse(text) == {"one": "-- Its purpose.\nselect 1", "two": "select\n  2"}
     assert sql.parse("") == {}

@@ -1,4 +1,4 @@
-"""Migrations: once each, in order, whole or not at all, from however many places."""
+"""Migrations are applied once each, in order, completely or not at all, from any number of processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_second_run_has_nothing_to_do(database: str) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 8])
-async def test_runs_at_once_apply_each_file_once(empty_database: str, count: int) -> None:
+async def test_concurrent_runs_apply_each_file_once(empty_database: str, count: int) -> None:
     async with asyncio.TaskGroup() as group:
         runs = [group.create_task(run(empty_database)) for _ in range(count)]
     results = sorted((one.result() for one in runs), key=len)
@@ -59,9 +59,7 @@ async def test_runs_at_once_apply_each_file_once(empty_database: str, count: int
     assert await applied(empty_database) == NAMES
 
 
-async def test_failing_file_leaves_nothing_of_itself_and_keeps_those_before(
-    empty_database: str, directory: Path
-) -> None:
+async def test_failing_file_is_rolled_back_and_earlier_ones_are_kept(empty_database: str, directory: Path) -> None:
     (directory / "0003_bad.sql").write_text("create table three (n int); create table one (n int);")
     with pytest.raises(asyncpg.DuplicateTableError):
         await run(empty_database, directory)
@@ -95,7 +93,7 @@ async def test_file_added_later_is_the_only_one_applied(empty_database: str, dir
     assert await run(empty_database, directory) == ["0003_three"]
 
 
-async def test_busy_table_stops_the_migration_and_not_the_traffic(empty_database: str, directory: Path) -> None:
+async def test_busy_table_fails_the_migration_instead_of_blocking_traffic(empty_database: str, directory: Path) -> None:
     await run(empty_database, directory)
     (directory / "0003_wait.sql").write_text("set local lock_timeout = '50ms'; alter table one add k int;")
     async with connected(empty_database) as busy, busy.transaction():
@@ -105,19 +103,19 @@ async def test_busy_table_stops_the_migration_and_not_the_traffic(empty_database
     assert await run(empty_database, directory) == ["0003_wait"]
 
 
-async def test_no_files_are_no_work(empty_database: str, tmp_path: Path) -> None:
+async def test_empty_directory_applies_nothing(empty_database: str, tmp_path: Path) -> None:
     assert await run(empty_database, tmp_path) == []
     assert await applied(empty_database) == []
 
 
-async def test_pending_names_what_is_missing(empty_database: str, database: str) -> None:
+async def test_pending_returns_the_missing_migrations(empty_database: str, database: str) -> None:
     async with connected(empty_database) as connection:
         assert await migrate.pending(connection) == NAMES
     async with connected(database) as connection:
         assert await migrate.pending(connection) == []
 
 
-def test_shipped_files_are_numbered_without_gap() -> None:
+def test_migrations_are_numbered_without_gaps() -> None:
     assert NAMES
     assert [int(name.split("_")[0]) for name in NAMES] == list(range(1, len(NAMES) + 1))
 

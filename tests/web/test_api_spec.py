@@ -1,4 +1,4 @@
-"""Queries and bodies, checked by the document that is published."""
+"""Query parameters and bodies are validated against the published API spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.settings import SCHEMAS
 from proxy.web import api_spec
 from proxy.web.api_spec import ApiOperation
 
-CONTRACT = api_spec.load(SCHEMAS)
+SPEC = api_spec.load(SCHEMAS)
 OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
 LISTS = {"list_token_balances": 50, "list_owned_nfts": 50, "list_wallets": 25, "list_webhooks": 25}
 WALLET = {"owner": OWNER, "chain": "ethereum"}
@@ -25,7 +25,7 @@ POLICY = {"name": "Free transfers", "chain": "base", "rules": {"max_gas_usd": "0
 
 
 def operation(name: str) -> ApiOperation:
-    return CONTRACT.operations[name]
+    return SPEC.operations[name]
 
 
 def query_refusal(name: str, *pairs: tuple[str, str]) -> str:
@@ -46,14 +46,14 @@ def body_refusal(name: str, body: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "limit"), LISTS.items())
-def test_list_without_a_query_has_the_contracts_defaults(name: str, limit: int) -> None:
+def test_list_without_a_query_uses_the_default_page_and_limit(name: str, limit: int) -> None:
     found = operation(name).check_query({})
     assert (found["page"], found["limit"]) == (1, limit)
 
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize(("page", "limit"), [(1, 1), (2, 100), (1_000_000, 50)])
-def test_page_and_limit_in_range_are_numbers(name: str, page: int, limit: int) -> None:
+def test_page_and_limit_in_range_are_parsed(name: str, page: int, limit: int) -> None:
     found = operation(name).check_query({"page": str(page), "limit": str(limit)})
     assert (found["page"], found["limit"]) == (page, limit)
 
@@ -67,19 +67,19 @@ def test_page_and_limit_in_range_are_numbers(name: str, page: int, limit: int) -
         *("9" * 18, "9" * 19, "9" * 5000, "-" + "9" * 18, "1\n", "\0", "NaN"),
     ],
 )
-def test_page_or_limit_that_is_no_number_in_range_is_refused_by_name(name: str, member: str, text: str) -> None:
+def test_invalid_page_or_limit_is_rejected_by_name(name: str, member: str, text: str) -> None:
     message = query_refusal(name, (member, text))
     assert message.startswith(f"parameter {member!r}: ")
     assert len(message) < 300
 
 
 @pytest.mark.parametrize(("member", "text"), [("limit", "101"), ("page", "1000001")])
-def test_number_beyond_its_maximum_is_refused_by_name(member: str, text: str) -> None:
+def test_number_above_the_maximum_is_rejected_by_name(member: str, text: str) -> None:
     assert query_refusal("list_wallets", (member, text)).startswith(f"parameter {member!r}: {text} is greater")
 
 
 @given(st.text("0123456789-+ ._eE\n\u0661", max_size=25))
-def test_any_text_for_a_page_is_a_number_or_refused(text: str) -> None:
+def test_any_page_text_is_parsed_or_rejected(text: str) -> None:
     try:
         found = operation("list_wallets").check_query({"page": text})
     except InvalidRequest:
@@ -87,31 +87,31 @@ def test_any_text_for_a_page_is_a_number_or_refused(text: str) -> None:
     assert 1 <= found["page"] <= 1_000_000
 
 
-def test_unknown_parameter_is_refused_and_the_known_are_named() -> None:
+def test_unknown_parameter_is_rejected_with_the_known_ones() -> None:
     assert query_refusal("list_webhooks", ("pgae", "1")) == "parameter 'pgae' is unknown; known: page, limit, status"
     assert query_refusal("read_gas_prices", ("x", "")) == "parameter 'x' is unknown; known: none"
     assert len(query_refusal("list_webhooks", ("x" * 10_000, "1"))) < 300
 
 
-def test_name_of_a_parameter_is_exact() -> None:
+def test_parameter_names_are_case_sensitive() -> None:
     for name in ("Page", "page ", "page[]", "limit\0"):
         assert "is unknown" in query_refusal("list_wallets", (name, "1"))
 
 
-def test_parameter_given_twice_is_refused() -> None:
+def test_repeated_parameter_is_rejected() -> None:
     message = "parameter 'page' is given more than once"
     assert query_refusal("list_wallets", ("page", "1"), ("page", "2")) == message
     assert query_refusal("list_wallets", ("page", "1"), ("limit", "2"), ("page", "1")) == message
 
 
 @pytest.mark.parametrize("status", ["active", "paused", "disabled"])
-def test_webhooks_are_filtered_by_a_status_that_exists(status: str) -> None:
+def test_webhook_status_filter_is_accepted(status: str) -> None:
     assert operation("list_webhooks").check_query({"status": status})["status"] == status
     assert operation("list_webhooks").check_query({})["status"] is None
 
 
 @pytest.mark.parametrize("status", ["", "ACTIVE", "deleted"])
-def test_status_that_does_not_exist_is_refused_by_name(status: str) -> None:
+def test_unknown_webhook_status_is_rejected_by_name(status: str) -> None:
     assert query_refusal("list_webhooks", ("status", status)).startswith("parameter 'status': ")
 
 
@@ -131,7 +131,7 @@ def test_status_that_does_not_exist_is_refused_by_name(status: str) -> None:
         ("create_gas_policy", {**POLICY, "rules": {}}),
     ],
 )
-def test_good_body_is_returned_as_data(name: str, body: dict[str, Any]) -> None:
+def test_valid_body_is_returned(name: str, body: dict[str, Any]) -> None:
     assert operation(name).check_body(orjson.dumps(body)) == body
 
 
@@ -167,7 +167,7 @@ def test_missing_member_is_named(name: str, body: dict[str, Any]) -> None:
         ("create_gas_policy", {**POLICY, "rules": {"allowed_contracts": [OWNER, "0x"]}}, "rules.allowed_contracts.1: "),
     ],
 )
-def test_wrong_member_is_named(name: str, body: dict[str, Any], named: str) -> None:
+def test_invalid_member_is_named(name: str, body: dict[str, Any], named: str) -> None:
     message = body_refusal(name, body)
     assert named in message
     assert len(message) < 400
@@ -175,7 +175,7 @@ def test_wrong_member_is_named(name: str, body: dict[str, Any], named: str) -> N
 
 @pytest.mark.parametrize("name", ["create_wallet", "create_webhook", "update_webhook", "create_gas_policy"])
 @pytest.mark.parametrize("body", [b"[]", b"null", b"1", b'"text"', b"true"])
-def test_body_that_is_no_object_is_refused(name: str, body: bytes) -> None:
+def test_body_that_is_not_an_object_is_rejected(name: str, body: bytes) -> None:
     assert body_refusal(name, body).startswith("body: ")
 
 
@@ -183,27 +183,27 @@ def test_body_that_is_no_object_is_refused(name: str, body: bytes) -> None:
     "body",
     [b"", b"{", b"{}x", b"\xff\xfe", b"{'a': 1}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xed\xa0\x80"}', b"[" * 100_000],
 )  # fmt: skip
-def test_body_that_is_no_json_is_refused(body: bytes) -> None:
+def test_body_that_is_not_json_is_rejected(body: bytes) -> None:
     assert body_refusal("create_wallet", body).startswith("the body is not valid JSON")
 
 
-def test_hostile_but_valid_json_is_only_refused() -> None:
+def test_hostile_but_valid_json_is_rejected_briefly() -> None:
     for body in (b"[" * 900 + b"]" * 900, b'{"owner":' * 900 + b"1" + b"}" * 900, orjson.dumps({"x" * 100_000: 1})):
         assert len(body_refusal("create_wallet", body)) < 400
 
 
-# The document itself
+# The document
 
 
-def test_document_is_served_as_the_bytes_that_were_merged() -> None:
-    document = orjson.loads(CONTRACT.raw)
-    assert document == CONTRACT.document
+def test_served_bytes_are_the_merged_document() -> None:
+    document = orjson.loads(SPEC.raw)
+    assert document == SPEC.document
     assert len(document["components"]["schemas"]) > 40
-    assert repr(CONTRACT) == f"<ApiSpec {len(CONTRACT.operations)} operations>"
+    assert repr(SPEC) == f"<ApiSpec {len(SPEC.operations)} operations>"
 
 
 @pytest.mark.parametrize(("directory", "name"), [("http", "Thing"), ("paths", "/things"), ("webhooks", "thing")])
-def test_name_that_two_files_define_is_an_error(tmp_path: Path, directory: str, name: str) -> None:
+def test_name_defined_in_two_files_is_an_error(tmp_path: Path, directory: str, name: str) -> None:
     (tmp_path / directory).mkdir()
     (tmp_path / "openapi.json").write_bytes(b'{"components": {}}')
     for stem in ("a", "b"):
@@ -212,7 +212,7 @@ def test_name_that_two_files_define_is_an_error(tmp_path: Path, directory: str, 
         api_spec.load(tmp_path)
 
 
-def test_whole_number_that_is_written_as_a_float_is_an_integer_for_whoever_reads_it() -> None:
+def test_whole_float_is_returned_as_an_integer() -> None:
     rules = b'{"max_per_user_per_day": 60.0, "rate_limit": {"requests": 1e1, "per_seconds": 60}, "allowed_methods": []}'
     body = operation("create_gas_policy").check_body(b'{"name": "x", "chain": "base", "rules": %b}' % rules)
     found = body["rules"]["max_per_user_per_day"], body["rules"]["rate_limit"]["requests"]
