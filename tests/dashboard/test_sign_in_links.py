@@ -23,7 +23,7 @@ SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 60
 
 
 async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, office: PostOffice) -> None:
-    """The database may match addresses that a mail server tells apart: the Kelvin sign is a k in lower case."""
+    """The database may match addresses that a mail server distinguishes: the Kelvin sign is a k in lower case."""
     keys, tasks = KeyStore(pool, pepper=PEPPER, plans=("free",)), Tasks()
     await keys.create_account(name="a", email="Kim@Example.com", plan="free")
     sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
