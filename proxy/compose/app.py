@@ -71,7 +71,7 @@ class App:
         self.settings = settings
         self.tasks = Tasks()
         self.tallies = Tallies()
-        self.turn = WriteBuffer(asyncio.get_running_loop())
+        self.write_buffer = WriteBuffer(asyncio.get_running_loop())
         self.pool = Pool(
             settings.database.url,
             size=settings.database.pool_size,
@@ -108,16 +108,18 @@ class App:
             },
         )
         self.readiness = Readiness(self.keyring, self.pool)
-        builder = NetworkBuilder(settings, tables, self.turn, tally=self.tallies.of, marks=windows.marks)
+        builder = NetworkBuilder(
+            settings, tables, self.write_buffer, tally=self.tallies.of, shared_heads=windows.shared_heads
+        )
         self.networks = builder.networks()
         self.rpc = Rpc(self.admission, tables.prices, FilterIds(settings.keys.pepper))
         self.logs = LogQueries(self.tasks, settings.rpc)
         self.shared = self._shared_replies()
-        questions = InternalCalls(self.rpc, self.networks)
-        self.data = DataFeature(settings, tables, self.pool, questions)
-        self.smart = SmartWalletFeature(settings, tables, self.pool, questions, self.networks, builder, self.tasks)
-        self.gas = GasFeature(settings, tables, self.pool, questions, self.data.prices)
-        self.hooks = WebhookFeature(settings, tables, self.pool, questions)
+        internal_calls = InternalCalls(self.rpc, self.networks)
+        self.data = DataFeature(settings, tables, self.pool, internal_calls)
+        self.smart = SmartWalletFeature(settings, tables, self.pool, internal_calls, self.networks, builder, self.tasks)
+        self.gas = GasFeature(settings, tables, self.pool, internal_calls, self.data.prices)
+        self.hooks = WebhookFeature(settings, tables, self.pool, internal_calls)
         self.door = ConnectionLimiter(settings.server)
         self.dashboard = DashboardFeature(
             settings,
@@ -147,7 +149,7 @@ class App:
             self._head_reader(tables),
             self.rpc,
             self.admission,
-            self.turn,
+            self.write_buffer,
             max_head=settings.server.max_head_bytes,
             max_requests=settings.server.keepalive_requests,
             log=self.access,
@@ -211,7 +213,7 @@ class App:
             return None
         shared = SharedReplies(self.settings.cache.redis_url)
         for route in self.networks.routes.values():
-            route.shelf = SharedCache(route, shared, self.tasks)
+            route.shared_cache = SharedCache(route, shared, self.tasks)
         return shared
 
     def _head_reader(self, tables: Tables) -> RequestHeadReader:

@@ -42,7 +42,7 @@ from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
-from proxy.store.windows import MARKS
+from proxy.store.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.wire.write_buffer import WriteBuffer
@@ -69,9 +69,11 @@ class Background:
             acquire_timeout_s=settings.database.acquire_timeout_s,
             application="penstock-background",
         )
-        turn = WriteBuffer(asyncio.get_running_loop())
+        write_buffer = WriteBuffer(asyncio.get_running_loop())
         # Its own marks: it answers nobody who could have been told something else.
-        self.networks = NetworkBuilder(settings, tables, turn, tally=Tallies().of, marks=[0] * MARKS).networks()
+        self.networks = NetworkBuilder(
+            settings, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS
+        ).networks()
         self.sinks: list[FollowerSink] = [
             HoldingsSink(),
             DeploymentSink(),
@@ -81,8 +83,8 @@ class Background:
         self.blocks = BlockStore(self.pool)
         # What is asked here is asked by ourselves: there is no key, and nobody to admit.
         rpc = Rpc(cast("Admission", None), tables.prices, FilterIds(settings.keys.pepper))
-        self.questions = InternalCalls(rpc, self.networks)
-        self.data = DataFeature(settings, tables, self.pool, self.questions)
+        self.internal_calls = InternalCalls(rpc, self.networks)
+        self.data = DataFeature(settings, tables, self.pool, self.internal_calls)
         self.notices = Notices(self.pool)
         self.bell = Notifications(self.notices)
         self.delivery: DeliveryFeature | None = None
@@ -100,7 +102,9 @@ class Background:
     def events(self, route: Route) -> EventFeature:
         """What is made for webhooks of a network's blocks."""
         data = self.data
-        return EventFeature(route, self.pool, self.bell, self.questions, tokens=data.contracts, nfts=data.nft_metadata)
+        return EventFeature(
+            route, self.pool, self.bell, self.internal_calls, tokens=data.contracts, nfts=data.nft_metadata
+        )
 
     def following(self, route: Route, *more: FollowerSink) -> NetworkFollower:
         wanted = self.settings.follower

@@ -31,10 +31,10 @@ from proxy.wire.price_api import PriceApi
 
 
 class DataFeature:
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
         cache = settings.cache
         self.kept = DataCache(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
-        self.multicall = Multicall(questions)
+        self.multicall = Multicall(internal_calls)
         self._quotes = _quotes(settings.prices)
         self.prices = PriceService(
             sources_of(settings.prices, tables.chains, self.multicall, self._quotes),
@@ -47,7 +47,7 @@ class DataFeature:
         market = TokenPrices(self.prices, tables.logos)
         self.tokens: dict[str, TokenReader] = {
             "evm": EvmTokens(self.contracts, self.multicall, holdings, self.kept, market),
-            "svm": SvmTokens(questions, self.kept, market),
+            "svm": SvmTokens(internal_calls, self.kept, market),
         }
         self.guard = _guard(settings.egress)
         self._fetcher = Fetcher(

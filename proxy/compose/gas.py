@@ -29,11 +29,11 @@ from proxy.web.rest.gas import GasHandlers
 
 class GasFeature:
     def __init__(
-        self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls, prices: NativePriceSource
+        self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls, prices: NativePriceSource
     ) -> None:
         self._tables = tables
         self.ledger = LedgerStore(pool)
-        self.prices = GasPrices(questions)
+        self.prices = GasPrices(internal_calls)
         plans = tables.plans.items()
         most = {name: plan.policies for name, plan in plans}
         most_usd = {name: policy.pico(str(plan.sponsored_usd_per_day)) for name, plan in plans}
@@ -45,7 +45,7 @@ class GasFeature:
             self.ledger,
             self.paymasters,
             SponsorCosts(prices, self.prices),
-            questions,
+            internal_calls,
             most_of_day={name: most or None for name, most in most_usd.items()},
             refused=self.refusals.note,
         )

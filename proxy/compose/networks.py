@@ -10,7 +10,7 @@ from proxy.chains.registry import Network
 from proxy.core.caching import ReplyCache
 from proxy.core.routing import UpstreamHealth
 from proxy.services.bundler import routes as bundler
-from proxy.services.rpc.method_policy import plans_of, unknown_of
+from proxy.services.rpc.method_policy import policies_of, unknown_of
 from proxy.services.rpc.networks import Networks, Route, SharedHead
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.telemetry import Tally
@@ -27,16 +27,16 @@ class NetworkBuilder:
         self,
         settings: Settings,
         tables: Tables,
-        turn: WriteBuffer,
+        write_buffer: WriteBuffer,
         *,
         tally: Callable[[str, str], Tally],
-        marks: MutableSequence[int] | memoryview[int],
+        shared_heads: MutableSequence[int] | memoryview[int],
     ) -> None:
         self._settings = settings
         self._tables = tables
-        self._turn = turn
+        self._write_buffer = write_buffer
         self._tally = tally
-        self._marks = marks
+        self._shared_heads = shared_heads
 
     def networks(self) -> Networks:
         by_network = self._by_network(self._settings.upstreams)
@@ -50,9 +50,9 @@ class NetworkBuilder:
         return Route(
             network,
             [self._upstream(network, index, each) for index, each in enumerate(found)],
-            plans_of(network, self._tables.prices, self._tally),
+            policies_of(network, self._tables.prices, self._tally),
             ReplyCache(cache_bytes),
-            SharedHead(self._marks, place),
+            SharedHead(self._shared_heads, place),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
             call_timeout_s=settings.rpc.call_timeout_s,
@@ -72,7 +72,7 @@ class NetworkBuilder:
         return Route(
             network,
             [self._upstream(network, index, each, "bundler ") for index, each in enumerate(found)],
-            bundler.plans_of(network, self._tables.prices, self._tally),
+            bundler.policies_of(network, self._tables.prices, self._tally),
             ReplyCache(0),
             # Nothing is remembered, so nobody has to be told when it ends.
             SharedHead([0, 0], 0),
@@ -107,10 +107,10 @@ class NetworkBuilder:
             mark=self._mark(network, given, kind),
         )
         if given.url.startswith("ws"):
-            return WebSocketUpstream(health, given.url, dict(given.headers), self._turn, batch=given.batch)
+            return WebSocketUpstream(health, given.url, dict(given.headers), self._write_buffer, batch=given.batch)
         address = UpstreamAddress.of(given.url, given.headers)
         depth = given.depth or self._settings.rpc.depth
-        return Upstream(health, address, self._turn, limit=given.connections, depth=depth, batch=given.batch)
+        return Upstream(health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch)
 
     def _mark(self, network: Network, given: UpstreamSettings, kind: str) -> str:
         """A digest: it is shown, and an address holds credentials."""

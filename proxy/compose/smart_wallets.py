@@ -30,20 +30,22 @@ class SmartWalletFeature:
         settings: Settings,
         tables: Tables,
         pool: Pool,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         networks: Networks,
         builder: NetworkBuilder,
         tasks: Tasks,
     ) -> None:
         self._networks = networks
         self._tables = tables
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._tasks = tasks
         self.operations = OperationStore(pool)
-        self.recall = OperationLookup(self.operations, questions, tasks, search_blocks=settings.bundler.search_blocks)
+        self.recall = OperationLookup(
+            self.operations, internal_calls, tasks, search_blocks=settings.bundler.search_blocks
+        )
         self.wallets = WalletService(
             WalletStore(pool),
-            questions,
+            internal_calls,
             tables.chains,
             proxies=tables.proxies,
             default=settings.wallets.version,
@@ -57,7 +59,7 @@ class SmartWalletFeature:
     def serve(self) -> None:
         """Put a desk before each network's bundlers, and somebody behind them who remembers."""
         for route in self.bundlers.routes.values():
-            route.desk = BundlerGuard(route, self.operations, self._questions, self._tasks)
+            route.guard = BundlerGuard(route, self.operations, self._internal_calls, self._tasks)
             route.on_null = self.recall.take
             route.beside = self._networks.find(route.network)
 

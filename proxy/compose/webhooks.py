@@ -34,7 +34,7 @@ from proxy.wire.webhook_guard import WebhookGuard
 class WebhookFeature:
     """A worker's: what owners ask."""
 
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, questions: InternalCalls) -> None:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
         self.webhooks = WebhookService(
             WebhookStore(pool),
             vault_of(settings),
@@ -42,7 +42,7 @@ class WebhookFeature:
             most={name: plan.webhooks for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
-        self.web = WebhookHandlers(self.webhooks, Backtest(questions), tables.chains)
+        self.web = WebhookHandlers(self.webhooks, Backtest(internal_calls), tables.chains)
         self.deliveries = DeliveryHandlers(DeliveryHistory(DeliveryStore(pool)), self.web.own, tables.chains)
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class EventFeature:
         route: Route,
         pool: Pool,
         bell: Notifications,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         *,
         tokens: TokenSource,
         nfts: NftSource,
@@ -72,11 +72,11 @@ class EventFeature:
         self.watch = WebhookWatch(network)
         self.composition = EventDrafter(network)
         self.sink = EventSink(self.watch, self.composition)
-        self.composing = EventEnricher(self.composition, pool, questions, tokens)
-        self.describing = EventEnricher(self.composition, pool, questions, tokens, nfts)
-        self.finality = FinalityGate(network, pool, questions)
-        self.tracing = InternalTransfers(self.watch, self.composition, pool, TraceReader(network, questions))
-        self.mempool = MempoolWatcher(self.watch, self.composition, pool, questions, PendingFilters(route))
+        self.composing = EventEnricher(self.composition, pool, internal_calls, tokens)
+        self.describing = EventEnricher(self.composition, pool, internal_calls, tokens, nfts)
+        self.finality = FinalityGate(network, pool, internal_calls)
+        self.tracing = InternalTransfers(self.watch, self.composition, pool, TraceReader(network, internal_calls))
+        self.mempool = MempoolWatcher(self.watch, self.composition, pool, internal_calls, PendingFilters(route))
 
     def __repr__(self) -> str:
         return f"<EventFeature {self.watch!r}>"

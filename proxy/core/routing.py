@@ -61,9 +61,10 @@ class UpstreamHealth:
     """What is known of one upstream."""
 
     __slots__ = (
-        "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good", "head",
-        "head_at", "histogram", "index", "inflight", "label", "lagging", "latency_s", "mark", "pause_s", "paused_until",
-        "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier", "trial_until", "weight",
+        "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good",
+        "head", "head_at", "histogram", "index", "inflight", "label", "lagging", "latency_s", "mark", "pause_s",
+        "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier", "trial_until",
+        "weight",
     )  # fmt: skip
 
     def __init__(

@@ -48,12 +48,12 @@ class _CachedReading:
 class GasPrices:
     def __init__(
         self,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._clock = clock
         self._wall = wall
         self._kept: dict[str, _CachedReading] = {}
@@ -67,7 +67,7 @@ class GasPrices:
         """NotFound for a chain that has no such prices, Unavailable where none is known that is young enough."""
         if network.family != "evm":
             raise NotFound(f"there are no gas prices on {network.id}: its fees are not per unit of gas")
-        route = self._questions.route(network)
+        route = self._internal_calls.route(network)
         while (kept := self._good(route)) is None:
             flight = self._flights.get(network.id)
             if flight is None:
@@ -109,16 +109,16 @@ class GasPrices:
             "block_time_s": facts.block_time_s,
         }
         if facts.legacy_fees:
-            price = await self._questions.ask(network, "eth_gasPrice")
+            price = await self._internal_calls.call(network, "eth_gasPrice")
             return fees.of_gas_price(_number(price), tip or await self._tip(network), **common)
         block = hex(tip) if tip else "latest"
-        history = await self._questions.ask(
+        history = await self._internal_calls.call(
             network, "eth_feeHistory", hex(fees.HISTORY_BLOCKS), block, list(fees.PERCENTILES)
         )
         return fees.of_history(history, **common)
 
     async def _tip(self, network: Network) -> int:
-        return _number(await self._questions.ask(network, "eth_blockNumber"))
+        return _number(await self._internal_calls.call(network, "eth_blockNumber"))
 
 
 def _number(value: Any) -> int:

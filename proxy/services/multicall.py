@@ -33,8 +33,8 @@ _NOT_THE_CONTRACT: frozenset[dialect.ErrorKind] = frozenset(
 
 
 class Multicall:
-    def __init__(self, questions: InternalCalls) -> None:
-        self._questions = questions
+    def __init__(self, internal_calls: InternalCalls) -> None:
+        self._internal_calls = internal_calls
         self._absent_until: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -42,10 +42,10 @@ class Multicall:
 
     async def tip(self, network: Network) -> int:
         """The newest block that the network is known to have."""
-        if tip := self._questions.route(network).heads.tip:
+        if tip := self._internal_calls.route(network).heads.tip:
             return tip
         try:
-            return int(await self._questions.ask(network, "eth_blockNumber"), 16)
+            return int(await self._internal_calls.call(network, "eth_blockNumber"), 16)
         except (RpcError, TypeError, ValueError):
             raise _unreadable(network) from None
 
@@ -83,7 +83,7 @@ class Multicall:
         assert network.chain.multicall is not None
         target = network.chain.multicall
         data = "0x" + abi.aggregate(calls).hex()
-        return abi.unhex(await self._questions.ask(network, "eth_call", {"to": target, "data": data}, at))
+        return abi.unhex(await self._internal_calls.call(network, "eth_call", {"to": target, "data": data}, at))
 
     async def _in_halves(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
         """Out of gas, out of time, or too large together."""
@@ -108,7 +108,7 @@ class Multicall:
         asked = [
             ("eth_call", ({"to": address.checksum(target), "data": f"0x{data.hex()}"}, at)) for target, data in calls
         ]
-        answers = await self._questions.ask_many(network, asked)
+        answers = await self._internal_calls.call_many(network, asked)
         return [self._result(network, answer) for answer in answers]
 
     def _result(self, network: Network, answer: object) -> bytes | None:

@@ -53,7 +53,7 @@ class WalletService:
     def __init__(
         self,
         store: WalletStore,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         chains: Registry,
         *,
         proxies: Mapping[str, bytes],
@@ -62,7 +62,7 @@ class WalletService:
     ) -> None:
         """`default`: the version of wallets whose creator names none. `most`: wallets of an account, by plan."""
         self._store = store
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._default = default
         self._most = most
         self._networks = {network.id: network for network in chains.networks()}
@@ -127,7 +127,7 @@ class WalletService:
             ("eth_getCode", [_text(wallet.address), "latest"]),
             ("eth_call", [nonce_call, "latest"]),
         ]
-        code, word = await self._questions.ask_many(network, asked, fresh=True)
+        code, word = await self._internal_calls.call_many(network, asked, fresh=True)
         has_code, nonce = _has_code(code), abi.uint(abi.unhex(word))
         if has_code is None:
             raise InternalError(f"{network.id} does not tell what code is at an address")
@@ -150,10 +150,10 @@ class WalletService:
         """Whether there is code at their addresses. What is final stays, and is not asked for."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                final = self._questions.route(network).heads.final
+                final = self._internal_calls.route(network).heads.final
                 open_ = [w for w in seen if w.network == network.id and not _is_final(w, final)]
                 asked = [("eth_getCode", [_text(wallet.address), "latest"]) for wallet in open_]
-                for wallet, code in zip(open_, await self._questions.ask_many(network, asked), strict=True):
+                for wallet, code in zip(open_, await self._internal_calls.call_many(network, asked), strict=True):
                     if (has_code := _has_code(code)) is not None:
                         seen[wallet] = await self._weighed(network, wallet, has_code)
         except (Fault, TimeoutError) as exc:
@@ -174,7 +174,7 @@ class WalletService:
     async def _ask(self, network: Network, method: str, *params: Any) -> Any:
         """None where the upstream itself says no, as one that has no old state does."""
         try:
-            return await self._questions.ask(network, method, *params, fresh=True)
+            return await self._internal_calls.call(network, method, *params, fresh=True)
         except RpcError:
             return None
 
@@ -206,7 +206,7 @@ class WalletService:
 
     async def _birth(self, network: Network, wallet: Wallet) -> operations.LogPlace | None:
         """The event of its initialisation: among the newest blocks, else in the block in which its code came to be."""
-        head = int(await self._questions.ask(network, "eth_blockNumber", fresh=True), 16)
+        head = int(await self._internal_calls.call(network, "eth_blockNumber", fresh=True), 16)
         at = wallet.deploy_block
         if at is not None and at <= head and (found := await self._events(network, wallet, at, at)):
             return found

@@ -26,8 +26,8 @@ STRIPES = 256
 STRIPE_BYTES = 64
 MUTEX_BYTES = STRIPES * STRIPE_BYTES
 # Two numbers for each network, by which the workers keep in step (services/rpc/networks): room for 2,048 networks.
-MARKS = 4096
-HEAD_BYTES = MUTEX_BYTES + 8 * MARKS
+SHARED_HEAD_NUMBERS = 4096
+HEAD_BYTES = MUTEX_BYTES + 8 * SHARED_HEAD_NUMBERS
 SLOT_DOUBLES = 2
 SLOT_BYTES = 8 * SLOT_DOUBLES
 FIRST_SLOTS = 1 << 16
@@ -60,7 +60,7 @@ def create() -> int:
 class Windows:
     """One process's view of the shared buckets."""
 
-    __slots__ = ("_edges", "_fd", "_locks", "_memory", "marks", "slots")
+    __slots__ = ("_edges", "_fd", "_locks", "_memory", "shared_heads", "slots")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -72,7 +72,7 @@ class Windows:
         self._memory = memory = mmap.mmap(self._fd, size)
         self._edges = memoryview(memory)[HEAD_BYTES:].cast("d")
         # A view of an older, smaller map stays good: it is the same memory.
-        self.marks = memoryview(memory)[MUTEX_BYTES:HEAD_BYTES].cast("q")
+        self.shared_heads = memoryview(memory)[MUTEX_BYTES:HEAD_BYTES].cast("q")
         kind = ctypes.c_char * STRIPE_BYTES
         self._locks = [kind.from_buffer(memory, stripe * STRIPE_BYTES) for stripe in range(STRIPES)]
         self.slots = (size - HEAD_BYTES) // SLOT_BYTES

@@ -54,7 +54,7 @@ class ReplySink(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
-        "_paused", "_size", "_streams", "_usual", "idle_since", "sinks", "transport", "turn", "upstream",
+        "_paused", "_size", "_streams", "_usual", "id_index", "idle_since", "sinks", "transport", "upstream",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream) -> None:
@@ -63,7 +63,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sinks: deque[ReplySink] = deque()
         # Since when nothing has come: between calls, or in the middle of a reply that is streamed.
         self.idle_since = 0.0
-        self.turn = 0
+        self.id_index = 0
         self._part = b""
         # The last head and what it meant: an upstream mostly repeats itself.
         self._known_bytes = NEVER

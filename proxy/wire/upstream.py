@@ -58,12 +58,18 @@ class QueuedCall:
 class Upstream:
     __slots__ = (
         "_address", "_connecting", "_corked", "_larger_at", "_loop", "_most_batch", "_open", "_out", "_smaller_s", "_tasks",
-        "_turn", "_waiting",
-        "batch", "depth", "head", "health", "idle", "label", "limit", "now", "rests",
+        "_waiting", "_write_buffer", "batch", "depth", "head", "health", "idle", "label", "limit", "now", "rests",
     )  # fmt: skip
 
     def __init__(
-        self, health: UpstreamHealth, address: UpstreamAddress, turn: WriteBuffer, *, limit: int, depth: int, batch: int
+        self,
+        health: UpstreamHealth,
+        address: UpstreamAddress,
+        write_buffer: WriteBuffer,
+        *,
+        limit: int,
+        depth: int,
+        batch: int,
     ) -> None:
         self.health = health
         self.label = health.label
@@ -76,7 +82,7 @@ class Upstream:
         self._larger_at = 0.0
         self._address = address
         self.head = address.head
-        self._turn = turn
+        self._write_buffer = write_buffer
         self._loop = asyncio.get_running_loop()
         self.idle: list[UpstreamConnection] = []
         # Whether a connection that has its reply can go to rest without a question: one call each, and nobody waits.
@@ -113,12 +119,12 @@ class Upstream:
                     return None
             connection = found
         connection.sinks.append(sink)
-        connection.turn = turn = (connection.turn + 1) & 255
-        call_id = _IDS[turn]
+        connection.id_index = id_index = (connection.id_index + 1) & 255
+        call_id = _IDS[id_index]
         size = len(tail) + len(params)
         parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), call_id, tail, params, b"}")
         if self.depth == 1:
-            self._turn.write(connection, b"".join(parts))
+            self._write_buffer.write(connection, b"".join(parts))
         else:
             self._out += parts
         return call_id
@@ -154,9 +160,9 @@ class Upstream:
         if connection is self._corked:
             self._out += request
         elif sum(map(len, request)) > DEFER_BELOW:
-            self._turn.write_at_once(connection, *request)
+            self._write_buffer.write_at_once(connection, *request)
         else:
-            self._turn.write(connection, b"".join(request))
+            self._write_buffer.write(connection, b"".join(request))
 
     def _submit_corked(self, sink: ReplySink, request: UpstreamRequest) -> UpstreamConnection | None:
         connection = self._corked
@@ -186,7 +192,7 @@ class Upstream:
         out, self._out = self._out, []
         if out and connection is not None and connection.transport is not None:
             # What was queued for this connection before it was corked goes first.
-            self._turn.flush()
+            self._write_buffer.flush()
             connection.transport.write(b"".join(out))
 
     def _wait(self, sink: ReplySink, request: UpstreamRequest) -> None:

@@ -42,9 +42,11 @@ class WebSocketUpstream(Upstream):
     __slots__ = ("_batches", "_courier", "_headers", "_line", "_pending", "_url")
 
     def __init__(
-        self, health: UpstreamHealth, url: str, headers: dict[str, str], turn: WriteBuffer, *, batch: int
+        self, health: UpstreamHealth, url: str, headers: dict[str, str], write_buffer: WriteBuffer, *, batch: int
     ) -> None:
-        super().__init__(health, UpstreamAddress("", 0, tls=None, head=b""), turn, limit=1, depth=1, batch=batch)
+        super().__init__(
+            health, UpstreamAddress("", 0, tls=None, head=b""), write_buffer, limit=1, depth=1, batch=batch
+        )
         self._url = URL(url, encoded=True)
         self._headers = headers
         self._line = WebSocketSlot(self)

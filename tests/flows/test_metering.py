@@ -38,7 +38,7 @@ def tally(of: Scene, method: str) -> Any:
 def charged(of: Scene) -> int:
     """What all calls were charged, as the metrics say."""
     of.worker.app.usage.gather()
-    plans = (*of.route.plans.values(), of.route.unknown)
+    plans = (*of.route.policies.values(), of.route.unknown)
     return sum(plan.tally.units for plan in plans)
 
 

@@ -127,7 +127,7 @@ def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int,
                 assert (await found.ask("eth_getBlockByNumber", ["latest", False])).status == 200
                 await found.look()
             assert found.route.heads.tip == tip
-            assert found.route.marks.tip == tip
+            assert found.route.shared_head.tip == tip
 
     run()
 
@@ -220,11 +220,11 @@ async def test_newer_block_that_another_worker_has_told_is_not_overwritten() -> 
         async with asyncio.TaskGroup() as group:
             group.create_task(found.result("eth_sendRawTransaction", ["0xf86c" + "07" * 20]))
             await until(lambda: found.count("eth_sendRawTransaction") == 1, every_s=0.001)
-            found.route.marks.tell(told)
+            found.route.shared_head.publish(told)
             # A write is news for the others too.
             for upstream in found.upstreams:
                 upstream.gate.set()
-        assert found.route.marks.tip == told
+        assert found.route.shared_head.tip == told
         assert found.route.heads.tip == told
 
 

@@ -17,7 +17,7 @@ CONFIG = {"addresses": ["0x" + B.hex()]}
 
 
 def tried(stage: Stage) -> tuple[Backtest, Any]:
-    return Backtest(stage.scene.running.questions), stage.scene.route.network
+    return Backtest(stage.scene.running.internal_calls), stage.scene.route.network
 
 
 async def test_transfers_inside_transactions_are_counted_by_their_traces(stage: Stage) -> None:

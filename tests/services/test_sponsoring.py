@@ -65,9 +65,9 @@ class Window:
             for version in ("0.7", "0.8")
         ]  # fmt: skip
         app = found.worker.app
-        questions = InternalCalls(app.rpc, app.networks)
+        internal_calls = InternalCalls(app.rpc, app.networks)
         self.sponsoring = SponsorService(
-            self.policies, self.ledger, Paymasters(payers), SponsorCosts(Coins(), GasPrices(questions)), questions,
+            self.policies, self.ledger, Paymasters(payers), SponsorCosts(Coins(), GasPrices(internal_calls)), internal_calls,
             most_of_day=PLANS, wall=lambda: self.now,
         )  # fmt: skip
 

@@ -249,7 +249,7 @@ async def test_key_that_may_only_read_makes_no_upstream_write(way: str) -> None:
 async def test_what_runs_is_what_was_priced(way: str) -> None:
     """A single call that reaches the upstream was charged as the method that the upstream ran."""
     async with go(way) as (worker, upstream):
-        units = {name: plan.units for name, plan in worker.app.networks.routes["ethereum/mainnet"].plans.items()}
+        units = {name: plan.units for name, plan in worker.app.networks.routes["ethereum/mainnet"].policies.items()}
         assert units[READ] != units[WRITE]
         for body in tricks():
             upstream.ran.clear()

@@ -60,20 +60,20 @@ class BundlerParams:
 class BundlerGuard:
     """Before the bundlers of one network."""
 
-    def __init__(self, route: Route, store: OperationStore, questions: InternalCalls, tasks: Tasks) -> None:
+    def __init__(self, route: Route, store: OperationStore, internal_calls: InternalCalls, tasks: Tasks) -> None:
         self._route = route
         self._network: Network = route.network
         self._store = store
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._tasks = tasks
 
     def __repr__(self) -> str:
         return f"<BundlerGuard of {self._network.id}>"
 
-    def read(self, plan: MethodPolicy, params: bytes) -> BundlerParams:
+    def read(self, policy: MethodPolicy, params: bytes) -> BundlerParams:
         """BadOperation names what is wrong."""
         items = _params(params)
-        sends = plan.method.name == SEND
+        sends = policy.method.name == SEND
         if not 2 <= len(items) <= (2 if sends else 3):
             wanted = "the operation and the entry point" + ("" if sends else ", and perhaps state overrides")
             raise BadOperation(f"params: must be an array of {wanted}")
@@ -88,28 +88,28 @@ class BundlerGuard:
             user_operation.parse(fields, version, draft=not sends), _without_nulls(fields), entry_point, overrides
         )
 
-    def fault_of(self, plan: MethodPolicy, params: bytes) -> bytes | None:
+    def fault_of(self, policy: MethodPolicy, params: bytes) -> bytes | None:
         try:
-            self.read(plan, params)
+            self.read(policy, params)
         except BadOperation as exc:
             return jsonrpc.error(jsonrpc.INVALID_PARAMS, str(exc))
         return None
 
-    def flight(self, asker: Any, key: Key, plan: MethodPolicy, params: bytes, now: float) -> Flight | None:
+    def flight(self, caller: Any, key: Key, policy: MethodPolicy, params: bytes, now: float) -> Flight | None:
         """An estimate is a read like others. A send waits for its record, and is answered when it ends."""
-        given = self.read(plan, params)
-        if plan.method.name != SEND:
-            flight = asker.flight = Flight(self._route, plan, given.params(), asker, now)
+        given = self.read(policy, params)
+        if policy.method.name != SEND:
+            flight = caller.flight = Flight(self._route, policy, given.params(), caller, now)
             return flight
-        self._tasks.start(f"send {next(_serial)}", lambda: self._send(asker, key, plan, given))
+        self._tasks.start(f"send {next(_serial)}", lambda: self._send(caller, key, policy, given))
         return None
 
     # Sending
 
-    async def _send(self, asker: Any, key: Key, plan: MethodPolicy, given: BundlerParams) -> None:
+    async def _send(self, caller: Any, key: Key, policy: MethodPolicy, given: BundlerParams) -> None:
         """Whatever happens, the asker is told once, and nothing is sent twice: no exception leaves this."""
         try:
-            outcome = await self._outcome(key, plan, given)
+            outcome = await self._outcome(key, policy, given)
         except Fault as fault:
             outcome = fault
         except Exception:
@@ -117,13 +117,13 @@ class BundlerGuard:
             outcome = InternalError("internal error; the operation was not sent")
         match outcome:
             case bytes():
-                asker.on_result(outcome)
+                caller.on_result(outcome)
             case RpcError():
-                asker.on_error(outcome.error)
+                caller.on_error(outcome.error)
             case Fault():
-                asker.on_fault(outcome)
+                caller.on_fault(outcome)
 
-    async def _outcome(self, key: Key, plan: MethodPolicy, given: BundlerParams) -> bytes | RpcError | Fault:
+    async def _outcome(self, key: Key, policy: MethodPolicy, given: BundlerParams) -> bytes | RpcError | Fault:
         entry_point = bytes.fromhex(given.entry_point[2:])
         operation_hash = user_operation.hash_of(
             given.operation,
@@ -143,7 +143,7 @@ class BundlerGuard:
             self._newest_block(),
         )
         await self._store.record(sent)
-        return await self._ask(plan, params, sent)
+        return await self._ask(policy, params, sent)
 
     def _newest_block(self) -> int | None:
         return (self._route.beside.heads.tip or None) if self._route.beside is not None else None
@@ -153,13 +153,16 @@ class BundlerGuard:
         if not operation.is_delegated or operation.delegate is not None:
             return None
         sender = "0x" + operation.sender.hex()
-        code = abi.unhex(await self._questions.ask(self._network, "eth_getCode", sender, "latest", fresh=True)) or b""
+        code = (
+            abi.unhex(await self._internal_calls.call(self._network, "eth_getCode", sender, "latest", fresh=True))
+            or b""
+        )
         return code[3:] if code.startswith(_DELEGATION) else None
 
-    async def _ask(self, plan: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
+    async def _ask(self, policy: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()
         try:
-            result = await self._launch(plan, params).result()
+            result = await self._launch(policy, params).result()
         except RpcError as exc:
             await self._note(self._store.refused(sent, exc.error))
             return exc
@@ -184,10 +187,10 @@ class BundlerGuard:
         await self._note(self._store.taken(sent))
         return b'"%b"' % named.encode()
 
-    def _launch(self, plan: MethodPolicy, params: bytes) -> PendingReply:
+    def _launch(self, policy: MethodPolicy, params: bytes) -> PendingReply:
         pending = PendingReply()
         now = time.monotonic()
-        pending.flight = flight = Flight(self._route, plan, params, pending, now)
+        pending.flight = flight = Flight(self._route, policy, params, pending, now)
         self._route.launch(flight, now)
         return pending
 

@@ -44,9 +44,11 @@ WIDE_SEARCHES = 4
 
 
 class OperationLookup:
-    def __init__(self, store: OperationStore, questions: InternalCalls, tasks: Tasks, *, search_blocks: int) -> None:
+    def __init__(
+        self, store: OperationStore, internal_calls: InternalCalls, tasks: Tasks, *, search_blocks: int
+    ) -> None:
         self._store = store
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._tasks = tasks
         self._search_blocks = search_blocks
         # A call may have two attempts under way: the second null changes nothing.
@@ -95,9 +97,9 @@ class OperationLookup:
         event = await self._event(flight, name, record)
         if event is None:
             return jsonrpc.NULL
-        if flight.plan.method.name == RECEIPT:
+        if flight.policy.method.name == RECEIPT:
             transaction = "0x" + event.place.transaction.hex()
-            told = await self._questions.ask(network, "eth_getTransactionReceipt", transaction)
+            told = await self._internal_calls.call(network, "eth_getTransactionReceipt", transaction)
             return orjson.dumps(operations.receipt(event, told)) if isinstance(told, dict) else jsonrpc.NULL
         return jsonrpc.NULL if record is None else orjson.dumps(_included(event, record))
 
@@ -108,7 +110,7 @@ class OperationLookup:
             return jsonrpc.NULL
         flight.tried |= 1 << upstream.health.index
         pending = PendingReply()
-        pending.flight = other = Flight(flight.route, flight.plan, flight.params, pending, now)
+        pending.flight = other = Flight(flight.route, flight.policy, flight.params, pending, now)
         other.is_piece = True  # Its null is ours to weigh.
         other.tried = -1  # Every bit: nobody else is asked because this one is late.
         other.send(upstream, now)
@@ -129,7 +131,7 @@ class OperationLookup:
         if block is not None and (event := await self._events(flight, name, block, hex(block))):
             return event
         network = flight.route.network
-        head = int(await self._questions.ask(network, "eth_blockNumber"), 16)
+        head = int(await self._internal_calls.call(network, "eth_blockNumber"), 16)
         missed = self._misses.get((network.id, name))
         if missed == head:
             return None
@@ -155,7 +157,7 @@ class OperationLookup:
             "fromBlock": hex(first),
             "toBlock": last,
         }
-        logs = operations.read_logs(await self._questions.ask(network, "eth_getLogs", asked))
+        logs = operations.read_logs(await self._internal_calls.call(network, "eth_getLogs", asked))
         events = [event for each in logs if (event := operations.included(each)) is not None and event.hash == name]
         return events[-1] if events else None
 

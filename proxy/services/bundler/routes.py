@@ -18,14 +18,16 @@ READING = SENDING | access.SCOPE_BIT["rpc:read"]
 ANY_SCOPE = READING
 
 
-def plans_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
-    plans = {}
+def policies_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
+    policies = {}
     for name, method in BUNDLER.methods.items():
         scope = SENDING if method.kind == "write" else READING
-        plan = plans[name] = MethodPolicy(method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope)
-        plan.is_checked = name in (SEND, ESTIMATE)
-        plan.asks_on = name in (BY_HASH, RECEIPT)
-    return plans
+        policy = policies[name] = MethodPolicy(
+            method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope
+        )
+        policy.is_checked = name in (SEND, ESTIMATE)
+        policy.asks_on = name in (BY_HASH, RECEIPT)
+    return policies
 
 
 def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:

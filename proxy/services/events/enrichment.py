@@ -64,14 +64,14 @@ class EventEnricher:
         self,
         composition: EventDrafter,
         pool: Pool,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         tokens: TokenSource,
         nfts: NftSource | None = None,
     ) -> None:
         self._composition = composition
         self._network = composition.network
         self._pool = pool
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._tokens = tokens
         self._nfts = nfts
         # How far the queue is walked, whether anything was left behind, and when the next walk may begin; None: not before the
@@ -155,7 +155,7 @@ class EventEnricher:
         wanted = [*dict.fromkeys(event.lacks["transaction"] for event in found if "transaction" in event.lacks)]
         if not wanted:
             return {}
-        asked = await self._questions.ask_many(
+        asked = await self._internal_calls.call_many(
             self._network, [("eth_getTransactionReceipt", [each]) for each in wanted]
         )
         return {name: receipt for name, receipt in zip(wanted, asked, strict=True) if isinstance(receipt, Mapping)}
@@ -167,7 +167,7 @@ class EventEnricher:
             return {}
         contracts = [bytes.fromhex(each[2:]) for each in wanted]
         # Not before the events: a contract may be as new as they are.
-        block = max(self._questions.route(self._network).heads.tip, *(event.block or 0 for event in found))
+        block = max(self._internal_calls.route(self._network).heads.tip, *(event.block or 0 for event in found))
         known = await self._tokens.known(self._network, contracts, block)
         named = {}
         for text, contract in zip(wanted, contracts, strict=True):

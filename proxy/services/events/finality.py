@@ -34,10 +34,10 @@ LOOK_S, AGAIN_S = 20.0, 2.0
 class FinalityGate:
     """Of one network."""
 
-    def __init__(self, network: Network, pool: Pool, questions: InternalCalls) -> None:
+    def __init__(self, network: Network, pool: Pool, internal_calls: InternalCalls) -> None:
         self._network = network
         self._pool = pool
-        self._questions = questions
+        self._internal_calls = internal_calls
         # The head for which each was asked last.
         self._asked: dict[FinalityTag, int] = {}
 
@@ -75,7 +75,7 @@ class FinalityGate:
     async def _block(self, word: FinalityTag, head: int) -> int:
         """The last block that is it."""
         try:
-            found = await self._questions.ask(self._network, "eth_getBlockByNumber", word, False, fresh=True)
+            found = await self._internal_calls.call(self._network, "eth_getBlockByNumber", word, False, fresh=True)
         except RpcError as exc:
             if dialect.classify(exc.error).blame:
                 raise Unavailable(f"no upstream says what is {word}") from exc

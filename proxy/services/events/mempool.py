@@ -36,14 +36,14 @@ class MempoolWatcher:
         watch: WebhookWatch,
         composition: EventDrafter,
         pool: Pool,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         pinned: PendingFilters,
     ) -> None:
         self._watch = watch
         self._composition = composition
         self._network = composition.network
         self._pool = pool
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._pinned = pinned
         self._poll_s = min(max(self._network.facts.block_time_s / 4, SHORTEST_S), LONGEST_S)
         self._filter = ""
@@ -76,7 +76,7 @@ class MempoolWatcher:
 
     async def _read(self, hashes: Sequence[str]) -> list[MatchTransaction]:
         calls = [("eth_getTransactionByHash", [each]) for each in hashes]
-        found = await self._questions.ask_many(self._network, calls)
+        found = await self._internal_calls.call_many(self._network, calls)
         return activity.read_transactions([each for each in found if isinstance(each, dict)])
 
     async def _write(self, transactions: list[MatchTransaction]) -> None:

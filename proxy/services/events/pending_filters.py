@@ -37,6 +37,6 @@ class PendingFilters:
 
     def _flight(self, method: str, params: bytes) -> tuple[Flight, PendingReply]:
         pending = PendingReply()
-        flight = Flight(self._route, self._route.plans[method], params, pending, time.monotonic())
+        flight = Flight(self._route, self._route.policies[method], params, pending, time.monotonic())
         pending.flight = flight
         return flight, pending

@@ -215,7 +215,7 @@ class BlockReader:
     async def _ask(self, method: str, params: bytes, *, least_head: int = 0, tells_head: bool = False) -> bytes:
         pending = PendingReply()
         now = time.monotonic()
-        flight = Flight(self.route, self.route.plans[method], params, pending, now)
+        flight = Flight(self.route, self.route.policies[method], params, pending, now)
         # Ranges are cut here, where their size is remembered.
         flight.is_piece = True
         flight.least_head = least_head

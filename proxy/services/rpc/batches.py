@@ -28,12 +28,12 @@ UNITS_OF_AN_ERROR = 1
 class BatchItem(WholeResultWaiter):
     """One place in a batch: its reply, when it is there."""
 
-    __slots__ = ("batch", "cache", "fault", "flight", "id", "plan", "reply", "settled", "units")
+    __slots__ = ("batch", "cache", "fault", "flight", "id", "policy", "reply", "settled", "units")
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
         self.batch = batch
         self.id = id_
-        self.plan: MethodPolicy | None = None
+        self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
@@ -67,9 +67,9 @@ class BatchItem(WholeResultWaiter):
         if self.settled:
             return
         self.settled = True
-        if self.plan is not None:
+        if self.policy is not None:
             units = self.units if self.fault is None else 0
-            self.batch.sheet[self.plan.tally].count(outcome, self.cache, units, time.monotonic() - self.batch.began)
+            self.batch.sheet[self.policy.tally].count(outcome, self.cache, units, time.monotonic() - self.batch.began)
         self.batch.settled()
 
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Broadcast(WholeResultWaiter):
     """The waiter of all its flights."""
 
-    __slots__ = ("_asker", "_error", "_fault", "_open")
+    __slots__ = ("_caller", "_error", "_fault", "_open")
 
-    def __init__(self, asker: Any) -> None:
-        self._asker = asker
+    def __init__(self, caller: Any) -> None:
+        self._caller = caller
         self._open = 0
         self._error = b""
         self._fault: Fault | None = None
@@ -33,9 +33,9 @@ class Broadcast(WholeResultWaiter):
     def __repr__(self) -> str:
         return f"<Broadcast {self._open} open>"
 
-    def send(self, route: Route, plan: MethodPolicy, params: bytes, now: float) -> None:
-        flights = [Flight(route, plan, params, self, now) for _ in range(route.broadcast)]
-        self._asker.flight = flights[0]
+    def send(self, route: Route, policy: MethodPolicy, params: bytes, now: float) -> None:
+        flights = [Flight(route, policy, params, self, now) for _ in range(route.broadcast)]
+        self._caller.flight = flights[0]
         taken, ready = 0, []
         for flight in flights:
             upstream = route.choose(flight, now, taken)
@@ -56,7 +56,7 @@ class Broadcast(WholeResultWaiter):
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self._open > 0:
             self._open = 0
-            self._asker.on_result(result)
+            self._caller.on_result(result)
 
     def on_error(self, error: bytes) -> None:
         self._error = self._error or error
@@ -71,7 +71,7 @@ class Broadcast(WholeResultWaiter):
         if self._open != 0:
             return
         if self._error:
-            self._asker.on_error(self._error)
+            self._caller.on_error(self._error)
         else:
             assert self._fault is not None
-            self._asker.on_fault(self._fault)
+            self._caller.on_fault(self._fault)

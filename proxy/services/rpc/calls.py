@@ -37,7 +37,7 @@ from proxy.wire.upstream import Upstream
 class Caller(Waiter, Protocol):
     """A waiter as this room sees it: it keeps what its reply will need."""
 
-    plan: MethodPolicy | None
+    policy: MethodPolicy | None
     flight: Flight | None
     units: int
     cache: str
@@ -46,7 +46,7 @@ class Caller(Waiter, Protocol):
 class SubscriptionCalls(Protocol):
     """Where an asker has a socket: it answers the calls that begin and end subscriptions."""
 
-    def subscribe(self, asker: Caller, plan: MethodPolicy, params: bytes) -> None: ...
+    def subscribe(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None: ...
 
 
 class Rpc:
@@ -57,7 +57,7 @@ class Rpc:
 
     def ask(
         self,
-        asker: Caller,
+        caller: Caller,
         route: Route,
         key: Key,
         call: RawCall,
@@ -67,61 +67,61 @@ class Rpc:
         subscriber: SubscriptionCalls | None = None,
     ) -> None:
         """One call of one HTTP request or message: admit it, then answer it."""
-        plan = self.check(asker, route, key, call, subscriber)
-        if not isinstance(plan, MethodPolicy):
-            self._decline(asker, key, plan, now)
+        policy = self.check(caller, route, key, call, subscriber)
+        if not isinstance(policy, MethodPolicy):
+            self._decline(caller, key, policy, now)
             return
-        units = plan.units if plan.is_plain else self._price(plan, route, call)
+        units = policy.units if policy.is_plain else self._price(policy, route, call)
         refusal = self._admission.charge(key, 1, units, now)
         if refusal is not None:
-            asker.on_fault(refusal)
+            caller.on_fault(refusal)
             return
-        asker.units = units
-        if subscriber is not None and plan.method.kind == "subscription":
-            subscriber.subscribe(asker, plan, call[1])
+        caller.units = units
+        if subscriber is not None and policy.method.kind == "subscription":
+            subscriber.subscribe(caller, policy, call[1])
             return
-        self.answer(asker, route, key, plan, call[1], now, fresh=fresh)
+        self.answer(caller, route, key, policy, call[1], now, fresh=fresh)
 
-    def _decline(self, asker: Caller, key: Key, why: bytes | Fault, now: float) -> None:
+    def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float) -> None:
         """A refusal is free; an error is an answer, and charged before it is given: the asker is told one thing only."""
         refusal = why if isinstance(why, Fault) else self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
         if refusal is not None:
-            asker.on_fault(refusal)
+            caller.on_fault(refusal)
             return
         assert isinstance(why, bytes)
-        asker.units = UNITS_OF_AN_ERROR
-        asker.on_error(why)
+        caller.units = UNITS_OF_AN_ERROR
+        caller.on_error(why)
 
     def check(
-        self, asker: Caller, route: Route, key: Key, call: RawCall, subscriber: SubscriptionCalls | None = None
+        self, caller: Caller, route: Route, key: Key, call: RawCall, subscriber: SubscriptionCalls | None = None
     ) -> MethodPolicy | bytes | Fault:
         """The call's plan; or why there is none: an error of the call's, or a fault."""
-        plan = asker.plan = route.plans.get(call[0], route.unknown)
-        if plan is route.unknown:
+        policy = caller.policy = route.policies.get(call[0], route.unknown)
+        if policy is route.unknown:
             return _no_method(call[0])
-        if not key.scopes & plan.scope:
-            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(plan.scope))}")
-        if plan.method.kind == "subscription" and subscriber is None:
+        if not key.scopes & policy.scope:
+            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(policy.scope))}")
+        if policy.method.kind == "subscription" and subscriber is None:
             return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
-        if plan.is_checked and route.desk is not None:
-            return route.desk.fault_of(plan, call[1]) or plan
-        return plan
+        if policy.is_checked and route.guard is not None:
+            return route.guard.fault_of(policy, call[1]) or policy
+        return policy
 
-    def _price(self, plan: MethodPolicy, route: Route, call: RawCall) -> int:
+    def _price(self, policy: MethodPolicy, route: Route, call: RawCall) -> int:
         """A read of old state costs at least the archive price."""
-        family = plan.family
-        if plan.units < self._archive_minimum and route.heads.tip:
-            ref = family.block_ref(plan.method, call[1])
+        family = policy.family
+        if policy.units < self._archive_minimum and route.heads.tip:
+            ref = family.block_ref(policy.method, call[1])
             if family.is_archive(ref, route.heads.tip):
                 return self._archive_minimum
-        return plan.units
+        return policy.units
 
     def answer(
         self,
-        asker: Caller,
+        caller: Caller,
         route: Route,
         key: Key | None,
-        plan: MethodPolicy,
+        policy: MethodPolicy,
         params: bytes,
         now: float,
         *,
@@ -129,8 +129,8 @@ class Rpc:
         slot: bytes | None = None,
     ) -> None:
         """From memory, by joining the same call under way, or by an upstream. The slot saves making it again."""
-        flight = self._flight(asker, route, key, plan, params, now, fresh=fresh, slot=slot)
-        if flight is not None and (route.shelf is None or fresh or route.shelf.take([flight], now)):
+        flight = self._flight(caller, route, key, policy, params, now, fresh=fresh, slot=slot)
+        if flight is not None and (route.shared_cache is None or fresh or route.shared_cache.take([flight], now)):
             route.launch(flight, now)
 
     def answer_all(
@@ -144,20 +144,20 @@ class Rpc:
     ) -> None:
         """Several calls at once: those that need an upstream go out together."""
         flights: list[Flight] = []
-        for asker, plan, params in asked:
-            flight = self._flight(asker, route, key, plan, params, now, fresh=fresh)
+        for caller, policy, params in asked:
+            flight = self._flight(caller, route, key, policy, params, now, fresh=fresh)
             if flight is not None:
                 flights.append(flight)
         if flights:
-            shelf = None if fresh else route.shelf
-            route.launch_many(flights if shelf is None else shelf.take(flights, now), now)
+            shared_cache = None if fresh else route.shared_cache
+            route.launch_many(flights if shared_cache is None else shared_cache.take(flights, now), now)
 
     def _flight(
         self,
-        asker: Caller,
+        caller: Caller,
         route: Route,
         key: Key | None,
-        plan: MethodPolicy,
+        policy: MethodPolicy,
         params: bytes,
         now: float,
         *,
@@ -165,60 +165,60 @@ class Rpc:
         slot: bytes | None = None,
     ) -> Flight | None:
         """A flight that has to be launched; None where the asker needs none."""
-        if route.marks.moves != route.seen_moves:
+        if route.shared_head.moves != route.seen_moves:
             route.catch_up()
-        if plan.keeps and (route.keeps or route.coalesces):
-            slot = slot or key_of(plan.request_tail, params)
-            if not fresh and self._from_memory(asker, route, slot):
+        if policy.keeps and (route.keeps or route.coalesces):
+            slot = slot or key_of(policy.request_tail, params)
+            if not fresh and self._from_memory(caller, route, slot):
                 return None
-            asker.cache = "miss"
-        elif plan.is_checked and route.desk is not None:
+            caller.cache = "miss"
+        elif policy.is_checked and route.guard is not None:
             assert key is not None  # and so are the operations that go over a desk
-            return route.desk.flight(asker, key, plan, params, now)
-        elif plan.method.kind == "filter":
+            return route.guard.flight(caller, key, policy, params, now)
+        elif policy.method.kind == "filter":
             assert key is not None  # a filter is its key's own: we ask for none ourselves
-            self._filters.ask(asker, route, key, plan, params, now)
+            self._filters.ask(caller, route, key, policy, params, now)
             return None
-        elif route.broadcast > 1 and plan.may_broadcast:
-            Broadcast(asker).send(route, plan, params, now)
+        elif route.broadcast > 1 and policy.may_broadcast:
+            Broadcast(caller).send(route, policy, params, now)
             return None
-        flight = Flight(route, plan, params, asker, now)
-        asker.flight = flight
+        flight = Flight(route, policy, params, caller, now)
+        caller.flight = flight
         if slot is not None:
             flight.slot = slot
             if route.coalesces:
                 route.flights[slot] = flight
-        if not plan.is_plain:
-            self._aim(flight, route, plan, params)
-        elif plan.is_head_number:
+        if not policy.is_plain:
+            self._aim(flight, route, policy, params)
+        elif policy.is_head_number:
             flight.tells_head = True
             flight.least_head = route.heads.tip
         return flight
 
-    def _from_memory(self, asker: Caller, route: Route, slot: bytes) -> bool:
+    def _from_memory(self, caller: Caller, route: Route, slot: bytes) -> bool:
         result = route.replies.get(slot) if route.keeps else None
         if result is not None:
-            asker.cache = "hit"
-            asker.on_result(result)
+            caller.cache = "hit"
+            caller.on_result(result)
             return True
         flight = route.flights.get(slot)
         if flight is None:
             return False
-        asker.cache = "join"
-        asker.flight = flight
-        flight.waiters.append(asker)
+        caller.cache = "join"
+        caller.flight = flight
+        flight.waiters.append(caller)
         return True
 
-    def _aim(self, flight: Flight, route: Route, plan: MethodPolicy, params: bytes) -> None:
+    def _aim(self, flight: Flight, route: Route, policy: MethodPolicy, params: bytes) -> None:
         """What the call's block asks of its upstream."""
-        ref, tip = plan.family.block_ref(plan.method, params), route.heads.tip
+        ref, tip = policy.family.block_ref(policy.method, params), route.heads.tip
         if ref.moves:
             flight.least_head = tip
-            flight.tells_head = plan.may_show_head and ref.tag == "latest"
+            flight.tells_head = policy.may_show_head and ref.tag == "latest"
         elif tip:
-            flight.archive = plan.family.is_archive(ref, tip)
+            flight.archive = policy.family.is_archive(ref, tip)
             # Whoever does not have the last block yet would leave it out without a word.
-            flight.least_head = min(tip, _last_block(params, tip) if plan.by_range else ref.number)
+            flight.least_head = min(tip, _last_block(params, tip) if policy.by_range else ref.number)
 
     # Batches
 
@@ -240,24 +240,24 @@ class Rpc:
         units = 0
         for item, what in zip(batch.items, items, strict=True):
             if isinstance(what, MalformedCall):
-                item.plan = route.unknown
+                item.policy = route.unknown
                 declined.append((item, jsonrpc.error(what.code, what.message)))
                 units += UNITS_OF_AN_ERROR
                 continue
-            plan = self.check(item, route, key, what, subscriber)
-            if not isinstance(plan, MethodPolicy):
-                declined.append((item, plan))
-                units += 0 if isinstance(plan, Fault) else UNITS_OF_AN_ERROR
+            policy = self.check(item, route, key, what, subscriber)
+            if not isinstance(policy, MethodPolicy):
+                declined.append((item, policy))
+                units += 0 if isinstance(policy, Fault) else UNITS_OF_AN_ERROR
                 continue
-            price = plan.units if plan.is_plain else self._price(plan, route, what)
+            price = policy.units if policy.is_plain else self._price(policy, route, what)
             units += price
-            planned.append((item, plan, what, price))
+            planned.append((item, policy, what, price))
         refusal = self._admission.charge(key, len(items), units, now)
         if refusal is not None:
             return refusal
         if len(planned) == len(items) and not fresh and (upstream := self._short_way(route, planned)) is not None:
-            calls, plans = [call for _, _, call, _ in planned], [plan for _, plan, _, _ in planned]
-            short = ShortBatch(calls, plans, route, done, key.sheet)
+            calls, policies = [call for _, _, call, _ in planned], [policy for _, policy, _, _ in planned]
+            short = ShortBatch(calls, policies, route, done, key.sheet)
             short.units = units
             short.send(upstream, now)
             return short
@@ -266,12 +266,12 @@ class Rpc:
             item.decline(why)
         batch.expect(len(planned))
         asked = []
-        for item, plan, call, price in planned:
+        for item, policy, call, price in planned:
             item.units = price
-            if subscriber is not None and plan.method.kind == "subscription":
-                subscriber.subscribe(item, plan, call[1])
+            if subscriber is not None and policy.method.kind == "subscription":
+                subscriber.subscribe(item, policy, call[1])
             else:
-                asked.append((item, plan, call[1]))
+                asked.append((item, policy, call[1]))
         self.answer_all(asked, route, key, now, fresh=fresh)
         return batch
 
@@ -282,7 +282,7 @@ class Rpc:
         upstream = route.only
         if upstream is None or not upstream.health.free or not 1 < len(planned) <= upstream.batch:
             return None
-        return upstream if all(may_be_short(plan, call) for _, plan, call, _ in planned) else None
+        return upstream if all(may_be_short(policy, call) for _, policy, call, _ in planned) else None
 
     # Money back
 
@@ -304,11 +304,11 @@ class Rpc:
 class PendingReply(WholeResultWaiter):
     """A waiter that a coroutine awaits: for handlers, sockets and our own questions."""
 
-    __slots__ = ("cache", "flight", "future", "plan", "units")
+    __slots__ = ("cache", "flight", "future", "policy", "units")
 
     def __init__(self) -> None:
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.plan: MethodPolicy | None = None
+        self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
@@ -326,8 +326,8 @@ class PendingReply(WholeResultWaiter):
             self.future.set_exception(fault)
 
     def count(self, sheet: KeyTallies, outcome: str, seconds: float) -> None:
-        if self.plan is not None:
-            sheet[self.plan.tally].count(outcome, self.cache, self.units, seconds)
+        if self.policy is not None:
+            sheet[self.policy.tally].count(outcome, self.cache, self.units, seconds)
 
     async def result(self) -> bytes:
         """The result; RpcError for the upstream's error; a Fault for ours."""
@@ -360,7 +360,7 @@ def ask_upstream(route: Route, method: str, params: bytes, *, least_head: int = 
     """A question of our own to a network: not admitted, not charged. Who is not at the least head is not asked."""
     pending = PendingReply()
     now = time.monotonic()
-    flight = Flight(route, route.plans[method], params, pending, now)
+    flight = Flight(route, route.policies[method], params, pending, now)
     flight.least_head = least_head
     pending.flight = flight
     route.launch(flight, now)

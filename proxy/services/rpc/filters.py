@@ -33,19 +33,19 @@ class FilterIds:
     def __init__(self, pepper: str) -> None:
         self._pepper = pepper.encode()
 
-    def ask(self, asker: Any, route: Route, key: Key, plan: MethodPolicy, params: bytes, now: float) -> None:
-        if plan.method.name in _MAKES:
-            flight = Flight(route, plan, params, _Naming(self, asker, route, key), now)
-            asker.flight = flight
+    def ask(self, caller: Any, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
+        if policy.method.name in _MAKES:
+            flight = Flight(route, policy, params, _Naming(self, caller, route, key), now)
+            caller.flight = flight
             route.launch(flight, now)
             return
         found = self._read(params, route, key)
         if found is None:
-            asker.on_error(NOT_FOUND)
+            caller.on_error(NOT_FOUND)
             return
         upstream, own_id = found
-        flight = Flight(route, plan, b'["0x%b"]' % own_id.encode(), asker, now)
-        asker.flight = flight
+        flight = Flight(route, policy, b'["0x%b"]' % own_id.encode(), caller, now)
+        caller.flight = flight
         flight.tried = -1  # Every bit: nobody else knows the filter, also where this one cannot be reached.
         flight.send(upstream, now)
 
@@ -78,23 +78,23 @@ class FilterIds:
 class _Naming(WholeResultWaiter):
     """Between the upstream and the asker: writes the way back into the new filter's id."""
 
-    def __init__(self, filters: FilterIds, asker: Waiter, route: Route, key: Key) -> None:
+    def __init__(self, filters: FilterIds, caller: Waiter, route: Route, key: Key) -> None:
         self._filters = filters
-        self._asker = asker
+        self._caller = caller
         self._route = route
         self._key = key
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
-        flight: Flight = self._asker.flight  # type: ignore[attr-defined]
+        flight: Flight = self._caller.flight  # type: ignore[attr-defined]
         try:
             named = self._filters.name(bytes(result), self._route, self._key, flight.answered_by)
         except (msgspec.DecodeError, ValueError):
-            self._asker.on_result(result)
+            self._caller.on_result(result)
             return
-        self._asker.on_result(named)
+        self._caller.on_result(named)
 
     def on_error(self, error: bytes) -> None:
-        self._asker.on_error(error)
+        self._caller.on_error(error)
 
     def on_fault(self, fault: Fault) -> None:
-        self._asker.on_fault(fault)
+        self._caller.on_fault(fault)

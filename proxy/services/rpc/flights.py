@@ -38,23 +38,23 @@ next_id = itertools.count(1000).__next__
 _monotonic = time.monotonic
 
 
-def result_at(plan: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
+def result_at(policy: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
     """Where the result begins in a large reply to our call; 0 where it may not be passed on as it comes. What tells of a block
     is read first."""
     start = jsonrpc.result_start(id_)
-    is_good = head.status == 200 and head.plain and not plan.tells_block and beginning[: len(start)] == start
+    is_good = head.status == 200 and head.plain and not policy.tells_block and beginning[: len(start)] == start
     return len(start) if is_good else 0
 
 
 class Flight(FlightAttempts):
     __slots__ = (
         "_spare", "_spare_error", "_streaming", "_tries", "answered_by", "archive", "began", "done", "id", "is_handed_on",
-        "is_piece", "least_head", "moves", "params", "plan", "route", "slot", "tells_head", "tried", "waiters",
+        "is_piece", "least_head", "moves", "params", "policy", "route", "slot", "tells_head", "tried", "waiters",
     )  # fmt: skip
 
-    def __init__(self, route: Route, plan: MethodPolicy, params: bytes, waiter: Waiter, now: float) -> None:
+    def __init__(self, route: Route, policy: MethodPolicy, params: bytes, waiter: Waiter, now: float) -> None:
         self.route = route
-        self.plan = plan
+        self.policy = policy
         self.params = params
         self.waiters = [waiter]
         self.id = b"%d" % next_id()
@@ -85,7 +85,7 @@ class Flight(FlightAttempts):
 
     def __repr__(self) -> str:
         state = "done" if self.done else "streaming" if self._streaming else f"{self._tries} sent"
-        return f"<Flight {self.plan.method.name} {state}, {len(self.waiters)} waiting>"
+        return f"<Flight {self.policy.method.name} {state}, {len(self.waiters)} waiting>"
 
     @property
     def answered_label(self) -> str:
@@ -111,15 +111,15 @@ class Flight(FlightAttempts):
         self.tried |= 1 << health.index
         self._tries += 1
         health.begin(now)
-        plan = self.plan
-        body = (jsonrpc.HEAD, self.id, plan.request_tail, self.params, b"}")
-        upstream.submit(self, *body, once=not plan.may_repeat, fresh=fresh)
+        policy = self.policy
+        body = (jsonrpc.HEAD, self.id, policy.request_tail, self.params, b"}")
+        upstream.submit(self, *body, once=not policy.may_repeat, fresh=fresh)
 
     @classmethod
     def taking_over(
         cls,
         route: Route,
-        plan: MethodPolicy,
+        policy: MethodPolicy,
         params: bytes,
         waiter: Waiter,
         upstream: Upstream,
@@ -128,7 +128,7 @@ class Flight(FlightAttempts):
         began: float,
     ) -> Flight:
         """A call that somebody sent on the short way and that did not go as usual."""
-        flight = cls(route, plan, params, waiter, began)
+        flight = cls(route, policy, params, waiter, began)
         flight.id = id_
         flight._first, flight._first_at = upstream, began
         flight.tried = 1 << upstream.health.index
@@ -152,7 +152,7 @@ class Flight(FlightAttempts):
     def _is_late(self, now: float) -> bool:
         """Whether the upstream that was asked last takes longer than it mostly does."""
         newest, age = self._newest(now)
-        if newest is None or age < HEDGE_FLOOR_S or not self.plan.may_repeat:
+        if newest is None or age < HEDGE_FLOOR_S or not self.policy.may_repeat:
             return False
         return age > self.route.group.hedge_after_s(newest.health)
 
@@ -185,7 +185,7 @@ class Flight(FlightAttempts):
 
     def _another(self, now: float) -> Upstream | None:
         """One more upstream to ask, if one is left and the budget allows."""
-        if not self.plan.may_repeat or self._tries >= MOST_TRIES:
+        if not self.policy.may_repeat or self._tries >= MOST_TRIES:
             return None
         upstream = self.route.choose(self, now, self.tried)
         return upstream if upstream is not None and self.route.budget.spend() else None
@@ -228,11 +228,11 @@ class Flight(FlightAttempts):
         upstream.health.succeeded(took_s)
         if self._accused:
             self._blame(now)
-        if self.plan.method.empty and self._is_doubtful(reply.result, upstream, now):
+        if self.policy.method.empty and self._is_doubtful(reply.result, upstream, now):
             return
         if self.tells_head and not self._agrees_with_head(reply, upstream, now):
             return
-        if self.plan.asks_on and self.route.is_null(reply.result) and self.route.ask_on(self):
+        if self.policy.asks_on and self.route.is_null(reply.result) and self.route.ask_on(self):
             self.is_handed_on = True
             return
         self.land(reply.result)
@@ -244,7 +244,7 @@ class Flight(FlightAttempts):
             return
         now = _monotonic()
         self._ended(upstream)
-        if reason == STALE and self.plan.may_repeat and not self._is_under_way() and self._tries < MOST_TRIES:
+        if reason == STALE and self.policy.may_repeat and not self._is_under_way() and self._tries < MOST_TRIES:
             self.send(upstream, now, fresh=True)
             return
         if blame and reason == TOO_LARGE:
@@ -263,7 +263,7 @@ class Flight(FlightAttempts):
         """Pass a large result on as it comes, if one waits who can take it and the beginning is a reply to our call."""
         if len(self.waiters) != 1 or not self.waiters[0].streams or self.tells_head or self.is_handed_on:
             return False
-        start = result_at(self.plan, self.id, head, beginning)
+        start = result_at(self.policy, self.id, head, beginning)
         if not start:
             return False
         self._streaming = True
@@ -298,7 +298,7 @@ class Flight(FlightAttempts):
         self._after_failure(now, "an upstream is rate limited", sent=True)
 
     def _on_error(self, error: bytes, upstream: Upstream, now: float, took_s: float) -> None:
-        verdict = dialect.classify(error, self.plan.family.verdicts)
+        verdict = dialect.classify(error, self.policy.family.verdicts)
         if verdict.kind == "rate_limited":
             upstream.health.rest(now, 1.0)
         elif verdict.blame:
@@ -306,12 +306,12 @@ class Flight(FlightAttempts):
         else:
             upstream.health.succeeded(took_s)
             self._blame(now)
-        if verdict.kind == "already_known" and (known := self.plan.already_known(self.params)):
+        if verdict.kind == "already_known" and (known := self.policy.already_known(self.params)):
             self.land(known)
             return
         if self.is_handed_on:
             return
-        told = dialect.told(error, verdict, in_our_codes=self.plan.normalises)
+        told = dialect.told(error, verdict, in_our_codes=self.policy.normalises)
         if verdict.retry_elsewhere:
             if not verdict.blame:
                 self._spare_error = told
@@ -328,7 +328,7 @@ class Flight(FlightAttempts):
     def _is_doubtful(self, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
         """An empty answer from an upstream that may not have the block yet: somebody else is asked first."""
         spare = bytes(result)
-        if not self.plan.family.is_empty(self.plan.method, spare):
+        if not self.policy.family.is_empty(self.policy.method, spare):
             return False
         if upstream.health.head >= self.route.heads.tip:
             return False
@@ -342,7 +342,7 @@ class Flight(FlightAttempts):
             upstream.health.failed(now)
             self._after_failure(now, "an upstream claims a block that cannot be", sent=True)
             return False
-        if verdict == "behind" and self.plan.is_head_number:
+        if verdict == "behind" and self.policy.is_head_number:
             reply.result = msgspec.Raw(self.route.head_number())
         elif verdict == "behind":
             if not self._is_under_way() and not self._send_another(now):
@@ -353,7 +353,7 @@ class Flight(FlightAttempts):
     def _after_failure(self, now: float, reason: str, *, sent: bool) -> None:
         if self._is_under_way() or self.is_handed_on:
             return
-        if (self.plan.may_repeat or not sent) and self._tries < MOST_TRIES:
+        if (self.policy.may_repeat or not sent) and self._tries < MOST_TRIES:
             upstream = self.route.choose(self, now, self.tried)
             if upstream is None and sent:
                 # Nobody else is there: the same one again, on another connection. One that was idle may be closed by the
@@ -416,6 +416,6 @@ class Flight(FlightAttempts):
         if self.done or waiter not in self.waiters:
             return
         self.waiters[self.waiters.index(waiter)] = NOBODY
-        is_unwanted = self.plan.may_repeat and all(each is NOBODY for each in self.waiters)
+        is_unwanted = self.policy.may_repeat and all(each is NOBODY for each in self.waiters)
         if self._streaming or is_unwanted:
             self._close()

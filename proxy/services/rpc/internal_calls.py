@@ -28,21 +28,21 @@ class InternalCalls:
     def __repr__(self) -> str:
         return f"<InternalCalls to {self._networks!r}>"
 
-    async def ask(self, network: Network, method: str, *params: Any, fresh: bool = False) -> Any:
+    async def call(self, network: Network, method: str, *params: Any, fresh: bool = False) -> Any:
         """The result. RpcError for the upstream's error; a Fault where nobody answers."""
         route = self.route(network)
         pending = PendingReply()
-        plan = route.plans[method]
-        self._rpc.answer(pending, route, None, plan, orjson.dumps(params), time.monotonic(), fresh=fresh)
+        policy = route.policies[method]
+        self._rpc.answer(pending, route, None, policy, orjson.dumps(params), time.monotonic(), fresh=fresh)
         return orjson.loads(await pending.result())
 
-    async def ask_many(
+    async def call_many(
         self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]], *, fresh: bool = False
     ) -> list[Any]:
         """The results in order, in as few requests as the upstream takes. An error stands in its place as an RpcError."""
         route = self.route(network)
         asked: list[tuple[PendingReply, MethodPolicy, bytes]] = [
-            (PendingReply(), route.plans[method], orjson.dumps(params)) for method, params in calls
+            (PendingReply(), route.policies[method], orjson.dumps(params)) for method, params in calls
         ]
         self._rpc.answer_all(asked, route, None, time.monotonic(), fresh=fresh)
         results = await asyncio.gather(*(pending.result() for pending, _, _ in asked), return_exceptions=True)

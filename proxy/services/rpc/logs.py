@@ -43,7 +43,7 @@ class LogQueries:
     def split(self, flight: Flight, error: bytes) -> bool:
         """Take over a call whose range was refused, if it can be cut; its waiters are answered here."""
         # Only logs are the sum of their pieces: a filter is one, and traces may be asked for by their place in the whole.
-        if not flight.plan.by_range:
+        if not flight.policy.by_range:
             return False
         tip = flight.route.heads.tip
         asked = log_range.parse(flight.params, tip)
@@ -158,7 +158,7 @@ class SplitLogQuery:
             raise self._too_much()
         pending = PendingReply()
         now = time.monotonic()
-        flight = Flight(whole.route, whole.plan, part.params(), pending, now)
+        flight = Flight(whole.route, whole.policy, part.params(), pending, now)
         flight.is_piece = True
         flight.archive = whole.archive
         flight.least_head = min(part.last, whole.route.heads.tip)

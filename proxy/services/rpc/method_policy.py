@@ -41,8 +41,8 @@ class MethodPolicy:
 
     __slots__ = (
         "asks_on", "before_latest", "by_range", "family", "has_block", "is_checked", "is_head_number", "is_plain", "keeps",
-        "latest", "may_repeat", "may_show_head", "method", "normalises", "opens", "request_tail", "scope", "shared", "short",
-        "shows_block", "tally", "tells_block", "units", "units_line",
+        "latest", "may_repeat", "may_show_head", "method", "normalises", "opens", "request_tail", "scope", "shared",
+        "short", "shows_block", "tally", "tells_block", "units", "units_line",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, units: int, tally: Tally, *, scope: int = 0) -> None:
@@ -99,7 +99,7 @@ def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPo
     return MethodPolicy(Method("other"), families.FAMILIES[network.family], 0, tally(network.id, "other"))
 
 
-def plans_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
+def policies_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     family = families.FAMILIES[network.family]
     units = prices.of_family(network.family)
     return {

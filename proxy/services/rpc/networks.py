@@ -56,7 +56,7 @@ class SharedHead:
     def moves(self) -> int:
         return self._memory[self._at + 1]
 
-    def tell(self, tip: int) -> int:
+    def publish(self, tip: int) -> int:
         self._memory[self._at] = tip
         self._memory[self._at + 1] = moves = self._memory[self._at + 1] + 1
         return moves
@@ -65,10 +65,10 @@ class SharedHead:
 class CallGuard(Protocol):
     """Stands before a route whose calls are not simply passed on."""
 
-    def fault_of(self, plan: MethodPolicy, params: bytes) -> bytes | None:
+    def fault_of(self, policy: MethodPolicy, params: bytes) -> bytes | None:
         """An error where the params are not what the method takes."""
 
-    def flight(self, asker: Any, key: Key, plan: MethodPolicy, params: bytes, now: float) -> Flight | None:
+    def flight(self, caller: Any, key: Key, policy: MethodPolicy, params: bytes, now: float) -> Flight | None:
         """A flight that has to be launched; None where the asker is answered otherwise."""
 
 
@@ -76,18 +76,18 @@ class Route:
     """One network, as calls see it."""
 
     __slots__ = (
-        "_head_block", "_short", "any_scope", "beside", "broadcast", "budget", "call_timeout_s", "coalesces", "desk", "flights",
-        "group", "heads", "is_live", "keeps", "marks", "max_body", "network", "on_null", "on_split", "only", "plans",
-        "replies", "seen_moves", "shelf", "unknown", "upstreams",
+        "_head_block", "_short", "any_scope", "beside", "broadcast", "budget", "call_timeout_s", "coalesces", "flights",
+        "group", "guard", "heads", "is_live", "keeps", "max_body", "network", "on_null", "on_split", "only", "policies",
+        "replies", "seen_moves", "shared_cache", "shared_head", "unknown", "upstreams",
     )  # fmt: skip
 
     def __init__(
         self,
         network: Network,
         upstreams: Sequence[Upstream],
-        plans: dict[str, MethodPolicy],
+        policies: dict[str, MethodPolicy],
         replies: ReplyCache,
-        marks: SharedHead,
+        shared_head: SharedHead,
         *,
         unknown: MethodPolicy,
         broadcast: int,
@@ -102,12 +102,12 @@ class Route:
         self.network = network
         self.upstreams = tuple(upstreams)
         self.group = UpstreamGroup([upstream.health for upstream in upstreams])
-        self.plans = plans
+        self.policies = policies
         # Stands for every method that is not there.
         self.unknown = unknown
         self.replies = replies
         # What the workers of a host tell each other: see `Marks`.
-        self.marks = marks
+        self.shared_head = shared_head
         self.seen_moves = 0
         self.heads = NetworkHead(
             block_time_s=facts.block_time_s,
@@ -124,10 +124,10 @@ class Route:
         # Flights that others may join, by what they ask.
         self.flights: dict[bytes, Flight] = {}
         # Where other workers' replies stand, if there is such a place.
-        self.shelf: SharedCache | None = None
+        self.shared_cache: SharedCache | None = None
         self.on_split: Callable[[Flight, bytes], bool] | None = None
         self.on_null: Callable[[Flight], bool] | None = None
-        self.desk: CallGuard | None = None
+        self.guard: CallGuard | None = None
         # The route of the same network's chain, for one that is not the chain itself.
         self.beside: Route | None = None
         # Of these scopes a key needs one to ask here at all; and the most bytes that a request may have.
@@ -136,24 +136,26 @@ class Route:
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
         self.is_live = network.is_live
         self._short: dict[int, Mapping[str, MethodPolicy]] = {}
-        for plan in plans.values():
-            plan.shared = plan.keeps and (keeps or coalesces)
-            is_simple = plan.may_repeat and not plan.by_range and not plan.is_checked
-            plan.short = is_simple and (plan.shared or self._only_serves(plan))
+        for policy in policies.values():
+            policy.shared = policy.keeps and (keeps or coalesces)
+            is_simple = policy.may_repeat and not policy.by_range and not policy.is_checked
+            policy.short = is_simple and (policy.shared or self._only_serves(policy))
 
     def __repr__(self) -> str:
         return f"<Route {self.network.id}: {len(self.upstreams)} upstreams, {self.heads!r}>"
 
-    def _only_serves(self, plan: MethodPolicy) -> bool:
-        return self.only is not None and self.only.health.may_serve(plan.method.name)
+    def _only_serves(self, policy: MethodPolicy) -> bool:
+        return self.only is not None and self.only.health.may_serve(policy.method.name)
 
-    def short_plans(self, key: Key) -> Mapping[str, MethodPolicy]:
+    def short_policies(self, key: Key) -> Mapping[str, MethodPolicy]:
         """The methods whose calls may take the short way (web/front/client), if this key's may at all."""
         if key.locked or key.account.day_limit or key.dies_at < math.inf or (self.is_live and not key.live):
             return _NONE
         found = self._short.get(key.scopes)
         if found is None:
-            found = {name: plan for name, plan in self.plans.items() if plan.short and key.scopes & plan.scope}
+            found = {
+                name: policy for name, policy in self.policies.items() if policy.short and key.scopes & policy.scope
+            }
             self._short[key.scopes] = found
         return found
 
@@ -164,13 +166,13 @@ class Route:
 
     def launch_many(self, flights: Sequence[Flight], now: float) -> None:
         """Calls of one batch: in few requests where the upstream takes batches."""
-        together = [flight for flight in flights if flight.plan.may_repeat and not flight.archive]
+        together = [flight for flight in flights if flight.policy.may_repeat and not flight.archive]
         upstream = self.choose(together[0], now, 0) if len(together) > 1 else None
         if upstream is None or upstream.batch < 2:
             together = []
         else:
             health = upstream.health
-            together = [flight for flight in together if health.may_serve(flight.plan.method.name)]
+            together = [flight for flight in together if health.may_serve(flight.policy.method.name)]
             together = [flight for flight in together if not health.head or health.head >= flight.least_head]
         alone = set(flights).difference(together)
         for flight in flights:
@@ -183,7 +185,7 @@ class Route:
             self.budget.earn()
 
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
-        name = flight.plan.method.name
+        name = flight.policy.method.name
         if (only := self.only) is not None:
             return None if tried or not only.health.takes_calls(now) or not only.health.may_serve(name) else only
         found = self.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
@@ -195,37 +197,37 @@ class Route:
 
     def keep(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
         """Remember a result for as long as it is true. A write that landed makes all recent answers doubtful."""
-        plan = flight.plan
-        if plan.method.kind == "write":
+        policy = flight.policy
+        if policy.method.kind == "write":
             self.forget_recent()
             return
         if flight.slot is None or not self.keeps or not self.heads.tip:
             return
         raw = bytes(result)
-        if plan.shows_block:
+        if policy.shows_block:
             self.heard_of(raw)
-        ref = plan.family.block_ref(plan.method, flight.params)
-        lifetime = plan.family.lifetime(plan.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
+        ref = policy.family.block_ref(policy.method, flight.params)
+        lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
         if lifetime == "forever" or (lifetime == "head" and flight.moves == self.replies.moves):
             self.replies.put(flight.slot, raw, lifetime)
-            if lifetime == "forever" and self.shelf is not None:
-                self.shelf.put(flight.slot, raw)
+            if lifetime == "forever" and self.shared_cache is not None:
+                self.shared_cache.put(flight.slot, raw)
 
     def forget_recent(self) -> None:
         """What was true until now may not be: here, and in every other worker."""
-        if self.marks.moves != self.seen_moves:
+        if self.shared_head.moves != self.seen_moves:
             # Another worker may have told a newer block meanwhile: ours must not take its place.
-            self.heads.raise_to(self.marks.tip)
+            self.heads.raise_to(self.shared_head.tip)
         self.replies.head_moved()
         self.flights.clear()
-        self.seen_moves = self.marks.tell(self.heads.tip)
+        self.seen_moves = self.shared_head.publish(self.heads.tip)
 
     def catch_up(self) -> None:
         """Another worker learnt of a write or of a new head before us."""
-        self.seen_moves = self.marks.moves
+        self.seen_moves = self.shared_head.moves
         self.replies.head_moved()
         self.flights.clear()
-        self.heads.raise_to(self.marks.tip)
+        self.heads.raise_to(self.shared_head.tip)
 
     def is_null(self, result: bytes | msgspec.Raw) -> bool:
         """Of an answer that another may know better, or that may tell of a block before its chain does."""
@@ -254,9 +256,9 @@ class Route:
         what = self.heads.observe(self.group.members, now)
         if what == "reset":
             self.replies.clear()
-            self.seen_moves = self.marks.moves  # What the others have told is of the chain as it was.
-            if self.shelf is not None:
-                self.shelf.chain = ""
+            self.seen_moves = self.shared_head.moves  # What the others have told is of the chain as it was.
+            if self.shared_cache is not None:
+                self.shared_cache.chain = ""
         # What is recent is only known while somebody says where the head is.
         if what != "still" or not self.hears(now):
             self.forget_recent()

@@ -47,12 +47,12 @@ class SharedCache:
         return [flight for flight in flights if flight not in wanted]
 
     def _may_be_final(self, flight: Flight) -> bool:
-        method = flight.plan.method
+        method = flight.policy.method
         if method.cache in ("static", "hash"):
             return True
         if method.cache != "block":
             return False
-        ref = flight.plan.family.block_ref(method, flight.params)
+        ref = flight.policy.family.block_ref(method, flight.params)
         return ref.kind == "hash" or ref.tag == "earliest" or 0 <= ref.number <= self._route.heads.final
 
     async def _look(self, flights: Sequence[Flight]) -> None:

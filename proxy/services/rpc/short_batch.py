@@ -31,27 +31,27 @@ LOOK_AFTER_S = 0.05
 _LATEST = (b'"latest"]', b"[]")
 
 
-def may_be_short(plan: MethodPolicy, call: RawCall) -> bool:
+def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
     """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
-    is_simple = plan.short and not plan.shared and not plan.asks_on
-    return is_simple and call[2] != b"" and (not plan.has_block or call[1].endswith(_LATEST))
+    is_simple = policy.short and not policy.shared and not policy.asks_on
+    return is_simple and call[2] != b"" and (not policy.has_block or call[1].endswith(_LATEST))
 
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_done", "_first_id", "_plans", "_route", "_sheet", "_upstream", "began", "units",
+        "_became", "_body", "_calls", "_done", "_first_id", "_policies", "_route", "_sheet", "_upstream", "began", "units",
     )  # fmt: skip
 
     def __init__(
         self,
         calls: Sequence[RawCall],
-        plans: Sequence[MethodPolicy],
+        policies: Sequence[MethodPolicy],
         route: Route,
         done: Callable[[CallBatch | ShortBatch], None],
         sheet: KeyTallies,
     ) -> None:
         self._calls = calls
-        self._plans = plans
+        self._policies = policies
         self._route = route
         self._done = done
         self._sheet = sheet
@@ -71,8 +71,8 @@ class ShortBatch:
         # Far from the flights' own: whoever takes over goes on under these.
         self._first_id = number = next_id() * 1000
         parts: list[bytes] = []
-        for call, plan in zip(self._calls, self._plans, strict=True):
-            parts += (b",", jsonrpc.HEAD, b"%d" % number, plan.request_tail, call[1], b"}")
+        for call, policy in zip(self._calls, self._policies, strict=True):
+            parts += (b",", jsonrpc.HEAD, b"%d" % number, policy.request_tail, call[1], b"}")
             number += 1
         parts[0] = b"["
         parts.append(b"]")
@@ -94,9 +94,9 @@ class ShortBatch:
         health.good += len(results) - 1
         self._upstream = None
         parts: list[bytes | msgspec.Raw] = []
-        for call, plan, result in zip(self._calls, self._plans, results, strict=True):
+        for call, policy, result in zip(self._calls, self._policies, results, strict=True):
             parts += (b",", jsonrpc.HEAD, call[2], b',"result":', result, b"}")
-            self._sheet[plan.tally].count("results", "", plan.units, took)
+            self._sheet[policy.tally].count("results", "", policy.units, took)
         parts[0] = b"["
         parts.append(b"]")
         self._body = b"".join(parts)
@@ -147,11 +147,11 @@ class ShortBatch:
         batch.units = self.units
         batch.expect(len(self._calls))
         flights = []
-        for place, (item, call, plan) in enumerate(zip(batch.items, self._calls, self._plans, strict=True)):
-            item.plan, item.units = plan, plan.units
+        for place, (item, call, policy) in enumerate(zip(batch.items, self._calls, self._policies, strict=True)):
+            item.policy, item.units = policy, policy.units
             item.flight = Flight.taking_over(
                 self._route,
-                plan,
+                policy,
                 call[1],
                 item,
                 upstream,

@@ -31,9 +31,9 @@ class MalformedTrace(Exception):
 class TraceReader:
     """Of one network."""
 
-    def __init__(self, network: Network, questions: InternalCalls) -> None:
+    def __init__(self, network: Network, internal_calls: InternalCalls) -> None:
         self._network = network
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._best: TraceMethods = (self._by_tracer, self._by_list, self._one_by_one)
         self._ways: TraceMethods = self._best
         self._chosen = 0.0
@@ -60,21 +60,23 @@ class TraceReader:
         raise AssertionError  # the last way returns or raises
 
     async def _by_tracer(self, _: int, block_hash: str) -> list[InternalTransfer]:
-        traces = await self._questions.ask(self._network, "debug_traceBlockByHash", block_hash, _TRACER, fresh=True)
+        traces = await self._internal_calls.call(
+            self._network, "debug_traceBlockByHash", block_hash, _TRACER, fresh=True
+        )
         return [call for each in traces for call in activity.calls_of_tree(each["txHash"], each["result"])]
 
     async def _by_list(self, block: int, block_hash: str) -> list[InternalTransfer]:
-        traces = await self._questions.ask(self._network, "trace_block", hex(block), fresh=True)
+        traces = await self._internal_calls.call(self._network, "trace_block", hex(block), fresh=True)
         if any(trace["blockHash"] != block_hash for trace in traces):
             raise Unavailable("the traces are another block's")
         return activity.calls_of_list(traces)
 
     async def _one_by_one(self, _: int, block_hash: str) -> list[InternalTransfer]:
-        block = await self._questions.ask(self._network, "eth_getBlockByHash", block_hash, False)
+        block = await self._internal_calls.call(self._network, "eth_getBlockByHash", block_hash, False)
         if block is None:
             raise Unavailable("the block is not there")
         found: list[InternalTransfer] = []
         for name in block["transactions"]:
-            tree = await self._questions.ask(self._network, "debug_traceTransaction", name, _TRACER, fresh=True)
+            tree = await self._internal_calls.call(self._network, "debug_traceTransaction", name, _TRACER, fresh=True)
             found += activity.calls_of_tree(name, tree)
         return found

@@ -126,15 +126,15 @@ class Tracker:
 
     async def _tell_chain(self) -> None:
         """Which chain it is, for those who keep its answers longer than we live."""
-        shelf = self._route.shelf
+        shared_cache = self._route.shared_cache
         upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
-        if shelf is None or shelf.chain or upstream is None:
+        if shared_cache is None or shared_cache.chain or upstream is None:
             return
         first = await Probe(upstream, *families.GENESIS_CALL[self._family]).ask()
         if first is not None and first != jsonrpc.NULL:
             block = _block(first)
             name = first if block is None else block.hash.encode()
-            shelf.chain = blake2b(name, digest_size=8).hexdigest()
+            shared_cache.chain = blake2b(name, digest_size=8).hexdigest()
 
     def _is_at_the_tip(self, upstream: Upstream) -> bool:
         health = upstream.health

@@ -35,7 +35,7 @@ class UpstreamBatch:
         parts: list[bytes] = []
         for flight in self._flights:
             flight.carried_by(upstream, now)
-            parts += (b",", jsonrpc.HEAD, flight.id, flight.plan.request_tail, flight.params, b"}")
+            parts += (b",", jsonrpc.HEAD, flight.id, flight.policy.request_tail, flight.params, b"}")
         parts[0] = b"["
         parts.append(b"]")
         upstream.submit(self, *parts)

@@ -84,7 +84,7 @@ class SponsorService:
         ledger: LedgerStore,
         paymasters: Paymasters,
         market: SponsorCosts,
-        questions: InternalCalls,
+        internal_calls: InternalCalls,
         *,
         most_of_day: Mapping[str, int | None],
         refused: Callable[[str, bytes, str, str], None] = lambda *_: None,
@@ -97,7 +97,7 @@ class SponsorService:
         self._ledger = ledger
         self._paymasters = paymasters
         self._market = market
-        self._questions = questions
+        self._internal_calls = internal_calls
         self._most_of_day = most_of_day
         self._wall = wall
         # One reservation at a time of a policy, or of an account that has a limit itself: they wait for each other in any case,
@@ -273,7 +273,7 @@ class SponsorService:
 
     def _final(self, network: Network) -> int:
         """A block that is too old to have what is signed now. Without one, all blocks of the chain would be searched for it."""
-        heads = self._questions.route(network).heads
+        heads = self._internal_calls.route(network).heads
         if not heads.agreed:
             raise Unavailable(f"it is not known yet how far {network.id} is; try again shortly")
         return max(0, heads.final)
@@ -326,14 +326,14 @@ class SponsorService:
                 }
                 for call in inner
             ]
-        found = await self._questions.ask_many(request.network, [("eth_estimateGas", [call]) for call in calls])
+        found = await self._internal_calls.call_many(request.network, [("eth_estimateGas", [call]) for call in calls])
         if not all(isinstance(each, str) for each in found):
             return None
         return sum(max(0, int(each, 16) - _TRANSACTION_GAS) for each in found)
 
     async def _ask(self, network: Network, method: str, *params: Any) -> Any:
         try:
-            return await self._questions.ask(network, method, *params)
+            return await self._internal_calls.call(network, method, *params)
         except RpcError:
             return None
 

@@ -41,13 +41,13 @@ class SvmTokenAccount:
 
 
 class SvmTokens:
-    def __init__(self, questions: InternalCalls, kept: DataCache, market: TokenPrices) -> None:
-        self._questions = questions
+    def __init__(self, internal_calls: InternalCalls, kept: DataCache, market: TokenPrices) -> None:
+        self._internal_calls = internal_calls
         self._kept = kept
         self._market = market
 
     def __repr__(self) -> str:
-        return f"<SvmTokens of {self._questions!r}>"
+        return f"<SvmTokens of {self._internal_calls!r}>"
 
     async def balances(self, network: Network, owner: bytes) -> Balances:
         async def read() -> dict[str, Any]:
@@ -132,7 +132,7 @@ class SvmTokens:
 
     async def _ask(self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[dict[str, Any]]:
         """Answers with their contexts; a network that gives none cannot be read."""
-        answers = await self._questions.ask_many(network, calls)
+        answers = await self._internal_calls.call_many(network, calls)
         for answer in answers:
             if isinstance(answer, RpcError) or not isinstance(answer, dict) or "value" not in answer:
                 raise _unreadable(network)

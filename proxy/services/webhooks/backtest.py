@@ -42,11 +42,11 @@ class BacktestResult:
 
 
 class Backtest:
-    def __init__(self, questions: InternalCalls) -> None:
-        self._questions = questions
+    def __init__(self, internal_calls: InternalCalls) -> None:
+        self._internal_calls = internal_calls
 
     def __repr__(self) -> str:
-        return f"<Backtest by {self._questions!r}>"
+        return f"<Backtest by {self._internal_calls!r}>"
 
     async def run(
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
@@ -112,7 +112,7 @@ class Backtest:
 
     async def _traced(self, network: Network, index: WatchIndex, first: int, last: int) -> list[int]:
         """How many of each block."""
-        traces = TraceReader(network, self._questions)
+        traces = TraceReader(network, self._internal_calls)
         counts = []
         for number in range(first, last + 1):
             block = await self._ask(network, "eth_getBlockByNumber", hex(number), False)
@@ -142,7 +142,7 @@ class Backtest:
         if not self._is_whole(index):
             return {}
         calls = [("eth_getBlockByNumber", [hex(number), True]) for number in range(first, last + 1)]
-        blocks = await self._questions.ask_many(network, calls)
+        blocks = await self._internal_calls.call_many(network, calls)
         if any(not isinstance(block, Mapping) for block in blocks):
             raise Unavailable(f"the network {network.id} cannot be read there at the moment")
         return {int(b["number"], 16): activity.read_transactions(b["transactions"]) for b in blocks}
@@ -151,12 +151,14 @@ class Backtest:
         """How many of these transactions failed."""
         if not wanted:
             return 0
-        receipts = await self._questions.ask_many(network, [("eth_getTransactionReceipt", [each]) for each in wanted])
+        receipts = await self._internal_calls.call_many(
+            network, [("eth_getTransactionReceipt", [each]) for each in wanted]
+        )
         return sum(isinstance(each, Mapping) and each.get("status") == "0x0" for each in receipts)
 
     async def _ask(self, network: Network, method: str, *params: Any) -> Any:
         try:
-            return await self._questions.ask(network, method, *params)
+            return await self._internal_calls.call(network, method, *params)
         except RpcError as exc:
             raise Unavailable(f"the network {network.id} cannot be read there: {exc.error.decode()[:200]}") from None
 

@@ -95,19 +95,19 @@ class FrontConnection(ReplyWriting):
         except _NOT_ONE:
             self._ask_long(head, body, None)
             return
-        plan = head.plans.get(envelope.method)
+        policy = head.policies.get(envelope.method)
         params, call_id = bytes(envelope.params), bytes(envelope.id)
         if (
-            plan is None
+            policy is None
             or not params
             or params[0] not in _OPENERS
             or not call_id
             or call_id[0] not in _ID_STARTS
             or len(call_id) > 64
             or (
-                plan.has_block
-                and (params[1] != plan.opens or params.partition(plan.before_latest)[2] != plan.latest)
-                and not plan.is_latest(params)
+                policy.has_block
+                and (params[1] != policy.opens or params.partition(policy.before_latest)[2] != policy.latest)
+                and not policy.is_latest(params)
             )
             or not body.isascii()
             or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
@@ -115,23 +115,23 @@ class FrontConnection(ReplyWriting):
             self._ask_long(head, body, envelope)
             return
         key, hot = head.key, self._hot
-        windows, units = hot.windows, plan.units
+        windows, units = hot.windows, policy.units
         self._began = now = _monotonic()
         if windows.take(key.slot, now, key.request_s, units * key.unit_s):
             self._ask_long(head, body, envelope)
             return
-        self.plan = plan
+        self.policy = policy
         self.id = call_id
         self.units = units
         route = head.route
-        if plan.shared:
-            self._ask_memory(route, key, plan, params, now)
+        if policy.shared:
+            self._ask_memory(route, key, policy, params, now)
             return
         upstream: Upstream = route.only  # type: ignore[assignment]
-        sent = upstream.send_call(self, plan.request_tail, params) if upstream.health.free else None
+        sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
         if sent is None:
             self.cache = ""
-            hot.rpc.answer(self, route, key, plan, params, now)
+            hot.rpc.answer(self, route, key, policy, params, now)
             return
         self._params = params
         self._wire_id = sent
@@ -143,38 +143,38 @@ class FrontConnection(ReplyWriting):
         call = outline.read_call(data, start)
         self._ask_long(head, b"" if call else data[start:], None, call=call)
 
-    def _ask_memory(self, route: Route, key: Key, plan: MethodPolicy, params: bytes, now: float) -> None:
+    def _ask_memory(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
         """A call whose answer may be known, or asked for already."""
-        if route.marks.moves != route.seen_moves:
+        if route.shared_head.moves != route.seen_moves:
             route.catch_up()
-        slot = key_of(plan.request_tail, params)
+        slot = key_of(policy.request_tail, params)
         known = route.replies.get(slot) if route.keeps else None
         if known is None:
             flight = route.flights.get(slot)
             if flight is None:
-                self._hot.rpc.answer(self, route, key, plan, params, now, slot=slot)
+                self._hot.rpc.answer(self, route, key, policy, params, now, slot=slot)
                 return
             self.cache = "join"
             self.flight = flight
             flight.waiters.append(self)
             return
         if self._ahead or self.left <= 1 or self._hot.careful:
-            self._hot.rpc.answer(self, route, key, plan, params, now, slot=slot)
+            self._hot.rpc.answer(self, route, key, policy, params, now, slot=slot)
             return
         self.cache = "hit"
-        tally = key.sheet[plan.tally]
+        tally = key.sheet[policy.tally]
         tally.results += 1
         tally.hits += 1
         tally.units += self.units
         tally.buckets[0] += 1
-        self._reply_shortly(known, plan, now)
+        self._reply_shortly(known, policy, now)
 
     def _ask_long(
         self, head: RequestHead, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.RawCall | None = None
     ) -> None:
         """The way of everything else. The envelope or the call is given where it was read already."""
         self._began = now = _monotonic()
-        self.plan = None
+        self.policy = None
         self.units = 0
         self.cache = ""
         key = head.key
@@ -204,7 +204,7 @@ class FrontConnection(ReplyWriting):
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         client: RequestHead = self._head  # type: ignore[assignment]
-        plan: MethodPolicy = self.plan  # type: ignore[assignment]
+        policy: MethodPolicy = self.policy  # type: ignore[assignment]
         try:
             reply = _reply(body)
         except _NOT_ONE:
@@ -217,7 +217,7 @@ class FrontConnection(ReplyWriting):
             or head.status != 200
             or not head.plain
             or not body.isascii()
-            or (plan.asks_on and client.route.is_null(result))
+            or (policy.asks_on and client.route.is_null(result))
         ):
             self._take_off(upstream).on_reply(connection, head, body)
             return
@@ -232,7 +232,7 @@ class FrontConnection(ReplyWriting):
             health.succeeded(took)
             health.good -= 1
         units = self.units
-        tally = client.key.sheet[plan.tally]
+        tally = client.key.sheet[policy.tally]
         tally.results += 1
         tally.units += units
         tally.seconds += took
@@ -242,16 +242,16 @@ class FrontConnection(ReplyWriting):
         if self._ahead or self.left <= 1 or hot.careful:
             self._finish(hot.result(self, result, now))
             return
-        self._reply_shortly(result, plan, now)
+        self._reply_shortly(result, policy, now)
 
     def _take_off(self, upstream: Upstream) -> Flight:
         """The call becomes a flight: it did not go as usual."""
         assert self._head is not None
-        assert self.plan is not None
+        assert self.policy is not None
         self._upstream = None
         self.cache = ""
         self.flight = flight = Flight.taking_over(
-            self._head.route, self.plan, self._params, self, upstream, id_=self._wire_id, began=self._began
+            self._head.route, self.policy, self._params, self, upstream, id_=self._wire_id, began=self._began
         )
         return flight
 
@@ -260,8 +260,8 @@ class FrontConnection(ReplyWriting):
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         """One that is all there is passed on as it is; with others it takes a flight to see them to their end."""
-        plan: MethodPolicy = self.plan  # type: ignore[assignment]
-        start = result_at(plan, self._wire_id, head, beginning) if len(beginning) == head.length else 0
+        policy: MethodPolicy = self.policy  # type: ignore[assignment]
+        start = result_at(policy, self._wire_id, head, beginning) if len(beginning) == head.length else 0
         if not start:
             flight = self._take_off(connection.upstream)
             connection.replace(self, flight)

@@ -191,7 +191,7 @@ class RequestReading(asyncio.Protocol):
         """Not for us: aiohttp's from here on, with every byte of the message."""
         transport = self.transport
         assert transport is not None
-        self._hot.turn.flush()
+        self._hot.write_buffer.flush()
         # RFC 9112, 2.2: empty lines before a request are passed over.
         line = data.lstrip(b"\r\n").partition(b"\r\n")[0]
         if line and b" HTTP/" not in line:

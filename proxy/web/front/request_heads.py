@@ -60,7 +60,7 @@ _KINDS = {
 class RequestHead:
     """What a head decides: whose request it is, where it goes, and how many bytes of body follow."""
 
-    __slots__ = ("fresh", "key", "length", "plans", "request_id", "route", "size", "total")
+    __slots__ = ("fresh", "key", "length", "policies", "request_id", "route", "size", "total")
 
     def __init__(self, size: int, length: int, key: Key, route: Route, *, fresh: bool, request_id: bytes) -> None:
         self.size = size
@@ -71,7 +71,7 @@ class RequestHead:
         self.fresh = fresh
         self.request_id = request_id
         # The methods that may take the short way under this key; a key that changes is another key, and so is its head.
-        self.plans = {} if fresh else route.short_plans(key)
+        self.policies = {} if fresh else route.short_policies(key)
 
     def __repr__(self) -> str:
         return f"<RequestHead {self.route.network.id} {self.length} bytes, {self.key!r}>"

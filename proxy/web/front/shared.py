@@ -52,7 +52,7 @@ def _upstream_line(front: ReplyWriting) -> bytes:
     if flight is not None:
         label = flight.answered_label
     else:
-        is_short = front.plan is not None and front.plan.short and not front.cache and route.only is not None
+        is_short = front.policy is not None and front.policy.short and not front.cache and route.only is not None
         label = route.upstreams[0].label if is_short else ""
     return b"X-Upstream: %b\r\n" % label.encode() if label else b""
 
@@ -65,7 +65,7 @@ class FrontContext:
         heads: RequestHeadReader,
         rpc: Rpc,
         admission: Admission,
-        turn: WriteBuffer,
+        write_buffer: WriteBuffer,
         *,
         max_head: int,
         max_requests: int,
@@ -74,7 +74,7 @@ class FrontContext:
     ) -> None:
         self.heads = heads
         self.rpc = rpc
-        self.turn = turn
+        self.write_buffer = write_buffer
         self.loop = asyncio.get_running_loop()
         self.max_head = max_head
         self.max_requests = max_requests
@@ -225,7 +225,7 @@ class FrontContext:
                 self._second,
                 request_id,
                 head.route.network.id.encode(),
-                front.plan.method.name.encode() if front.plan else b"",
+                front.policy.method.name.encode() if front.policy else b"",
                 status,
                 (now - front.began) * 1000,
                 head.key.id.encode(),

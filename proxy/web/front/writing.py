@@ -37,11 +37,11 @@ _monotonic: Final = time.monotonic
 class ReplyWriting(RequestReading):
     """One client connection and the request that is under way on it; how it is asked is its heir's."""
 
-    __slots__ = ("batch", "cache", "chunked", "flight", "id", "plan", "units")
+    __slots__ = ("batch", "cache", "chunked", "flight", "id", "policy", "units")
 
     def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
         super().__init__(door, hot)
-        self.plan: MethodPolicy | None = None
+        self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.batch: CallBatch | ShortBatch | None = None
         self.id = b""
@@ -51,19 +51,19 @@ class ReplyWriting(RequestReading):
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         self._count("results")
-        plan = self.plan
-        if plan is not None and self._is_usual(plan) and len(result) <= DEFER_BELOW:
+        policy = self.policy
+        if policy is not None and self._is_usual(policy) and len(result) <= DEFER_BELOW:
             self.flight = None
-            self._reply_shortly(result, plan, _monotonic())
+            self._reply_shortly(result, policy, _monotonic())
             return
         self._finish(self._hot.result(self, result, _monotonic()) if self.id else self._hot.empty(self))
 
-    def _is_usual(self, plan: MethodPolicy) -> bool:
+    def _is_usual(self, policy: MethodPolicy) -> bool:
         """Whether nothing but the reply itself is to be written: its price is the plan's, and the connection goes on."""
-        is_whole = self.id and self.units == plan.units
+        is_whole = self.id and self.units == policy.units
         return bool(is_whole and not (self._ahead or self.left <= 1 or self._hot.careful))
 
-    def _reply_shortly(self, result: bytes | msgspec.Raw, plan: MethodPolicy, now: float) -> None:
+    def _reply_shortly(self, result: bytes | msgspec.Raw, policy: MethodPolicy, now: float) -> None:
         """Write what `Hot.result` would, put together from the same parts with less ado."""
         hot = self._hot
         client: RequestHead = self._head  # type: ignore[assignment]
@@ -85,7 +85,7 @@ class ReplyWriting(RequestReading):
             key.limit_line,
             _DIGITS[held if held < rate else rate] if held < 1024 else b"%d" % (held if held < rate else rate),
             hot.reset_lines.get(resets) or hot.reset_line(resets),
-            plan.units_line,
+            policy.units_line,
             _CACHE[self.cache],
             _REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
             self.id,
@@ -97,7 +97,7 @@ class ReplyWriting(RequestReading):
             hot.note(self, 200, request_id, now)
         self.left -= 1
         self.busy = False
-        hot.turn.write(self, b"".join(reply))
+        hot.write_buffer.write(self, b"".join(reply))
 
     def on_error(self, error: bytes) -> None:
         self._count("errors")
@@ -122,7 +122,7 @@ class ReplyWriting(RequestReading):
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         """The beginning of a large result, under our own head. Without a length it goes out in chunks."""
-        self._hot.turn.flush()
+        self._hot.write_buffer.flush()
         self.chunked = left is None
         start = jsonrpc.result_start(self.id)
         self._source = connection
@@ -156,7 +156,7 @@ class ReplyWriting(RequestReading):
             self.transport.abort()
 
     def _write_late(self, fault: Fault) -> None:
-        self.plan = None
+        self.policy = None
         self._write(self._hot.fault(self, fault))
 
     def _write(self, data: Piece) -> None:
@@ -166,9 +166,9 @@ class ReplyWriting(RequestReading):
     def _finish(self, reply: bytes) -> None:
         if self.transport is not None:
             if len(reply) < DEFER_BELOW:
-                self._hot.turn.write(self, reply)
+                self._hot.write_buffer.write(self, reply)
             else:
-                self._hot.turn.write_at_once(self, reply)
+                self._hot.write_buffer.write_at_once(self, reply)
         self._done()
 
     def _done(self) -> None:
@@ -183,13 +183,13 @@ class ReplyWriting(RequestReading):
     def _close_after_reply(self) -> None:
         # RFC 9112, 9.6: nothing is served behind the last reply, also where somebody is about to go on.
         self._ahead = b""
-        self._hot.turn.flush()
+        self._hot.write_buffer.flush()
         if self.transport is not None:
             self.transport.close()
 
     def _count(self, outcome: str) -> None:
-        if self.plan is not None:
-            tally = self.head.key.sheet[self.plan.tally]
+        if self.policy is not None:
+            tally = self.head.key.sheet[self.policy.tally]
             tally.count(outcome, self.cache, self.units, _monotonic() - self._began)
 
     @property

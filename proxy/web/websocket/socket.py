@@ -42,8 +42,8 @@ _PING = frame(b"", frames.PING)
 class ClientSocket(asyncio.Protocol):
     __slots__ = (
         "_address", "_backlog", "_close_sent_at", "_close_when_answered", "_is_deaf", "_paused_reading", "_reader",
-        "_since", "_stalled_since", "_unsent", "calls", "fd", "held", "is_straight", "key", "limits", "opened_at", "pending",
-        "purse", "request_id", "room", "route", "silent", "subscriptions", "transport",
+        "_since", "_stalled_since", "_unsent", "calls", "fd", "held", "is_straight", "key", "limits", "opened_at",
+        "pending", "purse", "request_id", "room", "route", "silent", "subscriptions", "transport",
     )  # fmt: skip
 
     def __init__(

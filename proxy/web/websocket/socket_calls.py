@@ -47,19 +47,19 @@ def _decline(socket: ClientSocket, exc: MalformedCall) -> None:
 class SocketCall(WholeResultWaiter):
     """A single call: the waiter of its answer."""
 
-    __slots__ = ("_began", "_socket", "cache", "flight", "id", "plan", "units")
+    __slots__ = ("_began", "_socket", "cache", "flight", "id", "policy", "units")
 
     def __init__(self, socket: ClientSocket, now: float) -> None:
         self._socket = socket
         self._began = now
         self.id = b""
-        self.plan: MethodPolicy | None = None
+        self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
 
     def __repr__(self) -> str:
-        return f"<SocketCall {self.plan!r}>"
+        return f"<SocketCall {self.policy!r}>"
 
     def ask(self, call: jsonrpc.RawCall) -> None:
         socket = self._socket
@@ -92,9 +92,9 @@ class SocketCall(WholeResultWaiter):
 
     def _end(self, outcome: str) -> None:
         took_s = time.monotonic() - self._began
-        if self.plan is not None:
-            self._socket.key.sheet[self.plan.tally].count(outcome, self.cache, self.units, took_s)
-        name = self.plan.method.name if self.plan is not None else ""
+        if self.policy is not None:
+            self._socket.key.sheet[self.policy.tally].count(outcome, self.cache, self.units, took_s)
+        name = self.policy.method.name if self.policy is not None else ""
         self._socket.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
 
 

@@ -101,11 +101,11 @@ class Subscription:
     """One subscription on one socket."""
 
     __slots__ = (
-        "_settled", "asker", "early", "id", "is_open", "kind", "notice", "replays", "socket", "tally", "topic",
+        "_settled", "caller", "early", "id", "is_open", "kind", "notice", "replays", "socket", "tally", "topic",
     )  # fmt: skip
 
     def __init__(
-        self, socket: ClientSocket, wish: SubscriptionRequest, *, id_: bytes, kind: EventKind, asker: Caller
+        self, socket: ClientSocket, wish: SubscriptionRequest, *, id_: bytes, kind: EventKind, caller: Caller
     ) -> None:
         self.socket = socket
         self.topic = wish.topic
@@ -117,7 +117,7 @@ class Subscription:
         # Whether it is told of old blocks. That waits for room by itself, so nothing of it is ever dropped.
         self.replays = wish.from_block is not None
         # Whoever asked for it; events that come before the answer to that wait for it.
-        self.asker: Caller | None = asker
+        self.caller: Caller | None = caller
         self.early: list[FeedEvent] | None = []
         # What a replay waits for until then.
         self._settled: asyncio.Future[None] | None = None
@@ -169,7 +169,7 @@ class Subscription:
 
     def confirm(self) -> None:
         """The answer with its id is on its way: what came before it follows."""
-        early, self.early, self.asker = self.early, None, None
+        early, self.early, self.caller = self.early, None, None
         self.wake()
         if early:
             self.on_events(early)
@@ -228,28 +228,28 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def subscribe(self, asker: Caller, plan: MethodPolicy, params: bytes) -> None:
+    def subscribe(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
         """A call that begins or ends one: it is told what became of it, now or later."""
-        name = plan.method.name
+        name = policy.method.name
         try:
             if name.lower().endswith("unsubscribe"):
                 self._end(params)
-                asker.on_result(b"true")
+                caller.on_result(b"true")
             else:
-                self._begin(asker, name, params)
+                self._begin(caller, name, params)
         except RpcError as exc:
-            asker.on_error(exc.error)
+            caller.on_error(exc.error)
         except Fault as fault:
-            asker.on_fault(fault)
+            caller.on_fault(fault)
 
-    def _begin(self, asker: Caller, method: str, params: bytes) -> None:
+    def _begin(self, caller: Caller, method: str, params: bytes) -> None:
         socket, room = self._socket, self._socket.room
         wish = read_wish(method, params)
         feed = self._feed()
         room.check_subscriptions(socket.key, len(self._by_id))
         if wish.from_block is not None:
             feed.check_from(wish.topic, wish.from_block)
-        made = Subscription(socket, wish, id_=self._ids.make(wish), kind=room.kinds[wish.kind], asker=asker)
+        made = Subscription(socket, wish, id_=self._ids.make(wish), kind=room.kinds[wish.kind], caller=caller)
         self._by_id[made.id] = made
         made.kind.open += 1
         room.subscribed(socket.key, 1)
@@ -286,34 +286,34 @@ class Subscriptions:
                 feed.unsubscribe(made.topic, made)
 
     def _answer(self, made: Subscription) -> None:
-        asker = made.asker
-        if asker is None or not made.is_open:
+        caller = made.caller
+        if caller is None or not made.is_open:
             return
-        asker.on_result(made.id)
+        caller.on_result(made.id)
         # A batch has its answer when all of it is there.
-        if not isinstance(asker, BatchItem):
+        if not isinstance(caller, BatchItem):
             made.confirm()
 
     def confirm(self, items: Collection[BatchItem]) -> None:
         """The answer to a batch is on its way."""
         for made in [*self._by_id.values()]:
-            if made.asker in items:
+            if made.caller in items:
                 made.confirm()
 
     def fail(self, made: Subscription, why: RpcError | Fault) -> None:
         """It could not be had; or, where it was confirmed before, it ends here and the client is told so."""
-        asker, was_open = made.asker, made.is_open
+        caller, was_open = made.caller, made.is_open
         self.end(made)
         if not was_open:
             return
-        if asker is None:
+        if caller is None:
             told = msgspec.json.decode(why.error if isinstance(why, RpcError) else rpc_error_of(why))
             told["data"] = {"subscription": msgspec.Raw(made.id), "ended": True}
             self._socket.send(frame(jsonrpc.error_reply(b"", msgspec.json.encode(told))))
         elif isinstance(why, Fault):
-            asker.on_fault(why)
+            caller.on_fault(why)
         else:
-            asker.on_error(why.error)
+            caller.on_error(why.error)
 
     def _end(self, params: bytes) -> None:
         found = self._by_id.get(read_id(params))
