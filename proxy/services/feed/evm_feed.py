@@ -142,13 +142,13 @@ class EvmFeed:
         else:
             self.heads.listeners[listener] = None
 
-    def join(self, topic: Topic, listener: Listener, chain: HeadChain, line: LogDispatch | None = None) -> None:
+    def join(self, topic: Topic, listener: Listener, chain: HeadChain, logs: LogDispatch | None = None) -> None:
         """Live from now on, after a replay that has come to where we are: its past is ours."""
         if not self.is_waiting(topic, listener):
             return
         self.walk.chain.put_under(tuple(chain.newest_first()))
-        if line is not None and isinstance(topic.detail, LogFilter):
-            self.logs.join(topic.detail, listener, line)
+        if logs is not None and isinstance(topic.detail, LogFilter):
+            self.logs.join(topic.detail, listener, logs)
         else:
             self.listen(topic, listener)
 

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from proxy.chains.evm.log_filter import LogFilter
-from proxy.core.head_chain import ChainBlock
+from proxy.core.head_chain import ChainBlock, HeadChain
 from proxy.errors import Fault, Unavailable
-from proxy.services.feed.blocks import BlockUnavailable, LogRecord
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable, LogRecord
 from proxy.services.feed.dispatch import LogDispatch, events_of
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.services.feed.walk import ChainWalk
-
-if TYPE_CHECKING:
-    from proxy.services.feed.evm_feed import EvmFeed
+from proxy.services.rpc.networks import Route
 
 T = TypeVar("T")
 
@@ -47,10 +45,31 @@ SOON_S = 0.02
 NEAR = 64
 
 
-class Replay:
-    """Stands between the feed and the listener, as a listener itself: who has left is told nothing more."""
+class LiveFeed(Protocol):
+    """The feed that a replay catches up with and then joins."""
 
-    def __init__(self, feed: EvmFeed, topic: Topic, listener: Listener) -> None:
+    route: Route
+    blocks: BlockSource
+    walk: ChainWalk
+    logs: LogDispatch
+
+    def is_waiting(self, topic: Topic, listener: Listener) -> bool:
+        """Whether the listener still waits to go live. False after it unsubscribed."""
+
+    def listen(self, topic: Topic, listener: Listener) -> None:
+        """Send the listener every event from now on."""
+
+    def join(self, topic: Topic, listener: Listener, chain: HeadChain, logs: LogDispatch | None = None) -> None:
+        """Go live after a replay that has reached the feed's own block."""
+
+    def is_orphan(self, block: ChainBlock) -> bool:
+        """Whether the block is no longer part of the chain."""
+
+
+class Replay:
+    """Passes events on to the listener until it unsubscribes."""
+
+    def __init__(self, feed: LiveFeed, topic: Topic, listener: Listener) -> None:
         self._feed = feed
         self._blocks = feed.blocks
         self._topic = topic
