@@ -1,7 +1,7 @@
-"""Upstreams with a WebSocket beside HTTP, of a chain that keeps every block it ever had: with parents, logs and forks.
+"""Fake upstreams with HTTP and a WebSocket, serving a chain that keeps every block it ever had, with parents, logs and forks.
 
-An upstream can be killed and come back, fall silent, fall behind, or stay on a fork. What was told to a listener is
-compared with the chain's own record by block hash: see `Ear`.
+An upstream can be killed and restarted, go silent, fall behind, or stay on a fork. Tests compare the events of a listener
+with the chain by block hash: see `RecordingListener`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
 from tests.service import until
 from tests.web.worker import Worker, worker
 
-# Its blocks come four times a second: what is measured in block times is over soon.
+# A network with four blocks per second, so that intervals measured in block times are short.
 QUICK = "arbitrum/mainnet"
 HEADS = Topic("newHeads")
-# The four contracts and three events of this chain.
+# The contracts and events of this chain.
 CONTRACTS = [f"0x{n:040x}" for n in range(0xC0, 0xC4)]
 EVENTS = [f"0x{n:064x}" for n in range(0xE0, 0xE3)]
 NO_BLOOM = "0x" + "00" * 256
@@ -34,13 +34,13 @@ SOME_BLOOM = "0x" + "01" * 256
 
 
 @dataclass
-class Ledger(Chain):
-    """`line` is the canonical chain, by hash."""
+class ForkingChain(Chain):
+    """`canonical` lists the block hashes of the canonical chain."""
 
     head: int = 0
     blocks: dict[str, dict[str, Any]] = field(default_factory=dict)
     logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    line: list[str] = field(default_factory=list)
+    canonical: list[str] = field(default_factory=list)
     upstreams: list[FeedUpstream] = field(default_factory=list)
     made: int = 0
 
@@ -48,13 +48,13 @@ class Ledger(Chain):
         self._make(0)
 
     def hash_of(self, number: int) -> str:
-        return self.line[number]
+        return self.canonical[number]
 
     def _make(self, logs: int) -> None:
-        """One more block."""
+        """Append a block."""
         self.made += 1
-        number = len(self.line)
-        parent = self.line[-1] if self.line else "0x" + "00" * 32
+        number = len(self.canonical)
+        parent = self.canonical[-1] if self.canonical else "0x" + "00" * 32
         name = value_of("block", self.name, self.made, parent)
         self.blocks[name] = {
             "number": hex(number),
@@ -70,7 +70,7 @@ class Ledger(Chain):
             "size": "0x220",
         }
         self.logs[name] = [self._log(name, number, index) for index in range(logs)]
-        self.line.append(name)
+        self.canonical.append(name)
         self.head = number
 
     def _log(self, block: str, number: int, index: int) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class Ledger(Chain):
             await self._announce()
 
     async def reorganise(self, depth: int, *, longer: int = 1, logs: int = 2, at_once: bool = False) -> None:
-        """Replace the last blocks by others, and some more; as geth does it, each of them is announced, or only the last."""
-        del self.line[-depth:]
+        """Replace the last blocks and add more. Each new block is announced, as geth does it; with `at_once` only the last."""
+        del self.canonical[-depth:]
         for _ in range(depth + longer):
             self._make(logs)
         await self._announce(only_last=at_once)
@@ -102,25 +102,25 @@ class Ledger(Chain):
         for upstream in self.upstreams:
             new = upstream.new_heads()
             for name in new[-1:] if only_last else new:
-                await upstream.tell_head(name)
+                await upstream.notify_head(name)
 
-    def logs_of(self, wanted: Callable[[dict[str, Any]], bool], first: int = 0) -> list[tuple[str, str]]:
-        """What matches on the canonical chain, as (block hash, log index)."""
-        found = itertools.chain.from_iterable(self.logs[name] for name in self.line[first:])
-        return [(log["blockHash"], log["logIndex"]) for log in found if wanted(log)]
+    def logs_of(self, matching: Callable[[dict[str, Any]], bool], first: int = 0) -> list[tuple[str, str]]:
+        """The matching logs of the canonical chain, as (block hash, log index)."""
+        found = itertools.chain.from_iterable(self.logs[name] for name in self.canonical[first:])
+        return [(log["blockHash"], log["logIndex"]) for log in found if matching(log)]
 
 
 class FeedUpstream(ScriptedUpstream):
-    """One upstream; `ws` is its address for streams."""
+    """One upstream. `ws` is its WebSocket URL."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
-        if isinstance(chain, Ledger):
+        if isinstance(chain, ForkingChain):
             chain.upstreams.append(self)
-        # The chain as this one sees it, where it has stopped following the others.
+        # This upstream's own view of the chain while it does not follow the others.
         self.frozen: list[str] | None = None
         self._seen: set[str] = set()
-        # Streams stay open, and nothing comes.
+        # Streams stay open but send nothing.
         self.mute = False
         self.subscriptions: dict[Any, tuple[web.WebSocketResponse, str, list[Any]]] = {}
         self.subscribed = 0
@@ -129,22 +129,22 @@ class FeedUpstream(ScriptedUpstream):
         self.application.router.add_get("/", self._talk)
 
     @property
-    def ledger(self) -> Ledger:
-        return cast(Ledger, self.chain)
+    def forking_chain(self) -> ForkingChain:
+        return cast(ForkingChain, self.chain)
 
     @property
-    def line(self) -> list[str]:
+    def canonical(self) -> list[str]:
         if self.frozen is not None:
             return self.frozen
-        return self.ledger.line[: len(self.ledger.line) - self.behind]
+        return self.forking_chain.canonical[: len(self.forking_chain.canonical) - self.behind]
 
     @property
     def head(self) -> int:
-        return len(self.line) - 1 if isinstance(self.chain, Ledger) else super().head
+        return len(self.canonical) - 1 if isinstance(self.chain, ForkingChain) else super().head
 
     def new_heads(self) -> list[str]:
-        """What has become visible here since it was last asked."""
-        new = [name for name in self.line if name not in self._seen]
+        """The blocks that became visible here since the last call."""
+        new = [name for name in self.canonical if name not in self._seen]
         self._seen.update(new)
         return new
 
@@ -160,13 +160,13 @@ class FeedUpstream(ScriptedUpstream):
         self.port = self._runner.addresses[0][1]
 
     async def kill(self) -> None:
-        """Nobody listens, and open connections are reset."""
+        """Stop listening and reset open connections."""
         assert self._site is not None
         await self._site.stop()
         self.cut()
 
     def cut(self) -> None:
-        """All streams are reset."""
+        """Reset all streams."""
         for request in tuple(self._sockets.values()):
             if request.transport is not None:
                 request.transport.abort()
@@ -207,23 +207,23 @@ class FeedUpstream(ScriptedUpstream):
             reply["result"] = self.subscriptions.pop(call["params"][0], None) is not None
             return
         self.subscribed += 1
-        reply["result"] = self.name_of(self.subscribed)
+        reply["result"] = self.subscription_id(self.subscribed)
         self.subscriptions[reply["result"]] = (socket, call["method"], call["params"])
 
-    def name_of(self, serial: int) -> Any:
+    def subscription_id(self, serial: int) -> Any:
         return hex(0x5000 + serial)
 
-    def notices_of(self, method: str) -> str:
+    def notification_method(self, method: str) -> str:
         return "eth_subscription"
 
-    async def tell(self, wanted: Callable[[str, list[Any]], bool], result: Any) -> None:
-        """A notice to every subscription that wants it."""
+    async def notify(self, matching: Callable[[str, list[Any]], bool], result: Any) -> None:
+        """Send a notification to every matching subscription."""
         for name, (socket, method, params) in tuple(self.subscriptions.items()):
-            if self.mute or not wanted(method, params):
+            if self.mute or not matching(method, params):
                 continue
             body = {
                 "jsonrpc": "2.0",
-                "method": self.notices_of(method),
+                "method": self.notification_method(method),
                 "params": {"subscription": name, "result": result},
             }
             try:
@@ -231,32 +231,32 @@ class FeedUpstream(ScriptedUpstream):
             except ConnectionError:
                 self.subscriptions.pop(name, None)
 
-    async def tell_head(self, name: str) -> None:
-        block = self.ledger.blocks[name]
+    async def notify_head(self, name: str) -> None:
+        block = self.forking_chain.blocks[name]
         head = {member: value for member, value in block.items() if member not in ("transactions", "uncles", "size")}
-        await self.tell(lambda _, params: params == ["newHeads"], head)
+        await self.notify(lambda _, params: params == ["newHeads"], head)
 
-    # What the chain says
+    # Replies
 
     def _eth_getBlockByNumber(self, params: list[Any]) -> dict[str, Any] | None:
         number = self._number(params[0])
-        return self.ledger.blocks[self.line[number]] if number <= self.head else None
+        return self.forking_chain.blocks[self.canonical[number]] if number <= self.head else None
 
     def _eth_getBlockByHash(self, params: list[Any]) -> dict[str, Any] | None:
-        """Blocks of other forks are there as well, unless this upstream has not come that far."""
-        block = self.ledger.blocks.get(params[0])
+        """Blocks of other forks are served as well, up to this upstream's height."""
+        block = self.forking_chain.blocks.get(params[0])
         return None if block is None or int(block["number"], 16) > self.head else block
 
     def _eth_getLogs(self, params: list[Any]) -> list[dict[str, Any]]:
-        wanted = params[0]
-        if "blockHash" in wanted:
-            if self._eth_getBlockByHash([wanted["blockHash"]]) is None:
+        query = params[0]
+        if "blockHash" in query:
+            if self._eth_getBlockByHash([query["blockHash"]]) is None:
                 raise Refused(-32000, "unknown block")
-            return self.ledger.logs[wanted["blockHash"]]
-        first, last = self._number(wanted.get("fromBlock")), self._number(wanted.get("toBlock"))
-        names = self.line[first : last + 1]
-        found = itertools.chain.from_iterable(self.ledger.logs[name] for name in names)
-        given = {name: value for name, value in wanted.items() if name in ("address", "topics")}
+            return self.forking_chain.logs[query["blockHash"]]
+        first, last = self._number(query.get("fromBlock")), self._number(query.get("toBlock"))
+        names = self.canonical[first : last + 1]
+        found = itertools.chain.from_iterable(self.forking_chain.logs[name] for name in names)
+        given = {name: value for name, value in query.items() if name in ("address", "topics")}
         return [log for log in found if matches(log_filter.parse(given), log)]
 
     def _eth_syncing(self, params: list[Any]) -> bool:
@@ -271,13 +271,13 @@ def matches(wanted: log_filter.LogFilter, log: dict[str, Any]) -> bool:
 
 
 @dataclass(eq=False)
-class Ear:
-    """A listener that checks what it hears: no head without its parent, no log twice, none taken back that was not told."""
+class RecordingListener:
+    """Records events and checks them: no head without its parent, no log twice, no removal of a log that was not sent."""
 
     events: list[FeedEvent] = field(default_factory=list)
-    # Where a listener has to wait for room; it counts how often it was asked.
-    asked_for_room: int = 0
-    # Why nothing more is told.
+    # How often a replay waited for room.
+    room_requests: int = 0
+    # The faults that ended the subscription.
     ended: list[Fault] = field(default_factory=list)
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
@@ -287,7 +287,7 @@ class Ear:
         self.ended.append(why)
 
     async def room(self) -> None:
-        self.asked_for_room += 1
+        self.room_requests += 1
 
     @property
     def results(self) -> list[Any]:
@@ -298,27 +298,27 @@ class Ear:
         return [head["hash"] for head in self.results]
 
     def heads(self) -> list[str]:
-        """The chain as a follower of heads holds it: each head follows one it has."""
-        line: list[str] = []
+        """The chain that a client builds from the heads: each head follows one it already has."""
+        chain: list[str] = []
         start = self.results[0]["parentHash"] if self.events else ""
         for head in self.results:
-            while line and line[-1] != head["parentHash"]:
-                line.pop()
-            assert line or head["parentHash"] == start, "a head whose parent was never told"
-            assert head["hash"] not in line, "a head was told twice"
-            line.append(head["hash"])
-        return line
+            while chain and chain[-1] != head["parentHash"]:
+                chain.pop()
+            assert chain or head["parentHash"] == start, "a head whose parent was never sent"
+            assert head["hash"] not in chain, "a head was sent twice"
+            chain.append(head["hash"])
+        return chain
 
     def logs(self) -> list[tuple[str, str]]:
-        """The logs that a follower holds: added at the end, and taken back from the end."""
+        """The logs that a client holds: added at the end and removed from the end."""
         held: list[tuple[str, str]] = []
         for log in self.results:
             name = (log["blockHash"], log["logIndex"])
             if log["removed"]:
-                assert held, "a log was taken back that was never told"
+                assert held, "a log was removed that was never sent"
                 assert held.pop() == name
             else:
-                assert name not in held, "a log was told twice"
+                assert name not in held, "a log was sent twice"
                 held.append(name)
         return held
 
@@ -328,7 +328,7 @@ def logs_topic(**members: Any) -> Topic:
 
 
 class FeedScene:
-    def __init__(self, running: Worker, chain: Ledger, upstreams: list[FeedUpstream], network: str) -> None:
+    def __init__(self, running: Worker, chain: ForkingChain, upstreams: list[FeedUpstream], network: str) -> None:
         self.worker = running
         self.chain = chain
         self.upstreams = upstreams
@@ -347,21 +347,21 @@ class FeedScene:
     def count(self, method: str) -> int:
         return sum(each.count(method) for each in self.upstreams)
 
-    async def listen(self, topic: Topic, from_block: int | None = None) -> Ear:
-        ear = Ear()
+    async def listen(self, topic: Topic, from_block: int | None = None) -> RecordingListener:
+        listener = RecordingListener()
         if from_block is None:
-            await self.feed.subscribe(topic, ear)
+            await self.feed.subscribe(topic, listener)
         else:
-            await self.feed.subscribe_from(topic, ear, from_block)
-        return ear
+            await self.feed.subscribe_from(topic, listener, from_block)
+        return listener
 
-    async def until_told(self, ear: Ear, name: str, within_s: float = 20.0) -> None:
-        """Until the listener has heard of this block, by a head or a log."""
+    async def until_received(self, listener: RecordingListener, name: str, within_s: float = 20.0) -> None:
+        """Wait until the listener has received this block's head or one of its logs."""
         mark = name.encode()
-        await until(lambda: any(mark in event.result for event in reversed(ear.events)), within_s=within_s)
+        await until(lambda: any(mark in event.result for event in reversed(listener.events)), within_s=within_s)
 
-    async def until_tip(self, ear: Ear, within_s: float = 20.0) -> None:
-        await self.until_told(ear, self.chain.line[-1], within_s)
+    async def until_tip(self, listener: RecordingListener, within_s: float = 20.0) -> None:
+        await self.until_received(listener, self.chain.canonical[-1], within_s)
 
 
 @asynccontextmanager
@@ -374,16 +374,16 @@ async def feed_scene(
     kind: type[FeedUpstream] = FeedUpstream,
     **sections: Any,
 ) -> AsyncIterator[FeedScene]:
-    """A worker whose network has upstreams of these kinds, `ws` or `http`, in this order of preference."""
-    chain = chain or Ledger()
-    if isinstance(chain, Ledger):
+    """Start a worker whose network has upstreams of these kinds, `ws` or `http`, in this order of preference."""
+    chain = chain or ForkingChain()
+    if isinstance(chain, ForkingChain):
         await chain.mine(blocks)
     async with AsyncExitStack() as stack:
         upstreams = []
         for _ in kinds:
             upstream = kind(chain)
             await upstream.open()
-            if isinstance(chain, Ledger):
+            if isinstance(chain, ForkingChain):
                 upstream.new_heads()
             stack.push_async_callback(upstream.close)
             upstreams.append(upstream)
@@ -392,4 +392,4 @@ async def feed_scene(
             for tier, (name, each) in enumerate(zip(kinds, upstreams, strict=True))
         ]
         running = await stack.enter_async_context(worker({network: given}, **sections))
-        yield FeedScene(running, cast(Ledger, chain), upstreams, network)
+        yield FeedScene(running, cast(ForkingChain, chain), upstreams, network)

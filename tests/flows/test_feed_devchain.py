@@ -1,4 +1,4 @@
-"""The feed of a real chain: hardhat's node over its WebSocket and over HTTP; each listener against the chain's own record."""
+"""The feed of a real chain, Hardhat's node, over WebSocket and HTTP. Events are compared with the chain's own blocks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from proxy.dev.accounts import FUNDED
 from proxy.dev.chain import development_chain
 from proxy.services.feed.topics import NetworkFeed, Topic
-from tests.feed_upstreams import HEADS, Ear, logs_topic
+from tests.feed_upstreams import HEADS, RecordingListener, logs_topic
 from tests.service import until
 from tests.web.worker import on_uvloop, worker
 
 DEV = "dev/mainnet"
-# Code that writes one log, with the topic 1; and code that puts it there.
+# Contract code that emits one log with topic 1, and the code that deploys it.
 EMITS = "600160006000a100"
 DEPLOYS = "0x67" + EMITS + "6000526008" + "6018f3"
 TOPIC = f"0x{1:064x}"
@@ -37,7 +37,7 @@ class DevChain:
         return reply["result"]
 
     async def send(self, **transaction: Any) -> dict[str, Any]:
-        """A transaction in a block of its own; its receipt."""
+        """Send a transaction, which is mined in its own block, and return the receipt."""
         name = await self.ask("eth_sendTransaction", {"from": FUNDED.address, **transaction})
         receipt: dict[str, Any] = await self.ask("eth_getTransactionReceipt", name)
         return receipt
@@ -63,10 +63,10 @@ async def dev_chain(place: Path) -> AsyncIterator[DevChain]:
         await child.stop()
 
 
-async def listen(feed: NetworkFeed, topic: Topic, first: int | None = None) -> Ear:
-    ear = Ear()
-    await (feed.subscribe(topic, ear) if first is None else feed.subscribe_from(topic, ear, first))
-    return ear
+async def listen(feed: NetworkFeed, topic: Topic, first: int | None = None) -> RecordingListener:
+    listener = RecordingListener()
+    await (feed.subscribe(topic, listener) if first is None else feed.subscribe_from(topic, listener, first))
+    return listener
 
 
 @pytest.mark.parametrize("kinds", [["ws", "http"], ["http"]])
@@ -81,32 +81,32 @@ def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kin
                 contract = (await chain.send(data=DEPLOYS))["contractAddress"]
                 await chain.send(to=contract)
                 start = int(await chain.ask("eth_blockNumber"), 16) + 1
-                heads, every = await listen(feed, HEADS), await listen(feed, logs_topic(topics=[TOPIC]))
+                heads, all_events = await listen(feed, HEADS), await listen(feed, logs_topic(topics=[TOPIC]))
                 other = await listen(feed, logs_topic(address="0x" + "77" * 20))
                 pending = await listen(feed, Topic("newPendingTransactions", False))
                 for _ in range(5):
                     await chain.send(to=contract)
-                await until(lambda: len(every.events) == 5)
+                await until(lambda: len(all_events.events) == 5)
                 await until(lambda: len(pending.events) == 5)
-                # A replay of all of it, and a reorganisation of the last three blocks.
+                # Replay everything, then reorganise the last three blocks.
                 replayed = await listen(feed, logs_topic(address=contract), 1)
                 assert replayed.logs() == await chain.logs(1)
-                told = {
+                expected = {
                     "heads": await chain.hashes(start),
                     "logs": await chain.logs(start),
                 }
-                await until(lambda: heads.heads() == told["heads"])
-                assert every.logs() == told["logs"]
+                await until(lambda: heads.heads() == expected["heads"])
+                assert all_events.logs() == expected["logs"]
                 await chain.ask("hardhat_mine", "0x2")
                 await fork(chain, contract)
-                truth, logs, whole = await chain.hashes(start), await chain.logs(start), await chain.logs(1)
-                await until(lambda: heads.heads() == truth, within_s=30)
-                await until(lambda: every.logs() == logs)
-                await until(lambda: replayed.logs() == whole)
+                canonical, logs, all_logs = await chain.hashes(start), await chain.logs(start), await chain.logs(1)
+                await until(lambda: heads.heads() == canonical, within_s=30)
+                await until(lambda: all_events.logs() == logs)
+                await until(lambda: replayed.logs() == all_logs)
                 assert other.events == []
 
     async def fork(chain: DevChain, contract: str) -> None:
-        """Blocks with logs that are told, taken back, and replaced by more."""
+        """Mine blocks with logs, remove them, and mine more in their place."""
         snapshot = await chain.ask("evm_snapshot")
         for _ in range(3):
             await chain.send(to=contract)

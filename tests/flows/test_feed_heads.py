@@ -1,4 +1,4 @@
-"""Heads: every one once and in order, whatever becomes of the upstreams; checked by hash against the chain's own record."""
+"""Every head is sent once and in order, whichever upstreams fail. Heads are compared with the chain by hash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.errors import Unavailable
 from proxy.services.feed import evm_feed
 from proxy.services.feed.blocks import read_block
 from proxy.services.rpc.tracker import Tracker
-from tests.feed_upstreams import HEADS, Ear, FeedScene, feed_scene
+from tests.feed_upstreams import HEADS, FeedScene, RecordingListener, feed_scene
 from tests.service import until
 from tests.sockets import connected
 from tests.web.worker import LIVE, on_uvloop
@@ -20,287 +20,287 @@ from tests.web.worker import LIVE, on_uvloop
 FIELDS = {"number", "hash", "parentHash", "timestamp", "gasUsed", "gasLimit", "baseFeePerGas"}
 
 
-async def mine_slowly(found: FeedScene, count: int, every_s: float = 0.02) -> None:
+async def mine_slowly(scene: FeedScene, count: int, every_s: float = 0.02) -> None:
     for _ in range(count):
-        await found.chain.mine()
+        await scene.chain.mine()
         await asyncio.sleep(every_s)
 
 
 @on_uvloop
 async def test_heads_come_from_one_subscription_for_all_listeners() -> None:
-    async with feed_scene(["ws", "http"]) as found:
-        ears = [await found.listen(HEADS) for _ in range(20)]
-        start = len(found.chain.line)
-        await found.chain.mine(5)
-        for ear in ears:
-            await found.until_tip(ear)
-            assert ear.hashes == found.chain.line[start:]
-        assert found.upstreams[0].subscribed == 1
-        assert found.upstreams[1].calls == []
-        # A message is the same object for all of them: it is framed once.
-        assert all(one is other for one, other in zip(ears[0].events, ears[-1].events, strict=True))
+    async with feed_scene(["ws", "http"]) as scene:
+        listeners = [await scene.listen(HEADS) for _ in range(20)]
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(5)
+        for listener in listeners:
+            await scene.until_tip(listener)
+            assert listener.hashes == scene.chain.canonical[start:]
+        assert scene.upstreams[0].subscribed == 1
+        assert scene.upstreams[1].calls == []
+        # All listeners get the same event object, so that it is framed once.
+        assert all(one is other for one, other in zip(listeners[0].events, listeners[-1].events, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["ws", "http"])
-def test_head_has_the_contracts_fields_and_no_transactions(kind: str) -> None:
+def test_head_has_the_specified_fields_and_no_transactions(kind: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene([kind]) as found:
-            ear = await found.listen(HEADS)
-            await found.chain.mine()
-            await found.until_tip(ear)
-            assert set(ear.results[0]) >= FIELDS
-            assert not set(ear.results[0]) & {"transactions", "uncles", "withdrawals"}
-            assert all(isinstance(ear.results[0][name], str) for name in FIELDS)
-            assert ear.events[0].block == found.chain.head
+        async with feed_scene([kind]) as scene:
+            listener = await scene.listen(HEADS)
+            await scene.chain.mine()
+            await scene.until_tip(listener)
+            assert set(listener.results[0]) >= FIELDS
+            assert not set(listener.results[0]) & {"transactions", "uncles", "withdrawals"}
+            assert all(isinstance(listener.results[0][name], str) for name in FIELDS)
+            assert listener.events[0].block == scene.chain.head
 
     run()
 
 
 @pytest.mark.parametrize("kinds", [["ws"], ["http"], ["ws", "http"]])
-def test_whoever_was_told_of_a_head_is_not_told_what_was_true_before(kinds: list[str]) -> None:
+def test_client_that_received_a_head_gets_no_reply_from_before_it(kinds: list[str]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(kinds, network=LIVE) as found, connected(found.worker) as client:
-            await Tracker(found.worker.app.networks.routes[LIVE]).look()
+        async with feed_scene(kinds, network=LIVE) as scene, connected(scene.worker) as client:
+            await Tracker(scene.worker.app.networks.routes[LIVE]).look()
             await client.result("eth_subscribe", "newHeads")
             for reorganises in (False, True):
                 await client.result("eth_blockNumber")
                 await client.result("eth_getBlockByNumber", "latest", False)
-                await (found.chain.reorganise(1, longer=0) if reorganises else found.chain.mine())
-                told = (await client.event())["result"]
-                assert told["hash"] == found.chain.line[-1]
-                assert await client.result("eth_blockNumber") == told["number"]
-                assert (await client.result("eth_getBlockByNumber", "latest", False))["hash"] == told["hash"]
+                await (scene.chain.reorganise(1, longer=0) if reorganises else scene.chain.mine())
+                head = (await client.event())["result"]
+                assert head["hash"] == scene.chain.canonical[-1]
+                assert await client.result("eth_blockNumber") == head["number"]
+                assert (await client.result("eth_getBlockByNumber", "latest", False))["hash"] == head["hash"]
 
     run()
 
 
 @on_uvloop
-async def test_block_right_after_the_confirmation_is_told() -> None:
+async def test_block_right_after_the_confirmation_is_sent() -> None:
     for kind in ("ws", "http"):
-        async with feed_scene([kind]) as found:
-            ear = await found.listen(HEADS)
-            await found.chain.mine()
-            await found.until_tip(ear)
-            assert ear.hashes == found.chain.line[-1:]
+        async with feed_scene([kind]) as scene:
+            listener = await scene.listen(HEADS)
+            await scene.chain.mine()
+            await scene.until_tip(listener)
+            assert listener.hashes == scene.chain.canonical[-1:]
 
 
 @on_uvloop
 async def test_no_head_is_lost_when_the_upstream_is_killed_in_the_middle_of_a_stream_of_blocks() -> None:
-    async with feed_scene(["ws", "ws", "http"]) as found:
-        first, second, _ = found.upstreams
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
+    async with feed_scene(["ws", "ws", "http"]) as scene:
+        first, second, _ = scene.upstreams
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
         async with asyncio.TaskGroup() as group:
-            mining = group.create_task(mine_slowly(found, 120))
-            await until(lambda: len(ear.events) > 10)
+            mining = group.create_task(mine_slowly(scene, 120))
+            await until(lambda: len(listener.events) > 10)
             await first.kill()
             await until(lambda: second.subscribed > 0)
-            await until(lambda: len(ear.events) > 40)
-            await second.kill()  # Now only polling is left.
+            await until(lambda: len(listener.events) > 40)
+            await second.kill()  # Only polling is left.
             await mining
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
-        await first.open()  # And it is turned to again.
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
+        await first.open()  # The feed returns to it.
         await until(lambda: first.subscriptions, within_s=40)
-        await found.chain.mine(3)
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+        await scene.chain.mine(3)
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_network_without_a_socket_is_polled_and_every_head_between_two_looks_is_told() -> None:
-    async with feed_scene(["http", "http"]) as found:
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await mine_slowly(found, 60)
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+async def test_network_without_a_websocket_is_polled_and_every_head_between_two_polls_is_sent() -> None:
+    async with feed_scene(["http", "http"]) as scene:
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await mine_slowly(scene, 60)
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @on_uvloop
 async def test_gap_of_hundreds_of_blocks_is_filled() -> None:
-    async with feed_scene(["http"]) as found:
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await found.chain.mine(400)
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+    async with feed_scene(["http"]) as scene:
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(400)
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_stream_that_falls_silent_is_left_and_nothing_is_lost() -> None:
-    async with feed_scene(["ws", "ws"]) as found:
-        first, second = found.upstreams
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await found.chain.mine(3)
-        await found.until_tip(ear)
+async def test_feed_leaves_a_silent_stream_and_loses_nothing() -> None:
+    async with feed_scene(["ws", "ws"]) as scene:
+        first, second = scene.upstreams
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(3)
+        await scene.until_tip(listener)
         first.mute = True
-        await found.chain.mine(3)
-        await found.until_tip(ear)
+        await scene.chain.mine(3)
+        await scene.until_tip(listener)
         assert second.subscribed == 1
-        await found.chain.mine(3)
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+        await scene.chain.mine(3)
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_upstream_that_falls_behind_the_others_is_left() -> None:
-    async with feed_scene(["ws", "ws", "http"]) as found:
-        first, second, _ = found.upstreams
-        tracker = Tracker(found.worker.app.networks.routes[found.network])
-        found.worker.app.tasks.start("heads", tracker.run)
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        first.frozen = found.chain.line[:]
-        await found.chain.mine(2)
+async def test_feed_leaves_an_upstream_that_falls_behind() -> None:
+    async with feed_scene(["ws", "ws", "http"]) as scene:
+        first, second, _ = scene.upstreams
+        tracker = Tracker(scene.worker.app.networks.routes[scene.network])
+        scene.worker.app.tasks.start("heads", tracker.run)
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        first.frozen = scene.chain.canonical[:]
+        await scene.chain.mine(2)
         await until(lambda: second.subscribed == 1)
-        await found.chain.mine(2)
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+        await scene.chain.mine(2)
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_new_source_that_is_behind_tells_nothing_old() -> None:
-    async with feed_scene(["ws", "ws"]) as found:
-        first, second = found.upstreams
+async def test_new_source_that_is_behind_repeats_no_old_heads() -> None:
+    async with feed_scene(["ws", "ws"]) as scene:
+        first, second = scene.upstreams
         second.behind = 3
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await found.chain.mine(5)
-        await found.until_tip(ear)
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(5)
+        await scene.until_tip(listener)
         await first.kill()
         await until(lambda: second.subscribed == 1)
-        await found.chain.mine(5)  # It hears of them three blocks later.
-        await until(lambda: len(ear.events) >= 7)
+        await scene.chain.mine(5)  # It reports them three blocks late.
+        await until(lambda: len(listener.events) >= 7)
         second.behind = 0
-        await found.chain.mine()
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+        await scene.chain.mine()
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @pytest.mark.parametrize("kind", ["ws", "http"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_three_block_reorganisation_tells_the_new_heads(kind: str, at_once: bool) -> None:
+def test_three_block_reorganisation_sends_the_new_heads(kind: str, at_once: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene([kind]) as found:
-            ear = await found.listen(HEADS)
-            start = len(found.chain.line)
-            await found.chain.mine(5)
-            await found.until_tip(ear)
-            old = found.chain.line[start:]
-            await found.chain.reorganise(3, at_once=at_once)
-            await found.until_tip(ear)
-            assert ear.hashes == [*old, *found.chain.line[start + 2 :]]
-            assert ear.heads() == found.chain.line[start:]
+        async with feed_scene([kind]) as scene:
+            listener = await scene.listen(HEADS)
+            start = len(scene.chain.canonical)
+            await scene.chain.mine(5)
+            await scene.until_tip(listener)
+            old = scene.chain.canonical[start:]
+            await scene.chain.reorganise(3, at_once=at_once)
+            await scene.until_tip(listener)
+            assert listener.hashes == [*old, *scene.chain.canonical[start + 2 :]]
+            assert listener.heads() == scene.chain.canonical[start:]
 
     run()
 
 
 @on_uvloop
-async def test_reorganisations_without_end_leave_the_canonical_chain() -> None:
-    """Deeper than what happens between two looks, and while sources change."""
-    async with feed_scene(["ws", "ws", "http"]) as found:
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await found.chain.mine(12)
-        await found.until_tip(ear)
+async def test_many_reorganisations_end_with_the_canonical_chain() -> None:
+    """Reorganisations deeper than one poll covers, while sources change."""
+    async with feed_scene(["ws", "ws", "http"]) as scene:
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(12)
+        await scene.until_tip(listener)
         for depth, longer in ((1, 1), (3, 0), (10, 2), (2, 5), (12, 1)):
             if depth == 10:
-                await found.upstreams[0].kill()
+                await scene.upstreams[0].kill()
             if depth == 2:
-                found.upstreams[1].cut()
-            await found.chain.reorganise(depth, longer=longer, at_once=depth % 2 == 0)
+                scene.upstreams[1].cut()
+            await scene.chain.reorganise(depth, longer=longer, at_once=depth % 2 == 0)
             await asyncio.sleep(0.01)
-        await found.chain.mine()
-        await found.until_tip(ear)
-        assert ear.heads() == found.chain.line[start:]
+        await scene.chain.mine()
+        await scene.until_tip(listener)
+        assert listener.heads() == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_source_on_a_fork_that_the_others_left_is_not_believed_until_it_is_as_far() -> None:
-    async with feed_scene(["ws", "ws"]) as found:
-        first, second = found.upstreams
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await found.chain.mine(4)
-        second.frozen = found.chain.line[:]
-        await found.chain.reorganise(2, longer=2)
-        await found.until_tip(ear)
-        told = len(ear.events)
+async def test_source_on_an_abandoned_fork_is_ignored_until_it_catches_up() -> None:
+    async with feed_scene(["ws", "ws"]) as scene:
+        first, second = scene.upstreams
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(4)
+        second.frozen = scene.chain.canonical[:]
+        await scene.chain.reorganise(2, longer=2)
+        await scene.until_tip(listener)
+        sent = len(listener.events)
         await first.kill()
         await until(lambda: second.subscribed == 1)
         second.frozen = None
-        await found.chain.mine()
-        await found.until_tip(ear)
-        assert len(ear.events) == told + 1
-        assert ear.heads() == found.chain.line[start:]
+        await scene.chain.mine()
+        await scene.until_tip(listener)
+        assert len(listener.events) == sent + 1
+        assert listener.heads() == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_chain_that_was_started_anew_is_followed() -> None:
-    async with feed_scene(["ws"], blocks=40) as found:
-        ear = await found.listen(HEADS)
-        await found.chain.mine(2)
-        await found.until_tip(ear)
-        found.upstreams[0].cut()
-        del found.chain.line[1:]
-        await found.chain.mine(3)
-        await found.until_tip(ear, within_s=30)
-        await found.chain.mine(2)
-        await found.until_tip(ear)
-        assert ear.hashes[-2:] == found.chain.line[-2:]
+async def test_chain_that_was_reset_is_followed() -> None:
+    async with feed_scene(["ws"], blocks=40) as scene:
+        listener = await scene.listen(HEADS)
+        await scene.chain.mine(2)
+        await scene.until_tip(listener)
+        scene.upstreams[0].cut()
+        del scene.chain.canonical[1:]
+        await scene.chain.mine(3)
+        await scene.until_tip(listener, within_s=30)
+        await scene.chain.mine(2)
+        await scene.until_tip(listener)
+        assert listener.hashes[-2:] == scene.chain.canonical[-2:]
 
 
 @pytest.mark.parametrize("kinds", [["ws"], ["ws", "ws"]])
-def test_head_out_of_the_distant_past_takes_nothing_back(kinds: list[str]) -> None:
-    """Behind one address there may be several machines, and one of them far behind."""
+def test_head_from_the_distant_past_removes_nothing(kinds: list[str]) -> None:
+    """Several machines may share one address, and one of them may be far behind."""
 
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(kinds, blocks=DEPTH + 50) as found:
-            ear = await found.listen(HEADS)
-            start = len(found.chain.line)
-            await found.chain.mine(2)
-            await found.until_tip(ear)
-            await found.upstreams[0].tell_head(found.chain.line[3])
-            await found.chain.mine(2)
-            await found.until_tip(ear)
-            assert ear.hashes == found.chain.line[start:]
+        async with feed_scene(kinds, blocks=DEPTH + 50) as scene:
+            listener = await scene.listen(HEADS)
+            start = len(scene.chain.canonical)
+            await scene.chain.mine(2)
+            await scene.until_tip(listener)
+            await scene.upstreams[0].notify_head(scene.chain.canonical[3])
+            await scene.chain.mine(2)
+            await scene.until_tip(listener)
+            assert listener.hashes == scene.chain.canonical[start:]
 
     run()
 
 
 @on_uvloop
-async def test_nothing_is_asked_while_nobody_listens() -> None:
-    async with feed_scene(["ws", "http"]) as found:
-        first, second = found.upstreams
+async def test_no_upstream_is_called_without_listeners() -> None:
+    async with feed_scene(["ws", "http"]) as scene:
+        first, second = scene.upstreams
         assert first.subscribed == 0
         assert not first.calls + second.calls
-        ear = await found.listen(HEADS)
+        listener = await scene.listen(HEADS)
         assert first.subscribed == 1
-        found.feed.unsubscribe(HEADS, ear)
+        scene.feed.unsubscribe(HEADS, listener)
         await until(lambda: not first.subscriptions)
-        asked = len(first.calls) + len(second.calls)
-        await found.chain.mine(3)
+        calls = len(first.calls) + len(second.calls)
+        await scene.chain.mine(3)
         await asyncio.sleep(0.5)
-        assert len(first.calls) + len(second.calls) == asked
-        assert ear.events == []
-        again = await found.listen(HEADS)
-        await found.chain.mine()
-        await found.until_tip(again)
-        assert again.hashes == found.chain.line[-1:]
-        assert ear.events == []
+        assert len(first.calls) + len(second.calls) == calls
+        assert listener.events == []
+        resumed = await scene.listen(HEADS)
+        await scene.chain.mine()
+        await scene.until_tip(resumed)
+        assert resumed.hashes == scene.chain.canonical[-1:]
+        assert listener.events == []
 
 
 @pytest.mark.parametrize("member", ["hash", "parentHash", "number"])
 @pytest.mark.parametrize(
     "value", ['0x1"],"method":"eth_sendRawTransaction', "", "0x", "-0x1", "0x" + "g" * 64, 5, None]
 )
-def test_block_whose_names_are_none_is_no_block(member: str, value: object) -> None:
+def test_block_with_malformed_members_is_rejected(member: str, value: object) -> None:
     block = {"number": "0x1", "hash": "0x" + "A" * 64, "parentHash": "0x" + "b" * 64}
     good = read_block(orjson.dumps({**block, "size": "0x5", "transactions": []}))
     assert good is not None
@@ -310,24 +310,24 @@ def test_block_whose_names_are_none_is_no_block(member: str, value: object) -> N
 
 
 @on_uvloop
-async def test_source_that_tells_nonsense_is_left() -> None:
-    async with feed_scene(["ws", "http"]) as found:
-        ear = await found.listen(HEADS)
-        start = len(found.chain.line)
-        await found.upstreams[0].tell(lambda *_: True, {"number": "0x1", "hash": "0x2", "parentHash": "]"})
-        await until(lambda: found.upstreams[1].calls)
-        await found.chain.mine(3)
-        await found.until_tip(ear)
-        assert ear.hashes == found.chain.line[start:]
+async def test_feed_leaves_a_source_that_sends_invalid_blocks() -> None:
+    async with feed_scene(["ws", "http"]) as scene:
+        listener = await scene.listen(HEADS)
+        start = len(scene.chain.canonical)
+        await scene.upstreams[0].notify(lambda *_: True, {"number": "0x1", "hash": "0x2", "parentHash": "]"})
+        await until(lambda: scene.upstreams[1].calls)
+        await scene.chain.mine(3)
+        await scene.until_tip(listener)
+        assert listener.hashes == scene.chain.canonical[start:]
 
 
 @on_uvloop
-async def test_subscription_without_any_upstream_is_refused_with_words() -> None:
+async def test_subscription_without_any_upstream_fails_with_a_reason() -> None:
     limit, evm_feed.READY_S = evm_feed.READY_S, 0.5
     try:
-        async with feed_scene(["ws"]) as found:
-            await found.upstreams[0].kill()
-            with pytest.raises(Unavailable, match="tells its head"):
-                await found.feed.subscribe(HEADS, Ear())
+        async with feed_scene(["ws"]) as scene:
+            await scene.upstreams[0].kill()
+            with pytest.raises(Unavailable, match="reports its head"):
+                await scene.feed.subscribe(HEADS, RecordingListener())
     finally:
         evm_feed.READY_S = limit

@@ -1,4 +1,4 @@
-"""Logs: taken once for all listeners, told once and in order, taken back when their blocks are; against the chain's record."""
+"""Logs are fetched once for all listeners, sent once and in order, and sent as removed when their blocks are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.feed_upstreams import (
     EVENTS,
     HEADS,
     QUICK,
-    Ear,
     FeedScene,
+    RecordingListener,
     feed_scene,
     logs_topic,
     matches,
@@ -41,46 +41,46 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-def record(found: FeedScene, start: int, **members: Any) -> list[tuple[str, str]]:
-    """What a follower with this filter must hold, by the chain's own record."""
-    wanted = parse(members)
-    return found.chain.logs_of(lambda log: matches(wanted, log), start)
+def expected_logs(scene: FeedScene, start: int, **members: Any) -> list[tuple[str, str]]:
+    """The logs on the canonical chain that a listener with this filter must hold."""
+    log_filter = parse(members)
+    return scene.chain.logs_of(lambda log: matches(log_filter, log), start)
 
 
-async def until_logs(found: FeedScene, ear: Ear, start: int, **members: Any) -> None:
-    """Until the listener holds what it must. The order and the count are checked with every look."""
-    await until(lambda: ear.logs() == record(found, start, **members), within_s=20)
-
-
-@on_uvloop
-async def test_each_filter_gets_its_logs_in_order_and_each_block_is_asked_for_once() -> None:
-    async with feed_scene(["ws", "http"]) as found:
-        ears = [(members, await found.listen(logs_topic(**members))) for members in FILTERS for _ in range(3)]
-        start = len(found.chain.line)
-        await found.chain.mine(8, logs=5)
-        for members, ear in ears:
-            await until_logs(found, ear, start, **members)
-        assert found.count("eth_getLogs") <= 8 + 1  # the block that the feed began with
-        assert ears[0][1].events[0].block == start
+async def until_logs(scene: FeedScene, listener: RecordingListener, start: int, **members: Any) -> None:
+    """Wait until the listener holds the expected logs. `logs()` checks their order and count each time."""
+    await until(lambda: listener.logs() == expected_logs(scene, start, **members), within_s=20)
 
 
 @on_uvloop
-async def test_logs_are_not_asked_for_while_nobody_listens_to_them() -> None:
-    async with feed_scene(["ws"]) as found:
-        heads = await found.listen(HEADS)
-        await found.chain.mine(3)
-        await found.until_tip(heads)
-        assert found.count("eth_getLogs") == 0
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        await found.chain.mine(2)
-        await until_logs(found, ear, start)
-        found.feed.unsubscribe(ALL, ear)
-        asked = found.count("eth_getLogs")
-        await found.chain.mine(3)
-        await found.until_tip(heads)
-        assert found.count("eth_getLogs") == asked
-        assert ear.logs() == record(found, start)[:4]
+async def test_each_filter_gets_its_logs_in_order_and_each_block_is_fetched_once() -> None:
+    async with feed_scene(["ws", "http"]) as scene:
+        listeners = [(members, await scene.listen(logs_topic(**members))) for members in FILTERS for _ in range(3)]
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(8, logs=5)
+        for members, listener in listeners:
+            await until_logs(scene, listener, start, **members)
+        assert scene.count("eth_getLogs") <= 8 + 1  # the block at which the feed started
+        assert listeners[0][1].events[0].block == start
+
+
+@on_uvloop
+async def test_logs_are_not_fetched_without_listeners_of_logs() -> None:
+    async with feed_scene(["ws"]) as scene:
+        heads = await scene.listen(HEADS)
+        await scene.chain.mine(3)
+        await scene.until_tip(heads)
+        assert scene.count("eth_getLogs") == 0
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(2)
+        await until_logs(scene, listener, start)
+        scene.feed.unsubscribe(ALL, listener)
+        calls = scene.count("eth_getLogs")
+        await scene.chain.mine(3)
+        await scene.until_tip(heads)
+        assert scene.count("eth_getLogs") == calls
+        assert listener.logs() == expected_logs(scene, start)[:4]
 
 
 @pytest.mark.parametrize("kinds", [["ws", "ws", "http"], ["ws", "http"]])
@@ -89,136 +89,136 @@ def test_no_log_is_lost_or_doubled_when_the_upstream_is_killed_in_the_middle_of_
 ) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(kinds) as found:
-            heads = await found.listen(HEADS)
-            ears = [(members, await found.listen(logs_topic(**members))) for members in FILTERS]
-            start = len(found.chain.line)
+        async with feed_scene(kinds) as scene:
+            heads = await scene.listen(HEADS)
+            listeners = [(members, await scene.listen(logs_topic(**members))) for members in FILTERS]
+            start = len(scene.chain.canonical)
             for n in range(80):
-                await found.chain.mine(logs=n % 4)
+                await scene.chain.mine(logs=n % 4)
                 await asyncio.sleep(0.01)
                 if n == 20:
-                    await found.upstreams[0].kill()
+                    await scene.upstreams[0].kill()
                 if n == 50:
-                    await found.upstreams[0].open()
-            await found.until_tip(heads)
-            assert heads.hashes == found.chain.line[start:]
-            for members, ear in ears:
-                await until_logs(found, ear, start, **members)
-                assert not any(log["removed"] for log in ear.results)
+                    await scene.upstreams[0].open()
+            await scene.until_tip(heads)
+            assert heads.hashes == scene.chain.canonical[start:]
+            for members, listener in listeners:
+                await until_logs(scene, listener, start, **members)
+                assert not any(log["removed"] for log in listener.results)
 
     run()
 
 
 @pytest.mark.parametrize("kinds", [["ws"], ["http"]])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_three_block_reorganisation_takes_the_old_logs_back_newest_first(kinds: list[str], at_once: bool) -> None:
+def test_three_block_reorganisation_removes_the_old_logs_newest_first(kinds: list[str], at_once: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(kinds) as found:
-            ear = await found.listen(ALL)
-            start = len(found.chain.line)
-            await found.chain.mine(5)
-            await until_logs(found, ear, start)
-            old = record(found, start)
-            told = len(ear.events)
-            await found.chain.reorganise(3, at_once=at_once)
-            await until_logs(found, ear, start)
-            after = [(log["blockHash"], log["logIndex"], log["removed"]) for log in ear.results[told:]]
+        async with feed_scene(kinds) as scene:
+            listener = await scene.listen(ALL)
+            start = len(scene.chain.canonical)
+            await scene.chain.mine(5)
+            await until_logs(scene, listener, start)
+            old = expected_logs(scene, start)
+            sent = len(listener.events)
+            await scene.chain.reorganise(3, at_once=at_once)
+            await until_logs(scene, listener, start)
+            after = [(log["blockHash"], log["logIndex"], log["removed"]) for log in listener.results[sent:]]
             # Two logs in each block.
             assert after[:6] == [(*log, True) for log in reversed(old[-6:])]
-            assert after[6:] == [(*log, False) for log in record(found, start + 2)]
+            assert after[6:] == [(*log, False) for log in expected_logs(scene, start + 2)]
 
     run()
 
 
 @on_uvloop
 async def test_reorganisations_while_upstreams_die_leave_each_listener_with_the_canonical_logs() -> None:
-    async with feed_scene(["ws", "ws", "http"]) as found:
-        ears = [(members, await found.listen(logs_topic(**members))) for members in FILTERS]
-        start = len(found.chain.line)
-        await found.chain.mine(12)
-        for members, ear in ears:
-            await until_logs(found, ear, start, **members)
+    async with feed_scene(["ws", "ws", "http"]) as scene:
+        listeners = [(members, await scene.listen(logs_topic(**members))) for members in FILTERS]
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(12)
+        for members, listener in listeners:
+            await until_logs(scene, listener, start, **members)
         for round_, (depth, longer) in enumerate(((2, 1), (5, 0), (10, 3), (1, 1), (12, 2))):
             if round_ == 1:
-                found.upstreams[0].cut()
+                scene.upstreams[0].cut()
             if round_ == 2:
-                await found.upstreams[0].kill()
-            await found.chain.reorganise(depth, longer=longer, logs=round_ % 3, at_once=round_ % 2 == 0)
+                await scene.upstreams[0].kill()
+            await scene.chain.reorganise(depth, longer=longer, logs=round_ % 3, at_once=round_ % 2 == 0)
             await asyncio.sleep(0.02)
-        await found.chain.mine()
-        for members, ear in ears:
-            await until_logs(found, ear, start, **members)
+        await scene.chain.mine()
+        for members, listener in listeners:
+            await until_logs(scene, listener, start, **members)
 
 
 @on_uvloop
-async def test_who_came_later_is_not_told_that_older_logs_are_taken_back() -> None:
-    async with feed_scene(["ws"]) as found:
-        early = await found.listen(ALL)
-        start = len(found.chain.line)
-        await found.chain.mine(3)
-        await until_logs(found, early, start)
-        late = await found.listen(ALL)
-        await found.chain.mine(1)
-        await until_logs(found, late, start + 3)
-        await found.chain.reorganise(3)
-        await until_logs(found, early, start)
-        # Of the three blocks it had heard of one; the new ones it is told all.
-        await until(lambda: late.logs() == record(found, start + 1))
+async def test_later_listener_receives_no_removals_of_older_logs() -> None:
+    async with feed_scene(["ws"]) as scene:
+        early = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(3)
+        await until_logs(scene, early, start)
+        late = await scene.listen(ALL)
+        await scene.chain.mine(1)
+        await until_logs(scene, late, start + 3)
+        await scene.chain.reorganise(3)
+        await until_logs(scene, early, start)
+        # It received one of the three removed blocks, and receives all new ones.
+        await until(lambda: late.logs() == expected_logs(scene, start + 1))
 
 
 @on_uvloop
-async def test_heads_go_on_and_logs_wait_in_order_while_logs_cannot_be_had() -> None:
-    async with feed_scene(["ws", "http"]) as found:
-        heads, ear = await found.listen(HEADS), await found.listen(ALL)
-        start = len(found.chain.line)
+async def test_heads_go_on_and_logs_wait_in_order_while_logs_are_unavailable() -> None:
+    async with feed_scene(["ws", "http"]) as scene:
+        heads, listener = await scene.listen(HEADS), await scene.listen(ALL)
+        start = len(scene.chain.canonical)
 
         def fail(_: Any) -> Any:
             raise Refused(-32603, "internal error")
 
-        for upstream in found.upstreams:
+        for upstream in scene.upstreams:
             upstream.answers["eth_getLogs"] = fail
-        await found.chain.mine(4)
-        await found.until_tip(heads)
-        await found.chain.reorganise(2)
-        await found.until_tip(heads)
-        await until(lambda: found.count("eth_getLogs") > 8)
-        assert ear.events == []
-        for upstream in found.upstreams:
+        await scene.chain.mine(4)
+        await scene.until_tip(heads)
+        await scene.chain.reorganise(2)
+        await scene.until_tip(heads)
+        await until(lambda: scene.count("eth_getLogs") > 8)
+        assert listener.events == []
+        for upstream in scene.upstreams:
             upstream.answers.clear()
-        await until_logs(found, ear, start)
+        await until_logs(scene, listener, start)
 
 
 @on_uvloop
-async def test_logs_that_fail_for_one_block_do_not_let_a_later_block_pass() -> None:
-    async with feed_scene(["ws"]) as found:
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        upstream = found.upstreams[0]
+async def test_later_blocks_wait_for_a_block_whose_logs_fail() -> None:
+    async with feed_scene(["ws"]) as scene:
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        upstream = scene.upstreams[0]
         failures = 3
 
         def fail_sometimes(params: list[Any]) -> Any:
             nonlocal failures
-            if params[0].get("blockHash") == found.chain.line[start] and failures:
+            if params[0].get("blockHash") == scene.chain.canonical[start] and failures:
                 failures -= 1
                 raise Refused(-32000, "unknown block")
             return upstream._eth_getLogs(params)
 
         upstream.answers["eth_getLogs"] = fail_sometimes
-        await found.chain.mine(3)
-        await until_logs(found, ear, start)
+        await scene.chain.mine(3)
+        await until_logs(scene, listener, start)
         assert failures == 0
 
 
 @on_uvloop
-async def test_empty_logs_of_a_block_that_has_some_are_asked_for_again() -> None:
-    async with feed_scene(["ws"]) as found:
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        upstream, empty = found.upstreams[0], [True, True]
+async def test_empty_logs_of_a_block_that_has_some_are_fetched_again() -> None:
+    async with feed_scene(["ws"]) as scene:
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        upstream, empty = scene.upstreams[0], [True, True]
         upstream.answers["eth_getLogs"] = lambda params: [] if empty and empty.pop() else upstream._eth_getLogs(params)
-        await found.chain.mine(2)
-        await until_logs(found, ear, start)
+        await scene.chain.mine(2)
+        await until_logs(scene, listener, start)
         assert not empty
 
 
@@ -227,116 +227,116 @@ def refuse(_: Any) -> Any:
 
 
 @on_uvloop
-async def test_no_logs_is_not_believed_of_an_upstream_that_has_not_come_to_the_block() -> None:
-    async with feed_scene(["ws", "http"]) as found:
-        first, second = found.upstreams
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        found.evm.route.upstreams[1].health.saw_head(start - 1, time.monotonic())
+async def test_empty_logs_from_an_upstream_below_the_block_are_ignored() -> None:
+    async with feed_scene(["ws", "http"]) as scene:
+        first, second = scene.upstreams
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        scene.evm.route.upstreams[1].health.saw_head(start - 1, time.monotonic())
         first.answers["eth_getLogs"] = refuse
         second.answers["eth_getLogs"] = lambda _: []
-        await found.chain.mine()
-        await until(lambda: second.count("eth_getLogs") > dispatch.DOUBTS + 1)
-        assert ear.events == []
+        await scene.chain.mine()
+        await until(lambda: second.count("eth_getLogs") > dispatch.EMPTY_RETRIES + 1)
+        assert listener.events == []
         first.answers.clear()
-        await until_logs(found, ear, start)
+        await until_logs(scene, listener, start)
 
 
 @on_uvloop
-async def test_logs_are_asked_of_upstreams_that_have_come_to_the_block() -> None:
-    async with feed_scene(["ws", "http", "http"]) as found:
-        first, second, third = found.upstreams
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        for upstream, head in zip(found.evm.route.upstreams, (start - 1, start - 1, start), strict=True):
+async def test_logs_are_fetched_from_upstreams_that_have_the_block() -> None:
+    async with feed_scene(["ws", "http", "http"]) as scene:
+        first, second, third = scene.upstreams
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        for upstream, head in zip(scene.evm.route.upstreams, (start - 1, start - 1, start), strict=True):
             upstream.health.saw_head(head, time.monotonic())
         first.answers["eth_getLogs"] = second.answers["eth_getLogs"] = refuse
-        await found.chain.mine()
-        await until_logs(found, ear, start)
+        await scene.chain.mine()
+        await until_logs(scene, listener, start)
         assert second.count("eth_getLogs") == 0
         assert third.count("eth_getLogs") == 1
 
 
 @on_uvloop
-async def test_logs_come_out_of_the_receipts_where_they_cannot_be_had_otherwise() -> None:
-    async with feed_scene(["ws"]) as found:
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        upstream = found.upstreams[0]
+async def test_logs_are_read_from_the_receipts_if_get_logs_fails() -> None:
+    async with feed_scene(["ws"]) as scene:
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        upstream = scene.upstreams[0]
         upstream.answers["eth_getLogs"] = refuse
         upstream.answers["eth_getBlockReceipts"] = lambda params: [
-            {"logs": [log]} for log in found.chain.logs[params[0]]
+            {"logs": [log]} for log in scene.chain.logs[params[0]]
         ]
-        await found.chain.mine(3)
-        await until_logs(found, ear, start)
+        await scene.chain.mine(3)
+        await until_logs(scene, listener, start)
 
 
 @pytest.mark.parametrize("given", [None, "0x", [{}], [{"logs": None}], [{"logs": [{}]}], {"logs": []}])
-def test_what_are_no_receipts_has_no_logs(given: Any) -> None:
+def test_malformed_receipts_have_no_logs(given: Any) -> None:
     assert read_receipts(orjson.dumps(given)) is None
     assert read_receipts(b'[{"logs":[]},{"logs":[]}]') == []
 
 
 @on_uvloop
-async def test_block_whose_logs_nobody_has_is_reported_and_ends_the_subscriptions_before_it_stops_the_heads(
+async def test_block_whose_logs_no_upstream_has_is_reported_and_ends_log_subscriptions_before_it_stops_heads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(dispatch, "MOST_WAITING", 5)
-    monkeypatch.setattr(dispatch, "QUIET_TRIES", 3)
-    async with feed_scene(["ws"]) as found:
-        heads, ear = await found.listen(HEADS), await found.listen(ALL)
-        start = len(found.chain.line)
-        found.upstreams[0].answers["eth_getLogs"] = refuse
-        counted = stuck(found)
-        await found.chain.mine(2)
-        await until(lambda: stuck(found) > counted)
+    monkeypatch.setattr(dispatch, "MAX_QUEUED", 5)
+    monkeypatch.setattr(dispatch, "QUIET_ATTEMPTS", 3)
+    async with feed_scene(["ws"]) as scene:
+        heads, listener = await scene.listen(HEADS), await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        scene.upstreams[0].answers["eth_getLogs"] = refuse
+        counted = stuck(scene)
+        await scene.chain.mine(2)
+        await until(lambda: stuck(scene) > counted)
         assert "no upstream has the logs of a block" in caplog.text
-        assert not ear.ended  # There is room for more: they wait.
-        await found.chain.mine(20)
-        await found.until_tip(heads)
-        assert heads.hashes == found.chain.line[start:]
-        assert [f"fromBlock {hex(start)}" in why.message for why in ear.ended] == [True]
-        assert ear.events == []
-        again = await found.listen(ALL)
-        found.upstreams[0].answers.clear()
-        after = len(found.chain.line)
-        await found.chain.mine(2)
-        await until_logs(found, again, after)
+        assert not listener.ended  # The queue is not full: they wait.
+        await scene.chain.mine(20)
+        await scene.until_tip(heads)
+        assert heads.hashes == scene.chain.canonical[start:]
+        assert [f"fromBlock {hex(start)}" in why.message for why in listener.ended] == [True]
+        assert listener.events == []
+        resumed = await scene.listen(ALL)
+        scene.upstreams[0].answers.clear()
+        after = len(scene.chain.canonical)
+        await scene.chain.mine(2)
+        await until_logs(scene, resumed, after)
 
 
-def stuck(found: FeedScene) -> float:
-    return REGISTRY.get_sample_value("penstock_feed_blocks_stuck_total", {"network": found.network}) or 0.0
+def stuck(scene: FeedScene) -> float:
+    return REGISTRY.get_sample_value("penstock_feed_blocks_stuck_total", {"network": scene.network}) or 0.0
 
 
 @on_uvloop
-async def test_logs_of_another_block_are_not_believed() -> None:
-    """An upstream that does not know `blockHash` answers for the newest block."""
-    async with feed_scene(["ws", "http"]) as found:
-        first, _ = found.upstreams
-        first.answers["eth_getLogs"] = lambda params: found.chain.logs[found.chain.line[1]]
-        ear = await found.listen(ALL)
-        start = len(found.chain.line)
-        await found.chain.mine(4)
+async def test_logs_of_another_block_are_rejected() -> None:
+    """An upstream that does not support `blockHash` returns the logs of the newest block."""
+    async with feed_scene(["ws", "http"]) as scene:
+        first, _ = scene.upstreams
+        first.answers["eth_getLogs"] = lambda params: scene.chain.logs[scene.chain.canonical[1]]
+        listener = await scene.listen(ALL)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(4)
         await asyncio.sleep(0.2)
-        assert all(pair in record(found, start) for pair in ear.logs())
+        assert all(pair in expected_logs(scene, start) for pair in listener.logs())
         first.answers.clear()
-        await until_logs(found, ear, start)
+        await until_logs(scene, listener, start)
 
 
 @on_uvloop
-async def test_block_with_thousands_of_logs_is_told_whole() -> None:
-    async with feed_scene(["ws"]) as found:
-        ear, some = await found.listen(ALL), await found.listen(logs_topic(address=CONTRACTS[0]))
-        start = len(found.chain.line)
-        await found.chain.mine(1, logs=3000)
-        await found.chain.mine(1, logs=1)
-        await until(lambda: len(ear.events) == 3001)
-        assert ear.logs() == record(found, start)
-        assert some.logs() == record(found, start, address=CONTRACTS[0])
+async def test_block_with_thousands_of_logs_is_sent_completely() -> None:
+    async with feed_scene(["ws"]) as scene:
+        listener, some = await scene.listen(ALL), await scene.listen(logs_topic(address=CONTRACTS[0]))
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(1, logs=3000)
+        await scene.chain.mine(1, logs=1)
+        await until(lambda: len(listener.events) == 3001)
+        assert listener.logs() == expected_logs(scene, start)
+        assert some.logs() == expected_logs(scene, start, address=CONTRACTS[0])
 
 
 @on_uvloop
 async def test_unknown_subscription_is_refused() -> None:
-    async with feed_scene(["ws"], network=QUICK) as found:
+    async with feed_scene(["ws"], network=QUICK) as scene:
         with pytest.raises(RpcError, match="newHeads, logs"):
-            await found.feed.subscribe(Topic("newFriends"), Ear())
+            await scene.feed.subscribe(Topic("newFriends"), RecordingListener())

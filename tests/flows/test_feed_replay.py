@@ -1,4 +1,4 @@
-"""Subscriptions with a cursor: what happened since then, then live, without a seam; against the chain's own record."""
+"""Subscriptions with `fromBlock` replay the past events and then go live without a gap or a repetition."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from proxy.errors import Unavailable
 from proxy.services.feed import replay
 from proxy.services.feed.topics import FeedEvent, Topic
 from proxy.services.rpc.calls import RpcError
-from tests.feed_upstreams import CONTRACTS, HEADS, Ear, FeedScene, feed_scene, logs_topic
-from tests.flows.test_feed_logs import record, until_logs
+from tests.feed_upstreams import CONTRACTS, HEADS, FeedScene, RecordingListener, feed_scene, logs_topic
+from tests.flows.test_feed_logs import expected_logs, until_logs
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import on_uvloop
 
 ALL = logs_topic()
 SOME = {"address": CONTRACTS[:2]}
-# Blocks are final soon: older logs are taken by ranges.
+# Blocks become final early here, so older logs are fetched in ranges.
 DEV = "dev/mainnet"
 
 
-async def mining(found: FeedScene, stop: asyncio.Event, every_s: float = 0.01) -> None:
+async def mining(scene: FeedScene, stop: asyncio.Event, every_s: float = 0.01) -> None:
     while not stop.is_set():
-        await found.chain.mine()
+        await scene.chain.mine()
         await asyncio.sleep(every_s)
 
 
@@ -35,16 +35,16 @@ async def mining(found: FeedScene, stop: asyncio.Event, every_s: float = 0.01) -
 def test_heads_since_a_block_and_then_live_while_blocks_come(kind: str, back: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene([kind], blocks=200) as found:
-            first, stop = len(found.chain.line) - back, asyncio.Event()
+        async with feed_scene([kind], blocks=200) as scene:
+            first, stop = len(scene.chain.canonical) - back, asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                group.create_task(mining(found, stop))
-                ear = await found.listen(HEADS, from_block=first)
-                live = len(ear.events)
-                await until(lambda: len(ear.events) > live + 20)
+                group.create_task(mining(scene, stop))
+                listener = await scene.listen(HEADS, from_block=first)
+                live = len(listener.events)
+                await until(lambda: len(listener.events) > live + 20)
                 stop.set()
-            await found.until_tip(ear)
-            assert ear.hashes == found.chain.line[first:]
+            await scene.until_tip(listener)
+            assert listener.hashes == scene.chain.canonical[first:]
 
     run()
 
@@ -54,98 +54,98 @@ def test_heads_since_a_block_and_then_live_while_blocks_come(kind: str, back: in
 def test_logs_since_a_block_and_then_live_while_blocks_come(network: str, members: dict[str, Any]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(["ws", "http"], blocks=700, network=network) as found:
+        async with feed_scene(["ws", "http"], blocks=700, network=network) as scene:
             stop = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                group.create_task(mining(found, stop))
-                ear = await found.listen(logs_topic(**members), from_block=80)
-                live = len(ear.events)
-                await until(lambda: len(ear.events) > live + 20)
+                group.create_task(mining(scene, stop))
+                listener = await scene.listen(logs_topic(**members), from_block=80)
+                live = len(listener.events)
+                await until(lambda: len(listener.events) > live + 20)
                 stop.set()
-            await until_logs(found, ear, 80, **members)
-            assert not any(log["removed"] for log in ear.results)
+            await until_logs(scene, listener, 80, **members)
+            assert not any(log["removed"] for log in listener.results)
 
     run()
 
 
 @on_uvloop
-async def test_old_logs_are_taken_by_ranges_with_the_filter_and_not_block_by_block() -> None:
-    async with feed_scene(["http"], blocks=700, network=DEV) as found:
-        ear = await found.listen(logs_topic(**SOME), from_block=1)
-        await until_logs(found, ear, 1, **SOME)
-        ranges = [call.params[0] for call in found.upstreams[0].calls if call.method == "eth_getLogs"]
+async def test_old_logs_are_fetched_in_filtered_ranges_and_not_block_by_block() -> None:
+    async with feed_scene(["http"], blocks=700, network=DEV) as scene:
+        listener = await scene.listen(logs_topic(**SOME), from_block=1)
+        await until_logs(scene, listener, 1, **SOME)
+        ranges = [call.params[0] for call in scene.upstreams[0].calls if call.method == "eth_getLogs"]
         ranges = [each for each in ranges if "fromBlock" in each]
         assert len(ranges) == 2
         assert all(each["address"] == SOME["address"] for each in ranges)
-        assert found.count("eth_getLogs") < 40
-        assert ear.asked_for_room >= 2
+        assert scene.count("eth_getLogs") < 40
+        assert listener.room_requests >= 2
 
 
 @on_uvloop
-async def test_cursor_in_the_future_is_just_live() -> None:
-    async with feed_scene(["ws"]) as found:
-        heads, logs = await found.listen(HEADS, from_block=5000), await found.listen(ALL, from_block=5000)
-        start = len(found.chain.line)
-        await found.chain.mine(3)
-        await found.until_tip(heads)
-        assert heads.hashes == found.chain.line[start:]
-        await until_logs(found, logs, start)
+async def test_from_block_in_the_future_starts_live() -> None:
+    async with feed_scene(["ws"]) as scene:
+        heads, logs = await scene.listen(HEADS, from_block=5000), await scene.listen(ALL, from_block=5000)
+        start = len(scene.chain.canonical)
+        await scene.chain.mine(3)
+        await scene.until_tip(heads)
+        assert heads.hashes == scene.chain.canonical[start:]
+        await until_logs(scene, logs, start)
 
 
 @pytest.mark.parametrize("topic", [HEADS, ALL])
-def test_cursor_a_little_ahead_of_the_feed_is_waited_for(topic: Topic) -> None:
-    """The listener heard of those blocks from another worker, which was quicker."""
+def test_replay_waits_for_a_from_block_slightly_ahead_of_the_feed(topic: Topic) -> None:
+    """The client received those blocks from another worker, which was faster."""
 
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(["ws"]) as found:
-            ear = Ear()
+        async with feed_scene(["ws"]) as scene:
+            listener = RecordingListener()
             async with asyncio.TaskGroup() as group:
-                joining = group.create_task(found.feed.subscribe_from(topic, ear, 14))
+                joining = group.create_task(scene.feed.subscribe_from(topic, listener, 14))
                 while not joining.done():
-                    await found.chain.mine()
+                    await scene.chain.mine()
                     await asyncio.sleep(0.02)
-            await found.chain.mine(2)
-            await found.until_tip(ear)
+            await scene.chain.mine(2)
+            await scene.until_tip(listener)
             if topic == HEADS:
-                assert ear.hashes == found.chain.line[14:]
+                assert listener.hashes == scene.chain.canonical[14:]
             else:
-                await until_logs(found, ear, 14)
+                await until_logs(scene, listener, 14)
 
     run()
 
 
 @on_uvloop
-async def test_cursor_at_the_tip_tells_the_tip() -> None:
-    async with feed_scene(["ws"]) as found:
-        tip = found.chain.head
-        heads, logs = await found.listen(HEADS, from_block=tip), await found.listen(ALL, from_block=tip)
-        await found.chain.mine(2)
-        await found.until_tip(heads)
-        assert heads.hashes == found.chain.line[tip:]
-        await until_logs(found, logs, tip)
+async def test_from_block_at_the_tip_sends_the_tip() -> None:
+    async with feed_scene(["ws"]) as scene:
+        tip = scene.chain.head
+        heads, logs = await scene.listen(HEADS, from_block=tip), await scene.listen(ALL, from_block=tip)
+        await scene.chain.mine(2)
+        await scene.until_tip(heads)
+        assert heads.hashes == scene.chain.canonical[tip:]
+        await until_logs(scene, logs, tip)
 
 
 @on_uvloop
-async def test_range_beyond_the_limit_is_refused_and_the_error_names_one_that_works() -> None:
-    async with feed_scene(["http"], blocks=50) as found:
-        found.evm._replay_blocks = 20
-        await found.listen(HEADS)
+async def test_range_beyond_the_limit_is_refused_and_the_error_names_the_oldest_possible_block() -> None:
+    async with feed_scene(["http"], blocks=50) as scene:
+        scene.evm._replay_blocks = 20
+        await scene.listen(HEADS)
         for topic in (HEADS, ALL):
-            with pytest.raises(RpcError, match=f"at most 20 are replayed.*{hex(31)}"):
-                await found.listen(topic, from_block=30)
+            with pytest.raises(RpcError, match=f"at most 20 can be replayed.*{hex(31)}"):
+                await scene.listen(topic, from_block=30)
             with pytest.raises(RpcError, match="fromBlock"):
-                found.feed.check_from(topic, 0)
-            found.feed.check_from(topic, 31)
-            found.feed.check_from(topic, 10**9)
-            ear = await found.listen(topic, from_block=31)
-            assert ear.events[0].block == 31
+                scene.feed.check_from(topic, 0)
+            scene.feed.check_from(topic, 31)
+            scene.feed.check_from(topic, 10**9)
+            listener = await scene.listen(topic, from_block=31)
+            assert listener.events[0].block == 31
         with pytest.raises(RpcError, match="only newHeads and logs"):
-            found.feed.check_from(Topic("syncing"), 45)
+            scene.feed.check_from(Topic("syncing"), 45)
 
 
-class Held(Ear):
-    """Has no room until it is told to go."""
+class PausedListener(RecordingListener):
+    """A listener without room until `go` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,13 +157,13 @@ class Held(Ear):
 
 
 @on_uvloop
-async def test_replay_waits_while_the_others_are_in_the_middle_of_taking_back() -> None:
-    """Old blocks are taken back already, and the logs of the new ones cannot be had yet."""
-    async with feed_scene(["ws"], blocks=100) as found:
-        upstream, other = found.upstreams[0], await found.listen(ALL)
-        await found.chain.mine(3)
-        await until_logs(found, other, 101)
-        ear, old = Held(), set(found.chain.line)
+async def test_replay_waits_while_the_feed_is_in_the_middle_of_a_reorganisation() -> None:
+    """The old blocks are removed already, and the logs of the new ones are not available yet."""
+    async with feed_scene(["ws"], blocks=100) as scene:
+        upstream, other = scene.upstreams[0], await scene.listen(ALL)
+        await scene.chain.mine(3)
+        await until_logs(scene, other, 101)
+        listener, old = PausedListener(), set(scene.chain.canonical)
 
         def logs_of_old_blocks(params: list[Any]) -> Any:
             if params[0]["blockHash"] not in old:
@@ -171,173 +171,173 @@ async def test_replay_waits_while_the_others_are_in_the_middle_of_taking_back() 
             return upstream._eth_getLogs(params)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(found.feed.subscribe_from(ALL, ear, 100))
-            await until(lambda: ear.asked_for_room)
+            group.create_task(scene.feed.subscribe_from(ALL, listener, 100))
+            await until(lambda: listener.room_requests)
             upstream.answers["eth_getLogs"] = logs_of_old_blocks
-            await found.chain.reorganise(2)
-            await until(lambda: other.logs() == record(found, 101)[:2])
-            asked = ear.asked_for_room
-            ear.go.set()
-            await until(lambda: ear.asked_for_room > asked + 3)
+            await scene.chain.reorganise(2)
+            await until(lambda: other.logs() == expected_logs(scene, 101)[:2])
+            requests = listener.room_requests
+            listener.go.set()
+            await until(lambda: listener.room_requests > requests + 3)
             upstream.answers.clear()
-        await until_logs(found, ear, 100)
-        await until_logs(found, other, 101)
+        await until_logs(scene, listener, 100)
+        await until_logs(scene, other, 101)
 
 
 @pytest.mark.parametrize("network", [DEV, "arbitrum/mainnet"])
-def test_reorganisation_during_a_replay_is_told_as_such(network: str) -> None:
-    """It happens while the listener is held up between two batches, having heard of blocks that are no more."""
+def test_reorganisation_during_a_replay_is_reported(network: str) -> None:
+    """It happens while the listener waits between two batches and has received blocks that no longer exist."""
 
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(["ws", "http"], blocks=100, network=network) as found:
-            watching = await found.listen(HEADS)
-            heads, logs = Held(), Held()
+        async with feed_scene(["ws", "http"], blocks=100, network=network) as scene:
+            watching = await scene.listen(HEADS)
+            heads, logs = PausedListener(), PausedListener()
             async with asyncio.TaskGroup() as group:
-                group.create_task(found.feed.subscribe_from(HEADS, heads, 97))
-                group.create_task(found.feed.subscribe_from(ALL, logs, 98))
+                group.create_task(scene.feed.subscribe_from(HEADS, heads, 97))
+                group.create_task(scene.feed.subscribe_from(ALL, logs, 98))
                 await until(lambda: heads.events and logs.events)
-                await found.chain.reorganise(3, longer=1)
-                await found.until_tip(watching)
+                await scene.chain.reorganise(3, longer=1)
+                await scene.until_tip(watching)
                 heads.go.set()
                 logs.go.set()
-            await found.chain.mine(2)
-            await found.until_tip(heads)
-            assert heads.heads() == found.chain.line[97:]
-            await until_logs(found, logs, 98)
+            await scene.chain.mine(2)
+            await scene.until_tip(heads)
+            assert heads.heads() == scene.chain.canonical[97:]
+            await until_logs(scene, logs, 98)
             assert len(heads.events) > len(heads.heads())
 
     run()
 
 
 @on_uvloop
-async def test_reorganisations_all_the_time_during_replays_leave_the_canonical_chain() -> None:
-    async with feed_scene(["ws", "http"], blocks=150) as found:
+async def test_constant_reorganisations_during_replays_end_with_the_canonical_chain() -> None:
+    async with feed_scene(["ws", "http"], blocks=150) as scene:
         stop = asyncio.Event()
 
         async def shake() -> None:
             turn = 0
             while not stop.is_set():
                 turn += 1
-                await (found.chain.reorganise(turn % 4 + 1) if turn % 3 == 0 else found.chain.mine())
+                await (scene.chain.reorganise(turn % 4 + 1) if turn % 3 == 0 else scene.chain.mine())
                 await asyncio.sleep(0.01)
 
         async with asyncio.TaskGroup() as group:
             group.create_task(shake())
-            heads = [await found.listen(HEADS, from_block=first) for first in (20, 80, 120)]
-            logs = [await found.listen(ALL, from_block=first) for first in (20, 80, 120)]
+            heads = [await scene.listen(HEADS, from_block=first) for first in (20, 80, 120)]
+            logs = [await scene.listen(ALL, from_block=first) for first in (20, 80, 120)]
             await asyncio.sleep(0.3)
             stop.set()
-        await found.chain.mine()
-        for first, ear in zip((20, 80, 120), heads, strict=True):
-            await found.until_tip(ear)
-            assert ear.heads() == found.chain.line[first:]
-        for first, ear in zip((20, 80, 120), logs, strict=True):
-            await until_logs(found, ear, first)
+        await scene.chain.mine()
+        for first, listener in zip((20, 80, 120), heads, strict=True):
+            await scene.until_tip(listener)
+            assert listener.heads() == scene.chain.canonical[first:]
+        for first, listener in zip((20, 80, 120), logs, strict=True):
+            await until_logs(scene, listener, first)
 
 
 @on_uvloop
-async def test_replayed_logs_are_taken_back_after_the_listener_is_live() -> None:
-    """By its own account: another that came later and heard of none of them is told of nothing."""
-    async with feed_scene(["ws"], blocks=30, network=DEV) as found:
-        late = await found.listen(ALL)
-        ear = await found.listen(ALL, from_block=20)
-        await until_logs(found, ear, 20)
-        await found.chain.reorganise(3, longer=1)
-        await until_logs(found, ear, 20)
-        assert [log["removed"] for log in ear.results].count(True) == 6
-        await until_logs(found, late, 28)
+async def test_replayed_logs_are_removed_after_the_listener_is_live() -> None:
+    """Only for the listener that received them: a later one gets no removals."""
+    async with feed_scene(["ws"], blocks=30, network=DEV) as scene:
+        late = await scene.listen(ALL)
+        listener = await scene.listen(ALL, from_block=20)
+        await until_logs(scene, listener, 20)
+        await scene.chain.reorganise(3, longer=1)
+        await until_logs(scene, listener, 20)
+        assert [log["removed"] for log in listener.results].count(True) == 6
+        await until_logs(scene, late, 28)
         assert not any(log["removed"] for log in late.results)
 
 
 @on_uvloop
-async def test_replay_ends_when_the_listener_leaves_in_the_middle() -> None:
-    class Stuck(Ear):
+async def test_replay_ends_when_the_listener_unsubscribes() -> None:
+    class BlockedListener(RecordingListener):
         async def room(self) -> None:
             await asyncio.Event().wait()
 
-    async with feed_scene(["http"], blocks=400) as found:
+    async with feed_scene(["http"], blocks=400) as scene:
         for topic in (HEADS, ALL):
-            ear = Stuck()
+            listener = BlockedListener()
             async with asyncio.TaskGroup() as group, asyncio.timeout(10):
-                replaying = group.create_task(found.feed.subscribe_from(topic, ear, 10))
-                await until(lambda ear=ear: ear.events)
-                found.feed.unsubscribe(topic, ear)
+                replaying = group.create_task(scene.feed.subscribe_from(topic, listener, 10))
+                await until(lambda listener=listener: listener.events)
+                scene.feed.unsubscribe(topic, listener)
                 await replaying
-            told = len(ear.events)
-            await found.chain.mine(3)
-            other = await found.listen(HEADS)
-            await found.chain.mine()
-            await found.until_tip(other)
-            assert len(ear.events) == told
+            sent = len(listener.events)
+            await scene.chain.mine(3)
+            other = await scene.listen(HEADS)
+            await scene.chain.mine()
+            await scene.until_tip(other)
+            assert len(listener.events) == sent
 
 
 @on_uvloop
 async def test_cancelled_replay_leaves_nothing_behind() -> None:
-    class Stuck(Ear):
+    class BlockedListener(RecordingListener):
         async def room(self) -> None:
             await asyncio.Event().wait()
 
-    async with feed_scene(["http"], blocks=400) as found:
-        ear = Stuck()
+    async with feed_scene(["http"], blocks=400) as scene:
+        listener = BlockedListener()
         async with asyncio.TaskGroup() as group:
-            replaying = group.create_task(found.feed.subscribe_from(ALL, ear, 10))
-            await until(lambda: ear.events)
+            replaying = group.create_task(scene.feed.subscribe_from(ALL, listener, 10))
+            await until(lambda: listener.events)
             replaying.cancel()
-        assert not found.evm._waiting
-        assert found.evm.logs.filters == 0
+        assert not scene.evm._waiting
+        assert scene.evm.logs.filters == 0
 
 
 @on_uvloop
-async def test_replay_that_no_upstream_answers_is_given_up_with_words() -> None:
+async def test_replay_without_upstream_replies_fails_with_a_reason() -> None:
     pause, replay.PAUSE_S = replay.PAUSE_S, 0.01
     try:
-        async with feed_scene(["http"], blocks=100, network=DEV) as found:
-            await found.listen(HEADS)
+        async with feed_scene(["http"], blocks=100, network=DEV) as scene:
+            await scene.listen(HEADS)
 
             def fail(_: Any) -> Any:
                 raise Refused(-32603, "internal error")
 
-            found.upstreams[0].answers["eth_getLogs"] = fail
+            scene.upstreams[0].answers["eth_getLogs"] = fail
             with pytest.raises(Unavailable, match="subscribe again from the last block"):
-                await found.listen(ALL, from_block=10)
+                await scene.listen(ALL, from_block=10)
     finally:
         replay.PAUSE_S = pause
 
 
 @on_uvloop
-async def test_upstream_that_dies_during_replays_loses_nothing() -> None:
-    async with feed_scene(["ws", "http"], blocks=300) as found:
+async def test_replays_lose_nothing_when_an_upstream_dies() -> None:
+    async with feed_scene(["ws", "http"], blocks=300) as scene:
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            group.create_task(mining(found, stop))
-            heads, logs = Ear(), Ear()
+            group.create_task(mining(scene, stop))
+            heads, logs = RecordingListener(), RecordingListener()
             both = [
-                group.create_task(found.feed.subscribe_from(HEADS, heads, 5)),
-                group.create_task(found.feed.subscribe_from(ALL, logs, 5)),
+                group.create_task(scene.feed.subscribe_from(HEADS, heads, 5)),
+                group.create_task(scene.feed.subscribe_from(ALL, logs, 5)),
             ]
             await until(lambda: heads.events and logs.events)
-            await found.upstreams[0].kill()
+            await scene.upstreams[0].kill()
             await asyncio.wait(both)
             stop.set()
-        await found.chain.mine()
-        await found.until_tip(heads)
-        assert heads.hashes == found.chain.line[5:]
-        await until_logs(found, logs, 5)
+        await scene.chain.mine()
+        await scene.until_tip(heads)
+        assert heads.hashes == scene.chain.canonical[5:]
+        await until_logs(scene, logs, 5)
 
 
 @on_uvloop
 async def test_batches_are_small_and_wait_for_room() -> None:
     sizes: list[int] = []
 
-    class Counting(Ear):
+    class CountingListener(RecordingListener):
         def on_events(self, events: Sequence[FeedEvent]) -> None:
             super().on_events(events)
             sizes.append(len(events))
 
-    async with feed_scene(["http"], blocks=600, network=DEV) as found:
+    async with feed_scene(["http"], blocks=600, network=DEV) as scene:
         for topic in (HEADS, ALL):
-            await found.feed.subscribe_from(topic, ear := Counting(), 1)
+            await scene.feed.subscribe_from(topic, listener := CountingListener(), 1)
             assert max(sizes) <= replay.BATCH
-            assert ear.asked_for_room >= len(ear.events) // replay.BATCH
-        assert ear.logs() == record(found, 1)
+            assert listener.room_requests >= len(listener.events) // replay.BATCH
+        assert listener.logs() == expected_logs(scene, 1)

@@ -1,5 +1,5 @@
-"""What happens on a network, told as it happens: heads, logs, pending transactions, and the notices of Solana.
+"""Live chain events of each network: heads, logs, pending transactions and Solana's notifications.
 
-One feed per network and worker. It asks and listens to the upstreams once for all who want the same, and knows nothing of
-sockets: a *topic* is what can be listened to, a *listener* is whoever does.
+Each worker has one feed per network. The feed queries and subscribes to the upstreams once for all listeners of the same
+events. It is independent of WebSockets: a *topic* is one kind of event stream, a *listener* is one subscription to it.
 """

@@ -1,7 +1,7 @@
-"""Blocks and logs of one network, asked of its upstreams: the upstream that told of a block first, then any other.
+"""Fetch the blocks and logs of one network: from the upstream that announced a block first, then from any other.
 
-Nothing is believed that does not fit: a block must have the hash that was asked for, a log must belong to its block.
-Answers that do not come, or are no answer, raise `Unanswered`; whoever asked decides what that means.
+Every reply is checked: a block must have the requested hash, a log must belong to its block. A missing or invalid reply
+raises `BlockUnavailable`, and the caller decides what to do about it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.wire.upstream import Upstream
 
-# Blocks that are kept by hash: those of a few replays that walk side by side.
-KEPT = 512
-# How often a block is asked for before its source is thought to be wrong, and the pauses between.
+# Blocks cached by hash: enough for a few replays that run side by side.
+CACHED_BLOCKS = 512
+# Requests for a block before its source counts as wrong, and the pause that grows between them.
 ATTEMPTS = 4
 PAUSE_S = 0.1
-# Blocks that are asked for by number at a time.
-AT_ONCE = 8
-# What a block's answer has that a head's notice has not.
+# Concurrent requests for blocks by number.
+CONCURRENCY = 8
+# Members of a block that a newHeads notification does not have.
 _NOT_IN_A_HEAD = ("transactions", "uncles", "withdrawals", "size", "totalDifficulty")
-# A chain without a base fee burns none.
+# Sent for chains without a base fee.
 _NO_BASE_FEE = msgspec.Raw(b'"0x0"')
-_NOTHING = (b"[]", b"[ ]")
+_EMPTY = (b"[]", b"[ ]")
 
 
 class BlockUnavailable(Exception):
-    """No upstream gave what was asked for."""
+    """No upstream returned the block or logs requested."""
 
 
 class LogRecord(msgspec.Struct, gc=False):
-    """A log: what filters look at, and the whole as it came."""
+    """A log: the members that filters compare, and its original JSON."""
 
     address: str
     topics: list[str]
@@ -82,56 +82,58 @@ _text = msgspec.json.Decoder(str).decode
 class BlockSource:
     def __init__(self, route: Route) -> None:
         self._route = route
-        self._kept: OrderedDict[str, ChainBlock] = OrderedDict()
+        self._cached: OrderedDict[str, ChainBlock] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<BlockSource of {self._route.network.id}, {len(self._kept)} kept>"
+        return f"<BlockSource of {self._route.network.id}, {len(self._cached)} cached>"
 
     @property
     def network(self) -> str:
         return self._route.network.id
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._cached.clear()
 
     # Heads
 
     async def latest(self, upstream: Upstream) -> ChainBlock:
-        """The head of one upstream."""
+        """Return the head of one upstream."""
         found = read_block(await Probe(upstream, *families.HEAD_BLOCK_CALL["evm"]).ask())
         if found is None:
             raise BlockUnavailable("no head")
-        return self._keep(found)
+        return self._cache(found)
 
     async def newest(self) -> int:
-        """The highest block that upstreams claim, each asked for itself: of many, the second highest."""
+        """Query every upstream and return the highest block number; with three or more upstreams, the second highest."""
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(Probe(each, "eth_blockNumber").ask()) for each in self._route.upstreams]
-        heads = sorted((_number_in(task.result()) for task in asked), reverse=True)
+            tasks = [group.create_task(Probe(each, "eth_blockNumber").ask()) for each in self._route.upstreams]
+        heads = sorted((_number_in(task.result()) for task in tasks), reverse=True)
         return heads[1] if len(heads) > 2 else heads[0]
 
     async def by_hash(self, block_hash: str, source: Upstream | None = None) -> ChainBlock:
         for attempt in range(ATTEMPTS):
-            if (kept := self._kept.get(block_hash)) is not None:
-                return kept
-            found = read_block(await self._ask("eth_getBlockByHash", b'["%b",false]' % block_hash.encode(), source))
+            if (cached := self._cached.get(block_hash)) is not None:
+                return cached
+            params = b'["%b",false]' % block_hash.encode()
+            found = read_block(await self._call_source_first("eth_getBlockByHash", params, source))
             if found is not None and found.hash == block_hash:
-                return self._keep(found)
+                return self._cache(found)
             await asyncio.sleep(PAUSE_S * attempt)
         raise BlockUnavailable(f"no block {block_hash}")
 
     async def by_number(self, number: int, source: Upstream | None = None) -> ChainBlock:
-        found = read_block(await self._ask("eth_getBlockByNumber", b'["0x%x",false]' % number, source))
+        params = b'["0x%x",false]' % number
+        found = read_block(await self._call_source_first("eth_getBlockByNumber", params, source))
         if found is None or found.number != number:
             raise BlockUnavailable(f"no block {number}")
-        return self._keep(found)
+        return self._cache(found)
 
-    async def warm(self, numbers: Sequence[int], source: Upstream | None = None) -> None:
-        """Ask for several at once, so that they are there when they are asked for by hash. Who fails is asked again then."""
-        gate = asyncio.Semaphore(AT_ONCE)
+    async def prefetch(self, numbers: Sequence[int], source: Upstream | None = None) -> None:
+        """Fetch several blocks concurrently into the cache. Failures are ignored: `by_hash` requests those blocks again."""
+        limit = asyncio.Semaphore(CONCURRENCY)
 
-        async def ask(number: int) -> None:
-            async with gate:
+        async def fetch(number: int) -> None:
+            async with limit:
                 try:
                     await self.by_number(number, source)
                 except BlockUnavailable:
@@ -139,76 +141,81 @@ class BlockSource:
 
         async with asyncio.TaskGroup() as group:
             for number in numbers:
-                group.create_task(ask(number))
+                group.create_task(fetch(number))
 
     # Logs
 
     async def logs_of(self, block: ChainBlock, source: Upstream | None = None) -> list[LogRecord]:
-        """All logs of one block, in order."""
+        """Return all logs of one block, in order."""
         params = b'[{"blockHash":"%b"}]' % block.hash.encode()
-        found = read_logs(await self._ask("eth_getLogs", params, source, least_head=block.number, some=block.has_logs))
-        return _checked(found, block)
+        result = await self._call_source_first(
+            "eth_getLogs", params, source, least_head=block.number, doubt_empty=block.has_logs
+        )
+        return _checked(read_logs(result), block)
 
     async def receipt_logs_of(self, block: ChainBlock, source: Upstream | None = None) -> list[LogRecord]:
-        """The same, out of the block's receipts: whoever does not have it says so."""
-        params, some = b'["%b"]' % block.hash.encode(), block.has_logs
-        result = await self._ask("eth_getBlockReceipts", params, source, least_head=block.number, some=some)
+        """Return the same logs from the block's receipts. An upstream without the block fails instead of returning none."""
+        params = b'["%b"]' % block.hash.encode()
+        result = await self._call_source_first(
+            "eth_getBlockReceipts", params, source, least_head=block.number, doubt_empty=block.has_logs
+        )
         return _checked(read_receipts(result), block)
 
-    async def logs_in(self, first: int, last: int, wanted: LogFilter) -> list[LogRecord]:
-        """The logs of a range that match, in order."""
-        query = {"fromBlock": hex(first), "toBlock": hex(last), **wanted.params()}
-        # Who does not have the last block yet would leave it out without a word.
-        found = read_logs(await self.ask("eth_getLogs", msgspec.json.encode([query]), least_head=last, some=True))
+    async def logs_in(self, first: int, last: int, log_filter: LogFilter) -> list[LogRecord]:
+        """Return the matching logs of a block range, in order."""
+        query = {"fromBlock": hex(first), "toBlock": hex(last), **log_filter.params()}
+        # An upstream that does not have the last block yet would silently leave it out.
+        result = await self.call("eth_getLogs", msgspec.json.encode([query]), least_head=last, doubt_empty=True)
+        found = read_logs(result)
         if found is None:
             raise BlockUnavailable(f"no logs of blocks {first} to {last}")
-        return [log for log in found if first <= log.block <= last and wanted.matches(log)]
+        return [log for log in found if first <= log.block <= last and log_filter.matches(log)]
 
-    async def ask(self, method: str, params: bytes, *, least_head: int = 0, some: bool = False) -> bytes:
-        """An ordinary question to the network; Unanswered where it failed. With `some`, "nothing" is no answer of one that has
-        not come to the least head."""
-        asked = ask_upstream(self._route, method, params, least_head=least_head)
+    async def call(self, method: str, params: bytes, *, least_head: int = 0, doubt_empty: bool = False) -> bytes:
+        """Call the network. Raises BlockUnavailable on failure and, with `doubt_empty`, when an upstream below `least_head`
+        returns an empty list."""
+        reply = ask_upstream(self._route, method, params, least_head=least_head)
         try:
-            result = await asked.result()
+            result = await reply.result()
         except (RpcError, Fault) as exc:
             raise BlockUnavailable(method) from exc
-        if some and result in _NOTHING and self._is_behind(asked, least_head):
-            raise BlockUnavailable(f"{method} of one that is behind")
+        if doubt_empty and result in _EMPTY and self._is_behind(reply, least_head):
+            raise BlockUnavailable(f"empty reply to {method} from an upstream that is behind")
         return result
 
-    def _is_behind(self, asked: PendingReply, least_head: int) -> bool:
-        by = asked.flight.answered_by if asked.flight is not None else -1
+    def _is_behind(self, reply: PendingReply, least_head: int) -> bool:
+        by = reply.flight.answered_by if reply.flight is not None else -1
         return by >= 0 and 0 < self._route.upstreams[by].health.head < least_head
 
-    async def _ask(
-        self, method: str, params: bytes, source: Upstream | None, *, least_head: int = 0, some: bool = False
+    async def _call_source_first(
+        self, method: str, params: bytes, source: Upstream | None, *, least_head: int = 0, doubt_empty: bool = False
     ) -> bytes | None:
-        """The source first: who told of a block has it. Then whoever the route chooses."""
+        """Call the source, since the upstream that announced a block has it, then any upstream that the route chooses."""
         if source is not None and source.health.may_serve(method):
             result = await Probe(source, method, params).ask()
             if result is not None and result != jsonrpc.NULL:
                 return result
         try:
-            return await self.ask(method, params, least_head=least_head, some=some)
+            return await self.call(method, params, least_head=least_head, doubt_empty=doubt_empty)
         except BlockUnavailable:
             return None
 
-    def _keep(self, block: ChainBlock) -> ChainBlock:
-        self._kept[block.hash] = block
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+    def _cache(self, block: ChainBlock) -> ChainBlock:
+        self._cached[block.hash] = block
+        if len(self._cached) > CACHED_BLOCKS:
+            self._cached.popitem(last=False)
         return block
 
 
 def read_block(result: bytes | None) -> ChainBlock | None:
-    """The block of an answer or a notice; None for anything else."""
+    """Parse the block of a reply or a newHeads notification; None for anything else."""
     try:
         head = _head(result or jsonrpc.NULL)
         members = _members(result or jsonrpc.NULL)
     except jsonrpc.NOT_JSON:
         return None
     number, name, parent = _quantity(head.number), head.hash.lower(), head.parentHash.lower()
-    # Hashes are written into our own questions: what is none must not get there.
+    # Hashes are copied into the params of our own calls, so only well-formed ones may pass.
     if number is None or not _HASH.fullmatch(name) or not _HASH.fullmatch(parent):
         return None
     for member in _NOT_IN_A_HEAD:
@@ -220,7 +227,7 @@ def read_block(result: bytes | None) -> ChainBlock | None:
 
 
 def read_logs(result: bytes | None) -> list[LogRecord] | None:
-    """The logs of an answer; None for anything else."""
+    """Parse the logs of a reply; None for anything else."""
     try:
         logs, raws = _logs(result or jsonrpc.NULL), _raws(result or jsonrpc.NULL)
     except jsonrpc.NOT_JSON:
@@ -234,7 +241,7 @@ def read_logs(result: bytes | None) -> list[LogRecord] | None:
 
 
 def read_receipts(result: bytes | None) -> list[LogRecord] | None:
-    """The logs of a block's receipts; None for anything else."""
+    """Parse the logs of a block's receipts; None for anything else."""
     try:
         found = [read_logs(bytes(receipt.logs)) for receipt in _receipts(result or jsonrpc.NULL)]
     except jsonrpc.NOT_JSON:

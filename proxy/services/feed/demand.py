@@ -1,55 +1,56 @@
-"""Work that is done while somebody wants it."""
+"""Run work only while there is demand for it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-# Who leaves often comes back: what was begun goes on for a moment.
+# Clients that unsubscribe often subscribe again, so work goes on this long after the last one left.
 LINGER_S = 2.0
 
 
 class Demand:
-    """Whether anybody wants something: `changed` is called whenever that may have changed."""
+    """Tracks whether something is in demand. Call `changed` whenever the answer may have changed."""
 
-    def __init__(self, is_wanted: Callable[[], bool], linger_s: float = LINGER_S) -> None:
-        self._is_wanted = is_wanted
+    def __init__(self, exists: Callable[[], bool], linger_s: float = LINGER_S) -> None:
+        self._exists = exists
         self._linger_s = linger_s
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Demand {self._is_wanted()}>"
+        return f"<Demand {self._exists()}>"
 
     def changed(self) -> None:
         self._changed.set()
 
     async def run(self, work: Callable[[], Awaitable[None]], stopped: Callable[[], None]) -> None:
-        """A loop: the work runs while it is wanted. `stopped` is called in the moment in which it is ended, so that whoever
-        comes while it still clears away waits for the next one; and again if it has left something by then."""
+        """Loop: run the work while there is demand. `stopped` resets its state in the same turn in which the work is
+        cancelled, so that a listener that arrives during the clean-up waits for the next run; and once more afterwards,
+        because the clean-up may have changed state again."""
         while True:
-            await self._until(wanted=True)
+            await self._wait_until(exists=True)
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(_run(work))
-                await self._until_nobody_comes_back()
+                await self._wait_until_idle()
                 task.cancel()
                 stopped()
-            if not self._is_wanted():
+            if not self._exists():
                 stopped()
 
-    async def _until(self, *, wanted: bool) -> None:
-        while self._is_wanted() is not wanted:
+    async def _wait_until(self, *, exists: bool) -> None:
+        while self._exists() is not exists:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _until_nobody_comes_back(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while True:
-            await self._until(wanted=False)
+            await self._wait_until(exists=False)
             try:
                 async with asyncio.timeout(self._linger_s):
-                    await self._until(wanted=True)
+                    await self._wait_until(exists=True)
             except TimeoutError:
-                # Somebody may have come in the very turn in which the time was up.
-                if not self._is_wanted():
+                # Demand may have returned in the very turn in which the timeout expired.
+                if not self._exists():
                     return
 
 

@@ -1,13 +1,12 @@
-"""Who is told of heads and of logs, and how far each of the two lines is.
+"""Publish heads and logs to their listeners.
 
-*Heads* are told from the moment on in which the chain changes. *Logs* have to be fetched first, so they follow behind: blocks
-wait in a queue, taken back ones too, and each is told when its logs are there, never before the one ahead of it and never
-skipped. A block that was taken back before its logs came is not told at all. Where nobody has the logs of a block and the
-queue is full, the listeners of logs are told that it ends here: the heads must go on.
+*Heads* are published as soon as the chain changes. *Logs* have to be fetched first, so they follow behind: added and removed
+blocks wait in a queue, and each is published once its logs are there, in order and without gaps. A block that is removed
+before its logs arrive is not published at all. If no upstream has the logs of a block and the queue is full, the
+subscriptions to logs end with an error, so that heads can go on.
 
-Every block that becomes part of the chain has a *place*, counted up. A listener of logs has two places of its own: it is
-told of blocks after `since`; and it is told that a block was taken back if the block comes after `seen`, since it heard of
-that block here or in a replay before.
+Every block that joins the chain gets a *position*, an increasing number. A listener of logs has two of them: it receives
+blocks after `since`; and it receives the removal of a block after `seen`, because it received that block here or in a replay.
 """
 
 from __future__ import annotations
@@ -31,55 +30,56 @@ from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.feed")
 
-# Blocks whose logs are fetched at the same time.
-AHEAD = 8
-# Blocks that wait for their logs: beyond that the heads wait too.
-MOST_WAITING = 10_000
-# Logs that are matched before others have a turn of the loop: a few milliseconds.
-SLICE = 500
-# Listeners that are told of a head before others have a turn: a tenth of a millisecond.
-LISTENERS = 128
-# What is kept of logs that were told, to be able to take them back: the oldest are forgotten first.
-KEPT_BYTES = 32 * 1024 * 1024
+# Blocks whose logs are fetched concurrently.
+CONCURRENCY = 8
+# Bounds memory: blocks that wait for their logs. Beyond that, heads wait too.
+MAX_QUEUED = 10_000
+# Logs matched before yielding to the event loop: a few milliseconds.
+LOGS_PER_TURN = 500
+# Listeners that receive a head before yielding to the event loop: a tenth of a millisecond.
+LISTENERS_PER_TURN = 128
+# Bounds memory: published logs are remembered, oldest dropped first, so that a reorganisation can send them as removed.
+MAX_SENT_BYTES = 32 * 1024 * 1024
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
-# How often an empty answer is doubted when the block's bloom filter says that there are logs. Some networks' filters say
-# nothing.
-DOUBTS = 3
-# Attempts after which the block's receipts are asked for first; and after which an operator should know.
-PLAIN_TRIES = 2
-QUIET_TRIES = 6
+# Retries of an empty reply if the block's bloom filter contains logs. Limited, because on some networks the filter is
+# meaningless.
+EMPTY_RETRIES = 3
+# Attempts before the block's receipts are tried first, and attempts before the operator is warned.
+PLAIN_ATTEMPTS = 2
+QUIET_ATTEMPTS = 6
 
 _TRUE = msgspec.Raw(b"true")
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class HeadDispatch:
-    """Listeners of heads. Each hears of what comes after it joined, in order; many of them hear of it in several turns."""
+    """Publishes heads, in order, over several turns of the event loop if there are many listeners. A listener receives the
+    heads that come after it joined."""
 
     def __init__(self) -> None:
         self.listeners: dict[Listener, None] = {}
-        # What is being told, the oldest first, and to whom it still has to be.
-        self._telling: deque[tuple[list[FeedEvent], Iterator[Listener]]] = deque()
+        # Events being published, oldest first, each with the listeners that still have to receive them.
+        self._unsent: deque[tuple[list[FeedEvent], Iterator[Listener]]] = deque()
 
     def __repr__(self) -> str:
         return f"<HeadDispatch {len(self.listeners)} listeners>"
 
-    def tell(self, added: Sequence[ChainBlock]) -> None:
+    def publish(self, added: Sequence[ChainBlock]) -> None:
         if not self.listeners:
             return
-        self._telling.append((events_of(added), iter(tuple(self.listeners))))
-        if len(self._telling) == 1:
-            self._tell_some()
+        self._unsent.append((events_of(added), iter(tuple(self.listeners))))
+        if len(self._unsent) == 1:
+            self._publish_some()
 
-    def _tell_some(self) -> None:
-        events, listeners = self._telling[0]
-        some = tuple(itertools.islice(listeners, LISTENERS))
-        if len(some) < LISTENERS:
-            self._telling.popleft()
-        # First: what goes wrong with one listener must not end the telling for all.
-        if self._telling:
-            asyncio.get_running_loop().call_soon(self._tell_some)
+    def _publish_some(self) -> None:
+        events, listeners = self._unsent[0]
+        some = tuple(itertools.islice(listeners, LISTENERS_PER_TURN))
+        if len(some) < LISTENERS_PER_TURN:
+            self._unsent.popleft()
+        # Scheduled first: an exception of one listener must not stop the others from receiving the event.
+        if self._unsent:
+            asyncio.get_running_loop().call_soon(self._publish_some)
         for listener in some:
             if listener in self.listeners:
                 listener.on_events(events)
@@ -91,122 +91,124 @@ def events_of(blocks: Sequence[ChainBlock]) -> list[FeedEvent]:
 
 @dataclass(slots=True)
 class SentBlock:
-    """A block whose turn has come, and what was told of it."""
+    """A published block and the events it had for each filter. `size` is their length in bytes."""
 
-    place: int
+    position: int
     block: ChainBlock
-    told: dict[LogFilter, list[FeedEvent]] = field(default_factory=dict)
+    events: dict[LogFilter, list[FeedEvent]] = field(default_factory=dict)
     size: int = 0
 
 
 @dataclass(slots=True)
-class _Step:
-    """A block that is waiting: to be told, or to be taken back."""
+class _QueuedBlock:
+    """A block that waits to be published, or to be published as removed."""
 
     block: ChainBlock
-    place: int
-    taken_back: bool = False
+    position: int
+    removed: bool = False
     source: Upstream | None = None
     fetching: asyncio.Task[list[LogRecord] | None] | None = None
 
 
 class LogDispatch:
-    """Listeners of logs. `is_orphan` says whether a block is no longer part of the chain."""
+    """Publishes logs. `is_orphan` returns whether a block is no longer part of the chain."""
 
     def __init__(self, blocks: BlockSource, is_orphan: Callable[[ChainBlock], bool]) -> None:
         self._blocks = blocks
         self._is_orphan = is_orphan
         self._index = LogFilterIndex()
         self._listeners: dict[LogFilter, dict[Listener, tuple[int, int]]] = {}
-        self._records: deque[SentBlock] = deque()
-        self._waiting: deque[_Step] = deque()
+        self._sent: deque[SentBlock] = deque()
+        self._queue: deque[_QueuedBlock] = deque()
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._kept_bytes = 0
-        # The place of the newest block that was entered.
-        self.place = 0
+        self._sent_bytes = 0
+        # The position of the newest block in the queue.
+        self.position = 0
 
     def __repr__(self) -> str:
-        return f"<LogDispatch {len(self._listeners)} filters, {len(self._waiting)} blocks waiting>"
+        return f"<LogDispatch {len(self._listeners)} filters, {len(self._queue)} blocks queued>"
 
     @property
     def tip(self) -> ChainBlock | None:
-        """The last block that was told."""
-        return self._records[-1].block if self._records else None
+        """The last published block."""
+        return self._sent[-1].block if self._sent else None
 
     @property
     def filters(self) -> int:
-        """How many different ones are listened to."""
+        """The number of distinct filters with listeners."""
         return len(self._listeners)
 
     def clear(self) -> None:
-        self._records.clear()
-        self._waiting.clear()
+        self._sent.clear()
+        self._queue.clear()
         self._has_room.set()
-        self._kept_bytes = 0
+        self._sent_bytes = 0
 
     # Listeners
 
-    def add(self, wanted: LogFilter, listener: Listener) -> None:
-        """Told of every block that is entered from now on."""
-        self._add(wanted, listener, self.place, self.place)
+    def add(self, log_filter: LogFilter, listener: Listener) -> None:
+        """Send the listener the logs of every block queued from now on."""
+        self._add(log_filter, listener, self.position, self.position)
 
-    def join(self, wanted: LogFilter, listener: Listener, other: LogDispatch) -> None:
-        """Go on here where the other line, whose last block is the same, has told the listener of everything so far."""
-        seen = since = self._records[-1].place
-        mine = reversed(tuple(self._records))
-        for others in reversed(other._records):
-            record = next(mine, None) or self._put_under(others.block)
-            if record is None or record.block.hash != others.block.hash:
+    def join(self, log_filter: LogFilter, listener: Listener, other: LogDispatch) -> None:
+        """Take the listener over from a replay's dispatch that has published everything up to the same block."""
+        seen = since = self._sent[-1].position
+        mine = reversed(tuple(self._sent))
+        for others in reversed(other._sent):
+            sent = next(mine, None) or self._put_under(others.block)
+            if sent is None or sent.block.hash != others.block.hash:
                 break
-            seen = record.place - 1
-            if wanted in others.told:
-                record.told.setdefault(wanted, others.told[wanted])
-        self._add(wanted, listener, since, seen)
+            seen = sent.position - 1
+            if log_filter in others.events:
+                sent.events.setdefault(log_filter, others.events[log_filter])
+        self._add(log_filter, listener, since, seen)
 
     def _put_under(self, block: ChainBlock) -> SentBlock | None:
-        """A record of a block from before this line began."""
-        oldest = self._records[0]
-        if len(self._records) >= DEPTH or oldest.block.parent != block.hash:
+        """Remember a block from before this dispatch began."""
+        oldest = self._sent[0]
+        if len(self._sent) >= DEPTH or oldest.block.parent != block.hash:
             return None
-        self._records.appendleft(SentBlock(oldest.place - 1, block))
-        return self._records[0]
+        self._sent.appendleft(SentBlock(oldest.position - 1, block))
+        return self._sent[0]
 
-    def _add(self, wanted: LogFilter, listener: Listener, since: int, seen: int) -> None:
-        self._index.add(wanted)
-        self._listeners.setdefault(wanted, {})[listener] = (since, seen)
+    def _add(self, log_filter: LogFilter, listener: Listener, since: int, seen: int) -> None:
+        self._index.add(log_filter)
+        self._listeners.setdefault(log_filter, {})[listener] = (since, seen)
 
-    def remove(self, wanted: LogFilter, listener: Listener) -> None:
-        listeners = self._listeners.get(wanted)
+    def remove(self, log_filter: LogFilter, listener: Listener) -> None:
+        listeners = self._listeners.get(log_filter)
         if listeners is None:
             return
         listeners.pop(listener, None)
         if not listeners:
-            del self._listeners[wanted]
-            self._index.remove(wanted)
+            del self._listeners[log_filter]
+            self._index.remove(log_filter)
 
     # Blocks
 
-    def enter(self, removed: Sequence[ChainBlock], added: Sequence[ChainBlock], source: Upstream | None = None) -> None:
-        """The chain has changed."""
+    def enqueue(
+        self, removed: Sequence[ChainBlock], added: Sequence[ChainBlock], source: Upstream | None = None
+    ) -> None:
+        """Queue a change of the chain."""
         for block in removed:
-            self._waiting.append(_Step(block, 0, taken_back=True))
+            self._queue.append(_QueuedBlock(block, 0, removed=True))
         for block in added:
-            self.place += 1
-            self._waiting.append(_Step(block, self.place, source=source))
+            self.position += 1
+            self._queue.append(_QueuedBlock(block, self.position, source=source))
         self._wake.set()
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._queue) >= MAX_QUEUED:
             self._has_room.clear()
 
     async def room(self) -> None:
-        """Returns when more blocks can wait here."""
+        """Return when the queue can take more blocks."""
         await self._has_room.wait()
 
     async def run(self) -> None:
-        """A loop; what a cancelled one left undone, the next one does."""
-        for step in self._waiting:
-            step.fetching = None
+        """Loop. It resumes the work that a cancelled run left in the queue."""
+        for queued in self._queue:
+            queued.fetching = None
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._drain(group)
@@ -214,131 +216,133 @@ class LogDispatch:
                 await self._wake.wait()
 
     async def drain(self) -> None:
-        """Tell of everything that waits."""
+        """Publish everything in the queue."""
         async with asyncio.TaskGroup() as group:
             await self._drain(group)
 
     async def _drain(self, group: asyncio.TaskGroup) -> None:
-        while self._waiting:
-            step = self._waiting[0]
-            if len(self._waiting) < MOST_WAITING:
+        while self._queue:
+            queued = self._queue[0]
+            if len(self._queue) < MAX_QUEUED:
                 self._has_room.set()
-            if step.taken_back:
-                self._waiting.popleft()
-                self._take_back(step.block)
+            if queued.removed:
+                self._queue.popleft()
+                self._publish_removal(queued.block)
                 continue
-            logs = await self._logs_of(step, group)
-            # No turn of the loop lies between this and the beginning of the telling: whoever joins, joins before or after.
-            self._waiting.popleft()
-            await self._tell(SentBlock(step.place, step.block), logs)
+            logs = await self._logs_of(queued, group)
+            # The event loop does not run between here and the start of publishing, so a listener joins before or after it.
+            self._queue.popleft()
+            await self._publish(SentBlock(queued.position, queued.block), logs)
 
-    async def _logs_of(self, step: _Step, group: asyncio.TaskGroup) -> list[LogRecord]:
+    async def _logs_of(self, queued: _QueuedBlock, group: asyncio.TaskGroup) -> list[LogRecord]:
         while self._listeners:
-            for ahead in itertools.islice(self._waiting, AHEAD):
-                if not ahead.taken_back and ahead.fetching is None:
+            for ahead in itertools.islice(self._queue, CONCURRENCY):
+                if not ahead.removed and ahead.fetching is None:
                     ahead.fetching = group.create_task(self._fetch(ahead.block, ahead.source))
-            assert step.fetching is not None
-            logs = await step.fetching
+            assert queued.fetching is not None
+            logs = await queued.fetching
             if logs is not None:
                 return logs
-            step.fetching = None
+            queued.fetching = None
         return []
 
     async def _fetch(self, block: ChainBlock, source: Upstream | None) -> list[LogRecord] | None:
-        """The logs, however long it takes; empty where the block is gone by then, None where nobody wants to hear of it."""
-        pause_s, doubts, tries = FIRST_PAUSE_S, 0, 0
+        """Fetch the logs, however long it takes. Returns an empty list if the block was removed meanwhile, and None if there
+        are no listeners any more."""
+        pause_s, empty_replies, attempt = FIRST_PAUSE_S, 0, 0
         while self._listeners:
-            tries += 1
+            attempt += 1
             try:
-                logs = await self._try(block, source, tries)
+                logs = await self._try_fetch(block, source, attempt)
             except BlockUnavailable:
                 if self._is_orphan(block):
                     return []
-                self._note_failure(block, tries)
+                self._note_failure(block, attempt)
             else:
-                doubts += 1
-                if logs or not block.has_logs or doubts > DOUBTS:
+                empty_replies += 1
+                if logs or not block.has_logs or empty_replies > EMPTY_RETRIES:
                     return logs
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         return None
 
-    async def _try(self, block: ChainBlock, source: Upstream | None, tries: int) -> list[LogRecord]:
-        """The source has one chance to tell its logs."""
-        if tries > PLAIN_TRIES:
+    async def _try_fetch(self, block: ChainBlock, source: Upstream | None, attempt: int) -> list[LogRecord]:
+        """Only the first attempt prefers the source for eth_getLogs."""
+        if attempt > PLAIN_ATTEMPTS:
             try:
                 return await self._blocks.receipt_logs_of(block, source)
             except BlockUnavailable:
                 pass
-        return await self._blocks.logs_of(block, source if tries == 1 else None)
+        return await self._blocks.logs_of(block, source if attempt == 1 else None)
 
-    def _note_failure(self, block: ChainBlock, tries: int) -> None:
-        """All logs wait for this block. That is told once; and it must not be for ever."""
-        if tries == QUIET_TRIES:
+    def _note_failure(self, block: ChainBlock, attempt: int) -> None:
+        """Warn once that all logs wait for this block, and give up on it when the queue is full."""
+        if attempt == QUIET_ATTEMPTS:
             telemetry.feed_blocks_stuck_total.labels(self._blocks.network).inc()
-            extra = {"network": self._blocks.network, "block": block.number, "waiting": len(self._waiting)}
-            log.warning("no upstream has the logs of a block: subscriptions to logs wait for it", extra=extra)
-        is_first = bool(self._waiting) and self._waiting[0].block is block
-        if tries >= QUIET_TRIES and is_first and not self._has_room.is_set():
+            extra = {"network": self._blocks.network, "block": block.number, "waiting": len(self._queue)}
+            log.warning("no upstream has the logs of a block: log subscriptions wait for it", extra=extra)
+        is_first = bool(self._queue) and self._queue[0].block is block
+        if attempt >= QUIET_ATTEMPTS and is_first and not self._has_room.is_set():
             self._give_up(block)
 
     def _give_up(self, block: ChainBlock) -> None:
-        words = f"no upstream has the logs of block {block.number}: subscribe again with fromBlock {hex(block.number)}"
-        for wanted, listeners in [*self._listeners.items()]:
+        message = (
+            f"no upstream has the logs of block {block.number}: subscribe again with fromBlock {hex(block.number)}"
+        )
+        for log_filter, listeners in [*self._listeners.items()]:
             for listener in [*listeners]:
-                self.remove(wanted, listener)
-                listener.on_end(Unavailable(words))
+                self.remove(log_filter, listener)
+                listener.on_end(Unavailable(message))
 
-    async def _tell(self, record: SentBlock, logs: list[LogRecord]) -> None:
-        # First of all: whoever joins in the middle has heard of this block.
-        self._records.append(record)
-        if len(self._records) > DEPTH:
-            self._kept_bytes -= self._records.popleft().size
-        for start in range(0, len(logs), SLICE):
+    async def _publish(self, sent: SentBlock, logs: list[LogRecord]) -> None:
+        # Recorded first, because a listener may join from a replay, which has seen this block, while it is being published.
+        self._sent.append(sent)
+        if len(self._sent) > DEPTH:
+            self._sent_bytes -= self._sent.popleft().size
+        for start in range(0, len(logs), LOGS_PER_TURN):
             if start:
                 await asyncio.sleep(0)
-            self._tell_slice(record, logs[start : start + SLICE])
-        self._forget_oldest()
+            self._publish_slice(sent, logs[start : start + LOGS_PER_TURN])
+        self._drop_oldest_events()
 
-    def _tell_slice(self, record: SentBlock, logs: list[LogRecord]) -> None:
+    def _publish_slice(self, sent: SentBlock, logs: list[LogRecord]) -> None:
         made: dict[int, FeedEvent] = {}
-        for wanted, places in self._index.match(logs).items():
-            for place in places:
-                if place not in made:
-                    made[place] = event = FeedEvent(bytes(logs[place].raw), record.block.number)
-                    record.size += len(event.result)
-                    self._kept_bytes += len(event.result)
-            events = [made[place] for place in places]
-            record.told.setdefault(wanted, []).extend(events)
-            for listener, (since, _) in tuple(self._listeners[wanted].items()):
-                if since < record.place:
+        for log_filter, matching in self._index.match(logs).items():
+            for number in matching:
+                if number not in made:
+                    made[number] = event = FeedEvent(bytes(logs[number].raw), sent.block.number)
+                    sent.size += len(event.result)
+                    self._sent_bytes += len(event.result)
+            events = [made[number] for number in matching]
+            sent.events.setdefault(log_filter, []).extend(events)
+            for listener, (since, _) in tuple(self._listeners[log_filter].items()):
+                if since < sent.position:
                     listener.on_events(events)
 
-    def _take_back(self, block: ChainBlock) -> None:
-        if not self._records or self._records[-1].block.hash != block.hash:
+    def _publish_removal(self, block: ChainBlock) -> None:
+        if not self._sent or self._sent[-1].block.hash != block.hash:
             return
-        record = self._records.pop()
-        self._kept_bytes -= record.size
-        for wanted, told in record.told.items():
-            events = [taken_back(event) for event in reversed(told)]
-            for listener, (_, seen) in tuple(self._listeners.get(wanted, {}).items()):
-                if seen < record.place:
-                    listener.on_events(events)
+        sent = self._sent.pop()
+        self._sent_bytes -= sent.size
+        for log_filter, events in sent.events.items():
+            removed = [as_removed(event) for event in reversed(events)]
+            for listener, (_, seen) in tuple(self._listeners.get(log_filter, {}).items()):
+                if seen < sent.position:
+                    listener.on_events(removed)
 
-    def _forget_oldest(self) -> None:
-        for record in self._oldest_first():
-            if self._kept_bytes <= KEPT_BYTES:
+    def _drop_oldest_events(self) -> None:
+        for sent in self._all_but_newest():
+            if self._sent_bytes <= MAX_SENT_BYTES:
                 return
-            self._kept_bytes -= record.size
-            record.told, record.size = {}, 0
+            self._sent_bytes -= sent.size
+            sent.events, sent.size = {}, 0
 
-    def _oldest_first(self) -> Iterator[SentBlock]:
-        """All but the newest."""
-        return itertools.islice(self._records, len(self._records) - 1)
+    def _all_but_newest(self) -> Iterator[SentBlock]:
+        return itertools.islice(self._sent, len(self._sent) - 1)
 
 
-def taken_back(event: FeedEvent) -> FeedEvent:
-    """The same log, removed."""
+def as_removed(event: FeedEvent) -> FeedEvent:
+    """The same log with `removed` set."""
     members = _members(event.result)
     members["removed"] = _TRUE
     return FeedEvent(msgspec.json.encode(members), event.block)

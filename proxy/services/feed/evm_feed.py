@@ -1,7 +1,7 @@
-"""The feed of an evm network: one look at the chain for all listeners.
+"""The feed of an EVM network: it follows the chain once for all listeners.
 
-The first block that is seen is where the feed begins: it is not told, all after it are. Whoever subscribes waits until
-there is such a block, so that what happens after the confirmation is told.
+The feed starts at the first head it gets: that block is not published, all later ones are. A subscription is confirmed only
+once there is such a block, so that no event after the confirmation is missed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from proxy.services.feed.head_watcher import HeadWatcher
 from proxy.services.feed.pending import PendingTransactions
 from proxy.services.feed.replay import Replay
 from proxy.services.feed.syncing import SyncingStatus
-from proxy.services.feed.topics import MOST_TOPICS, Listener, Topic, refusal
+from proxy.services.feed.topics import MAX_TOPICS, Listener, Topic, refusal
 from proxy.services.feed.walk import ChainWalk
 from proxy.services.rpc.networks import Route
 from proxy.tasks import until_set
 
-# How long a subscription waits for the first block of a feed that begins with it.
+# How long a subscription waits for the first block of a feed that has just started.
 READY_S = 10.0
-# Blocks that a replay may go back; and how many replays run at a time, others wait for their turn.
+# Blocks that a replay may go back, and how many replays run concurrently; further ones wait.
 REPLAY_BLOCKS = 10_000
-REPLAYS_AT_ONCE = 16
+CONCURRENT_REPLAYS = 16
 
 
 class EvmFeed:
@@ -42,14 +42,14 @@ class EvmFeed:
         self.walk = ChainWalk(self.blocks, self._change)
         self.heads = HeadDispatch()
         self.logs = LogDispatch(self.blocks, self.is_orphan)
-        self.lookout = HeadWatcher(route, self.blocks, self.walk, room=self.logs.room)
+        self._head_watcher = HeadWatcher(route, self.blocks, self.walk, room=self.logs.room)
         self.pending = PendingTransactions(route, self.blocks)
         self.syncing = SyncingStatus(self.blocks)
         self._ready = asyncio.Event()
-        # Who waits for the first block, or is in a replay: the chain is followed for them too.
+        # Listeners that wait for the first block or are in a replay. They count as demand too.
         self._waiting: dict[tuple[Topic, Listener], asyncio.Timeout] = {}
-        self._replays = asyncio.Semaphore(REPLAYS_AT_ONCE)
-        self._wanted = Demand(lambda: bool(self.heads.listeners or self.logs.filters or self._waiting))
+        self._replays = asyncio.Semaphore(CONCURRENT_REPLAYS)
+        self._demand = Demand(lambda: bool(self.heads.listeners or self.logs.filters or self._waiting))
 
     def __repr__(self) -> str:
         return f"<EvmFeed {self.route.network.id}: {self.heads!r}, {self.logs!r}, {self.walk.chain!r}>"
@@ -72,7 +72,9 @@ class EvmFeed:
             case "syncing":
                 self.syncing.add(listener)
             case _:
-                raise refusal(f"there is no subscription {topic.kind[:40]!r}: {_KINDS}", jsonrpc.INVALID_PARAMS)
+                raise refusal(
+                    f"unknown subscription {topic.kind[:40]!r}: use one of {', '.join(_KINDS)}", jsonrpc.INVALID_PARAMS
+                )
 
     async def subscribe_from(self, topic: Topic, listener: Listener, from_block: int) -> None:
         self.check_from(topic, from_block)
@@ -88,18 +90,18 @@ class EvmFeed:
     def check_from(self, topic: Topic, from_block: int) -> None:
         if topic.kind not in ("newHeads", "logs"):
             raise refusal(
-                f'member "fromBlock" has no meaning for {topic.kind[:40]}: only newHeads and logs are replayed'
+                f'member "fromBlock" is not supported for {topic.kind[:40]}: only newHeads and logs can be replayed'
             )
         tip = self.walk.chain.tip.number if self.walk.chain.tip is not None else self.route.heads.tip
         if tip - from_block >= self._replay_blocks:
             raise refusal(
-                f'member "fromBlock" is {tip - from_block + 1} blocks back: at most {self._replay_blocks} are replayed; '
-                f"the oldest possible is {tip - self._replay_blocks + 1:#x} (older logs: eth_getLogs)"
+                f'member "fromBlock" is {tip - from_block + 1} blocks back: at most {self._replay_blocks} can be replayed; '
+                f"the oldest possible block is {tip - self._replay_blocks + 1:#x} (for older logs use eth_getLogs)"
             )
 
     def unsubscribe(self, topic: Topic, listener: Listener) -> None:
-        if (patience := self._waiting.pop((topic, listener), None)) is not None:
-            patience.reschedule(asyncio.get_running_loop().time())
+        if (timeout := self._waiting.pop((topic, listener), None)) is not None:
+            timeout.reschedule(asyncio.get_running_loop().time())
         match topic.kind:
             case "newHeads":
                 self.heads.listeners.pop(listener, None)
@@ -110,31 +112,31 @@ class EvmFeed:
                 self.pending.remove(listener, full=topic.detail is True)
             case _:
                 self.syncing.remove(listener)
-        self._wanted.changed()
+        self._demand.changed()
 
     @asynccontextmanager
     async def _wait(self, topic: Topic, listener: Listener) -> AsyncIterator[None]:
-        """A listener that is not live yet. When it unsubscribes, its time is up."""
-        who = (topic, listener)
-        patience = asyncio.timeout(None)
+        """Register a listener that is not live yet. `unsubscribe` ends the wait by letting its timeout expire."""
+        entry = (topic, listener)
+        timeout = asyncio.timeout(None)
         try:
-            async with patience:
-                self._waiting[who] = patience
-                self._wanted.changed()
+            async with timeout:
+                self._waiting[entry] = timeout
+                self._demand.changed()
                 yield
         except TimeoutError:
-            if not patience.expired():
+            if not timeout.expired():
                 raise
         finally:
-            if self._waiting.get(who) is patience:
-                del self._waiting[who]
-            self._wanted.changed()
+            if self._waiting.get(entry) is timeout:
+                del self._waiting[entry]
+            self._demand.changed()
 
     def is_waiting(self, topic: Topic, listener: Listener) -> bool:
         return (topic, listener) in self._waiting
 
     def listen(self, topic: Topic, listener: Listener) -> None:
-        """Live from now on, unless it has left while it waited."""
+        """Send the listener every event from now on, unless it unsubscribed while it waited."""
         if not self.is_waiting(topic, listener):
             return
         if isinstance(topic.detail, LogFilter):
@@ -143,7 +145,8 @@ class EvmFeed:
             self.heads.listeners[listener] = None
 
     def join(self, topic: Topic, listener: Listener, chain: HeadChain, logs: LogDispatch | None = None) -> None:
-        """Live from now on, after a replay that has come to where we are: its past is ours."""
+        """Go live after a replay that has reached the feed's own block. The replay's older blocks become part of the feed's
+        chain, so that a reorganisation can remove them."""
         if not self.is_waiting(topic, listener):
             return
         self.walk.chain.put_under(tuple(chain.newest_first()))
@@ -153,44 +156,45 @@ class EvmFeed:
             self.listen(topic, listener)
 
     def _check_room(self, topic: Topic) -> None:
-        if isinstance(topic.detail, LogFilter) and self.logs.filters >= MOST_TOPICS:
-            raise Unavailable("too many different filters are subscribed to at the moment")
+        if isinstance(topic.detail, LogFilter) and self.logs.filters >= MAX_TOPICS:
+            raise Unavailable("too many different log filters are subscribed to: try again later")
 
     async def _until_ready(self) -> None:
         if not await until_set(self._ready, within_s=READY_S):
-            raise Unavailable(f"no upstream of {self.route.network.id} tells its head at the moment")
+            raise Unavailable(f"no upstream of {self.route.network.id} reports its head: try again later")
 
     # The chain
 
     async def run(self) -> None:
-        """A supervised loop. Whatever fails, what was told is remembered, and the next run goes on from there."""
+        """Supervised loop. After a failure the next run resumes at the last published block."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._wanted.run(self._follow, self._forget))
+            group.create_task(self._demand.run(self._follow, self._reset))
             group.create_task(self.pending.run())
             group.create_task(self.syncing.run())
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.logs.run())
-            group.create_task(self.lookout.run())
+            group.create_task(self._head_watcher.run())
 
-    def _forget(self) -> None:
-        """Nobody listens: the next one begins anew."""
+    def _reset(self) -> None:
+        """Drop all state after the last listener left. The next one starts the feed from scratch."""
         self._ready.clear()
         self.walk.chain.clear()
         self.logs.clear()
         self.blocks.clear()
 
     def _change(self, removed: Sequence[ChainBlock], added: Sequence[ChainBlock]) -> None:
-        source = self.lookout.source.upstream if self.lookout.source is not None else None
-        # First: whoever is told of a block must not be told then, by a call, what was true before it.
+        watched = self._head_watcher.source
+        source = watched.upstream if watched is not None else None
+        # First, so that a client that has received a head gets no cached reply from before it.
         if source is not None:
             self.route.compare_number(added[-1].number, source.health, time.monotonic())
         if removed:
             self.route.forget_recent()
         if self._ready.is_set():
-            self.heads.tell(added)
-        self.logs.enter(removed, added, source)
+            self.heads.publish(added)
+        self.logs.enqueue(removed, added, source)
         self._ready.set()
 
     def is_orphan(self, block: ChainBlock) -> bool:
@@ -198,4 +202,4 @@ class EvmFeed:
         return block.number >= chain.floor and not chain.knows(block.hash)
 
 
-_KINDS = "newHeads, logs, newPendingTransactions and syncing are"
+_KINDS = ("newHeads", "logs", "newPendingTransactions", "syncing")

@@ -1,4 +1,4 @@
-"""The feed of each network, by its family."""
+"""Build the feed of each network according to its chain family."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Follows the head of a network: one source at a time, and another one when it dies, falls silent or falls behind.
+"""Follow the head of a network from one source at a time, and switch when the source dies, goes silent or falls behind.
 
-Whatever the source, what it says goes through the same walk from the last block that was told. So a change of sources
-leaves no gap and tells nothing twice; a new one is asked for its head first, which covers what happened in between.
+Heads from every source go through the same walk from the last published block. A change of sources therefore leaves no gap
+and repeats nothing: the new source is first queried for its head, which covers the time in between.
 
-A source that was just turned to may be behind, or on a fork that the others have left: until it has told our last block or
-a higher one, its other blocks are not believed. Nor is a head below all that we remember, whoever tells it. The blocks of a
-chain that was reset are lower; they are believed when the network has no other upstream, and it says so twice, or when its
-upstreams agree.
+A new source may be behind, or on a fork that the others have left. Until it reports our last block or a higher one, its
+blocks are ignored. A head below all blocks in memory is ignored as well, except after a reset of the chain: it is accepted if
+the network has no other upstream and this one reports it twice, or if the upstreams agree.
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from proxy.wire.websocket_upstream import WebSocketUpstream
 
 log = logging.getLogger("penstock.feed")
 
-# Three times per block, within these bounds: a fast chain must not be flooded, a slow one's blocks not be told late.
+# Polls run three times per block within these bounds: fast chains are not flooded, slow ones are not reported late.
 SHORTEST_POLL_S = 0.2
 LONGEST_POLL_S = 2.0
-# A block that others have had for this long and the source has not told: it has fallen behind.
+# A source counts as behind once other upstreams have had a newer block for this long.
 LAG_S = 3.0
-# Without any news for so many block times the other upstreams are asked.
+# The other upstreams are queried after so many block times without a new block.
 QUIET_BLOCKS = 3
 # How long one stride over a gap may take.
 STRIDE_S = 15.0
-# Heads that wait for the walk: what is dropped is found again as a gap.
-MOST_WAITING = 64
+# Bounds memory: heads that wait for the walk. A dropped head is fetched later as part of a gap.
+MAX_QUEUED = 64
 
 
 class SourceFailed(Exception):
-    """The source is of no use at the moment; why, for an operator."""
+    """The source cannot be used at the moment. The message is the reason, for the operator."""
 
 
 class HeadInbox:
-    """Heads as a stream tells them, until it is lost."""
+    """A queue of the newHeads notifications from a stream."""
 
     def __init__(self) -> None:
-        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._queue: deque[bytes] = deque(maxlen=MAX_QUEUED)
         self._wake = asyncio.Event()
         self._lost = False
 
-    def put(self, notice: bytes) -> None:
-        self._waiting.append(notice)
+    def put(self, notification: bytes) -> None:
+        self._queue.append(notification)
         self._wake.set()
 
     def lose(self) -> None:
@@ -61,17 +60,18 @@ class HeadInbox:
         self._wake.set()
 
     async def take(self, timeout_s: float) -> bytes | None:
-        """The next; None when there is none within that time. What came before the end is still read."""
+        """Return the next notification, or None on timeout. Raises SourceFailed once the stream is lost and the queue is
+        empty."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self._waiting:
+                while not self._queue:
                     if self._lost:
                         raise SourceFailed("the connection was lost")
                     self._wake.clear()
                     await self._wake.wait()
         except TimeoutError:
             return None
-        return self._waiting.popleft()
+        return self._queue.popleft()
 
 
 class HeadWatcher:
@@ -84,20 +84,20 @@ class HeadWatcher:
         room: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`room` is awaited before a block is told: whoever is told of them may have enough for now."""
+        """`room` is awaited before each walk and applies back-pressure: it returns when more blocks can be queued."""
         self._route = route
         self._blocks = blocks
         self._walk = walk
         self._room = room
         self._clock = clock
-        self._sources = FeedSources(route, subscribes="eth_subscribe", asks="eth_getBlockByNumber")
+        self._sources = FeedSources(route, subscribe_method="eth_subscribe", poll_method="eth_getBlockByNumber")
         block_time_s = route.network.facts.block_time_s
         self._poll_s = min(max(block_time_s / 3, SHORTEST_POLL_S), LONGEST_POLL_S)
         self._quiet_s = max(QUIET_BLOCKS * block_time_s, LAG_S)
         self._slack = int(LAG_S / block_time_s)
-        # Of the present source: whether it has told our last block or a higher one; when it last told a new one; since when
-        # it is behind.
-        self._settled = False
+        # The current source: whether it has reported our last block or a higher one, when it last reported a new block, and
+        # since when it is behind.
+        self._caught_up = False
         self._moved_at = 0.0
         self._behind_since: float | None = None
         self.source: FeedSource | None = None
@@ -106,26 +106,26 @@ class HeadWatcher:
         return f"<HeadWatcher {self._route.network.id} by {self.source!r}>"
 
     async def run(self) -> None:
-        """A loop: from source to source."""
+        """Loop: follow the best source until it fails, then the next."""
         while True:
             now = self._clock()
             source = self._sources.best(now)
             if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_rest_ends() - now))
+                await asyncio.sleep(max(0.0, self._sources.next_retry_at() - now))
                 continue
             try:
                 await self._follow(source)
             except SourceFailed as exc:
                 self._sources.failed(source, self._clock())
                 extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
-                log.info("feed moves to another source", extra=extra)
+                log.info("feed switches to another source", extra=extra)
             finally:
                 self.source = None
 
     async def _follow(self, source: FeedSource) -> None:
         now = self._moved_at = self._clock()
         self._sources.begin(source, now)
-        self.source, self._settled, self._behind_since = source, False, None
+        self.source, self._caught_up, self._behind_since = source, False, None
         if source.streams:
             await self._listen(source)
         else:
@@ -138,12 +138,12 @@ class HeadWatcher:
         try:
             await stream.open()
             await stream.subscribe("eth_subscribe", b'["newHeads"]', inbox.put)
-            await self._look(source)
+            await self._fetch_head(source)
             while self._sources.is_best(source, self._clock()):
-                notice = await inbox.take(self._poll_s)
-                if notice is not None:
-                    await self._hear(read_block(notice), source)
-                await self._check(source)
+                notification = await inbox.take(self._poll_s)
+                if notification is not None:
+                    await self._on_head(read_block(notification), source)
+                await self._check_lag()
         except (StreamLost, SubscriptionRefused) as exc:
             raise SourceFailed(str(exc)) from exc
         finally:
@@ -151,29 +151,29 @@ class HeadWatcher:
 
     async def _poll(self, source: FeedSource) -> None:
         while self._sources.is_best(source, self._clock()):
-            await self._look(source)
-            await self._check(source)
+            await self._fetch_head(source)
+            await self._check_lag()
             await asyncio.sleep(self._poll_s)
 
-    async def _look(self, source: FeedSource) -> None:
-        await self._hear(await self._latest(source), source)
+    async def _fetch_head(self, source: FeedSource) -> None:
+        await self._on_head(await self._latest(source), source)
 
     async def _latest(self, source: FeedSource) -> ChainBlock:
         try:
             return await self._blocks.latest(source.upstream)
         except BlockUnavailable as exc:
-            raise SourceFailed("it does not tell its head") from exc
+            raise SourceFailed("it does not report its head") from exc
 
-    async def _hear(self, head: ChainBlock | None, source: FeedSource) -> None:
+    async def _on_head(self, head: ChainBlock | None, source: FeedSource) -> None:
         if head is None:
-            raise SourceFailed("it tells what is no block")
+            raise SourceFailed("it sent an invalid block")
         chain = self._walk.chain
         tip = chain.tip
-        self._settled = self._settled or tip is None or head.number > tip.number or head.hash == tip.hash
+        self._caught_up = self._caught_up or tip is None or head.number > tip.number or head.hash == tip.hash
         if head.number < chain.floor and self._route.only is not None:
-            # One answer out of the past is no reset: there may be many machines behind an address.
+            # Query again, since one old head proves no reset: several machines may share the upstream's address.
             head = await self._latest(source)
-        if (not self._settled or head.number < chain.floor) and not self._may_be_reset(head):
+        if (not self._caught_up or head.number < chain.floor) and not self._may_be_reset(head):
             return
         if chain.knows(head.hash):
             return
@@ -184,7 +184,7 @@ class HeadWatcher:
                 async with asyncio.timeout(STRIDE_S):
                     reached = await self._walk.towards(head, source.upstream)
         except (BlockUnavailable, TimeoutError) as exc:
-            raise SourceFailed("its blocks cannot be followed back to ours") from exc
+            raise SourceFailed("its blocks do not connect to the last published block") from exc
         self._moved_at = self._clock()
 
     def _may_be_reset(self, head: ChainBlock) -> bool:
@@ -193,23 +193,23 @@ class HeadWatcher:
             return True
         return self._route.hears(self._clock()) and 0 < heads.agreed <= head.number
 
-    async def _check(self, source: FeedSource) -> None:
-        """Failed where other upstreams have had a newer block for a while."""
+    async def _check_lag(self) -> None:
+        """Raise SourceFailed if other upstreams have had a newer block for a while."""
         now = self._clock()
         tip = self._walk.chain.tip
         newest = await self._newest(now)
-        # One that keeps telling blocks may be a little late with each; one that tells none may not.
+        # A source that keeps reporting blocks may be a little late with each.
         slack = self._slack if now - self._moved_at < LAG_S else 0
         if tip is None or newest <= tip.number + slack:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
         elif now - self._behind_since >= LAG_S:
-            raise SourceFailed(f"it is at block {tip.number}, and others at {newest}")
+            raise SourceFailed(f"it is at block {tip.number}, other upstreams are at {newest}")
 
     async def _newest(self, now: float) -> int:
-        """The newest block that is known of. Where nobody asks for it all the time, it is asked when it has been quiet for
-        long."""
+        """The newest block number of the network, from the tracker. Without a running tracker the upstreams are queried, but
+        only after a long time without a new block."""
         if self._route.hears(now):
             return self._route.heads.agreed
         if now - self._moved_at < self._quiet_s:

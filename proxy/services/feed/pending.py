@@ -1,8 +1,8 @@
-"""Transactions that wait for their block: as one upstream tells of them, by hash or whole.
+"""Publish pending transactions as one upstream reports them, by hash or in full.
 
-From a stream where an upstream has one, else by polling a filter. Which transactions an upstream hears of, and when, is its
-own affair, so there is nothing to fill in after a change of sources; but nobody is told of one twice. Where whole ones are
-wanted and the upstream tells hashes, they are asked for.
+They come from a stream if an upstream has one, otherwise from polling a filter. Each upstream sees its own set of pending
+transactions, so a change of sources has no gap to fill, but no transaction is published twice. If listeners want full
+transactions and the upstream reports only hashes, the transactions are fetched.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from proxy.wire.websocket_upstream import WebSocketUpstream
 POLL_S = 1.0
 # How long a subscription waits for the first source.
 READY_S = 10.0
-# How often it is looked whether something else is wanted, or a better source is there.
-LOOK_S = 0.25
-# Hashes that are remembered, so that none is told twice; and those that wait to be asked for: more are left out.
+# How often to check for a better source and for a change of demand.
+CHECK_S = 0.25
+# Hashes remembered so that no transaction is published twice.
 REMEMBERED = 16_384
-MOST_WAITING = 2_048
-AT_ONCE = 8
+# Bounds memory: transactions that wait to be fetched. The oldest are dropped.
+MAX_QUEUED = 2_048
+CONCURRENT_FETCHES = 8
 
-_HASHES, _WHOLE = b'["newPendingTransactions"]', b'["newPendingTransactions",true]'
+_HASHES, _FULL = b'["newPendingTransactions"]', b'["newPendingTransactions",true]'
 _hashes = msgspec.json.Decoder(list[str]).decode
 
 
-class _Named(msgspec.Struct, gc=False):
+class _Transaction(msgspec.Struct, gc=False):
     hash: str
 
 
-_named = msgspec.json.Decoder(_Named).decode
+_transaction = msgspec.json.Decoder(_Transaction).decode
 _text = msgspec.json.Decoder(str).decode
 
 
 class PendingChannel:
-    """Listeners of one of the two kinds, and what they were told."""
+    """The listeners of hashes or of full transactions, and the hashes published to them."""
 
-    def __init__(self, *, full: bool) -> None:
-        self.full = full
+    def __init__(self) -> None:
         self.listeners: dict[Listener, None] = {}
-        # Whether a source tells of this kind.
+        # Set while a source reports this kind.
         self.ready = asyncio.Event()
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._sent: OrderedDict[str, None] = OrderedDict()
 
-    def tell(self, name: str, result: bytes) -> None:
-        if name in self._told:
+    def publish(self, tx_hash: str, result: bytes) -> None:
+        if tx_hash in self._sent:
             return
-        self._told[name] = None
-        if len(self._told) > REMEMBERED:
-            self._told.popitem(last=False)
+        self._sent[tx_hash] = None
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
         event = FeedEvent(result)
         for listener in tuple(self.listeners):
             listener.on_events([event])
@@ -75,22 +75,25 @@ class PendingTransactions:
         self._route = route
         self._blocks = blocks
         self._clock = clock
-        self._sources = FeedSources(route, subscribes="eth_subscribe", asks="eth_newPendingTransactionFilter")
-        self._channels = {full: PendingChannel(full=full) for full in (False, True)}
+        self._sources = FeedSources(
+            route, subscribe_method="eth_subscribe", poll_method="eth_newPendingTransactionFilter"
+        )
+        # The channel of hashes (False) and that of full transactions (True).
+        self._channels = {full: PendingChannel() for full in (False, True)}
         self._waiting = 0
-        self._asked: deque[str] = deque(maxlen=MOST_WAITING)
+        self._unfetched: deque[str] = deque(maxlen=MAX_QUEUED)
         self._wake = asyncio.Event()
-        self._wanted = Demand(lambda: bool(self._kinds() or self._waiting))
+        self._demand = Demand(lambda: bool(self._kinds() or self._waiting))
 
     def __repr__(self) -> str:
         listeners = sum(len(each.listeners) for each in self._channels.values())
         return f"<PendingTransactions {self._route.network.id}, {listeners} listeners>"
 
     async def subscribe(self, listener: Listener, *, full: bool) -> None:
-        """Unavailable where no upstream tells of any."""
+        """Add a listener. Raises Unavailable if no upstream reports pending transactions."""
         self._waiting += 1
         self._channels[full].listeners[listener] = None
-        self._wanted.changed()
+        self._demand.changed()
         try:
             async with asyncio.timeout(READY_S):
                 await self._channels[full].ready.wait()
@@ -98,15 +101,15 @@ class PendingTransactions:
             self._channels[full].listeners.pop(listener, None)
             if not isinstance(exc, TimeoutError):
                 raise
-            words = f"no upstream of {self._route.network.id} tells of pending transactions at the moment"
-            raise Unavailable(words) from None
+            message = f"no upstream of {self._route.network.id} reports pending transactions: try again later"
+            raise Unavailable(message) from None
         finally:
             self._waiting -= 1
-            self._wanted.changed()
+            self._demand.changed()
 
     def remove(self, listener: Listener, *, full: bool) -> None:
         self._channels[full].listeners.pop(listener, None)
-        self._wanted.changed()
+        self._demand.changed()
 
     def _kinds(self) -> frozenset[bool]:
         return frozenset(full for full, channel in self._channels.items() if channel.listeners)
@@ -114,17 +117,17 @@ class PendingTransactions:
     # Sources
 
     async def run(self) -> None:
-        """A supervised loop."""
-        await self._wanted.run(self._follow, lambda: self._serve(frozenset()))
+        """Supervised loop."""
+        await self._demand.run(self._follow, lambda: self._set_ready(frozenset()))
 
-    def _serve(self, kinds: frozenset[bool]) -> None:
+    def _set_ready(self, kinds: frozenset[bool]) -> None:
         for full, channel in self._channels.items():
             (channel.ready.set if full in kinds else channel.ready.clear)()
 
     async def _follow(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(self._ask_for_whole_ones())
+            for _ in range(CONCURRENT_FETCHES):
+                group.create_task(self._fetch_full())
             group.create_task(self._follow_sources())
 
     async def _follow_sources(self) -> None:
@@ -132,7 +135,7 @@ class PendingTransactions:
             now = self._clock()
             source = self._sources.best(now)
             if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_rest_ends() - now))
+                await asyncio.sleep(max(0.0, self._sources.next_retry_at() - now))
                 continue
             self._sources.begin(source, now)
             try:
@@ -141,7 +144,7 @@ class PendingTransactions:
                 self._sources.failed(source, self._clock())
 
     async def _listen(self, source: FeedSource) -> None:
-        """Until the stream is lost, a better one is there, or another kind is wanted."""
+        """Read the stream until it is lost, a better source is available, or another kind is in demand."""
         assert isinstance(source.upstream, WebSocketUpstream)
         lost = asyncio.Event()
         stream = source.upstream.stream(lost.set)
@@ -149,73 +152,77 @@ class PendingTransactions:
         try:
             await stream.open()
             for full in kinds:
-                await (self._begin_full(stream) if full else stream.subscribe("eth_subscribe", _HASHES, self._hear))
-            self._serve(kinds)
+                await (
+                    self._subscribe_full(stream) if full else stream.subscribe("eth_subscribe", _HASHES, self._on_hash)
+                )
+            self._set_ready(kinds)
             while self._kinds() <= kinds and self._sources.is_best(source, self._clock()):
-                if await until_set(lost, within_s=LOOK_S):
+                if await until_set(lost, within_s=CHECK_S):
                     raise SourceFailed("the connection was lost")
         except (StreamLost, SubscriptionRefused) as exc:
             raise SourceFailed(str(exc)) from exc
         finally:
             await stream.close()
 
-    async def _begin_full(self, stream: UpstreamStream) -> None:
+    async def _subscribe_full(self, stream: UpstreamStream) -> None:
         try:
-            await stream.subscribe("eth_subscribe", _WHOLE, self._hear_full)
+            await stream.subscribe("eth_subscribe", _FULL, self._on_full)
         except SubscriptionRefused:
-            # Some refuse the flag, and tell hashes all the same.
-            await stream.subscribe("eth_subscribe", _HASHES, self._hear_full)
+            # Some upstreams refuse the flag but report hashes.
+            await stream.subscribe("eth_subscribe", _HASHES, self._on_full)
 
-    def _hear(self, notice: bytes) -> None:
+    def _on_hash(self, notification: bytes) -> None:
         try:
-            self._channels[False].tell(_text(notice), notice)
+            self._channels[False].publish(_text(notification), notification)
         except jsonrpc.NOT_JSON:
             pass
 
-    def _hear_full(self, notice: bytes) -> None:
+    def _on_full(self, notification: bytes) -> None:
         try:
-            self._channels[True].tell(_named(notice).hash, notice)
+            self._channels[True].publish(_transaction(notification).hash, notification)
         except jsonrpc.NOT_JSON:
-            # An upstream that does not know the flag tells hashes.
-            self._tell_hashes([_text_or_nothing(notice)], whole_only=True)
+            # Some upstreams ignore the flag and send hashes.
+            self._fetch_later(_text_or_empty(notification))
 
     async def _poll(self, source: FeedSource) -> None:
         made = await Probe(source.upstream, "eth_newPendingTransactionFilter").ask()
         if made is None:
-            raise SourceFailed("it makes no filter")
-        self._serve(frozenset((False, True)))
+            raise SourceFailed("it did not create a filter")
+        self._set_ready(frozenset((False, True)))
         while self._sources.is_best(source, self._clock()):
             changes = await Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made).ask()
             try:
-                self._tell_hashes(_hashes(changes or jsonrpc.NULL))
+                self._on_hashes(_hashes(changes or jsonrpc.NULL))
             except jsonrpc.NOT_JSON as exc:
-                raise SourceFailed("it has forgotten the filter") from exc
+                raise SourceFailed("its filter expired") from exc
             await asyncio.sleep(POLL_S)
 
-    def _tell_hashes(self, hashes: Iterable[str], *, whole_only: bool = False) -> None:
-        for name in filter(None, hashes):
-            if not whole_only:
-                self._channels[False].tell(name, msgspec.json.encode(name))
-            if self._channels[True].listeners:
-                self._asked.append(name)
-                self._wake.set()
+    def _on_hashes(self, hashes: Iterable[str]) -> None:
+        for tx_hash in filter(None, hashes):
+            self._channels[False].publish(tx_hash, msgspec.json.encode(tx_hash))
+            self._fetch_later(tx_hash)
 
-    async def _ask_for_whole_ones(self) -> None:
+    def _fetch_later(self, tx_hash: str) -> None:
+        if tx_hash and self._channels[True].listeners:
+            self._unfetched.append(tx_hash)
+            self._wake.set()
+
+    async def _fetch_full(self) -> None:
         while True:
-            while not self._asked:
+            while not self._unfetched:
                 self._wake.clear()
                 await self._wake.wait()
-            name = self._asked.popleft()
+            tx_hash = self._unfetched.popleft()
             try:
-                found = await self._blocks.ask("eth_getTransactionByHash", msgspec.json.encode([name]))
+                found = await self._blocks.call("eth_getTransactionByHash", msgspec.json.encode([tx_hash]))
             except BlockUnavailable:
                 continue
             if found != jsonrpc.NULL:
-                self._channels[True].tell(name, found)
+                self._channels[True].publish(tx_hash, found)
 
 
-def _text_or_nothing(notice: bytes) -> str:
+def _text_or_empty(notification: bytes) -> str:
     try:
-        return _text(notice)
+        return _text(notification)
     except jsonrpc.NOT_JSON:
         return ""

@@ -1,12 +1,10 @@
-"""What happened since a block, told to one listener, which then goes on with the others as if it had been there all the time.
+"""Replay the events since a block to one listener, which then joins the live feed without a gap or a repetition.
 
-A replay has a chain and a line of logs of its own. It walks from its first block towards the last one that the others were
-told of, again and again while that moves on. When both are at the same block there is no seam: in that moment, without a
-turn of the loop between, the listener joins the others. A reorganisation in the middle is nothing special: the walk takes
-back what has to be taken back.
+A replay has its own chain and its own log dispatch. It walks from its first block towards the last block that the feed
+has published, repeatedly while that block moves on. When both are at the same block, the listener joins the feed in the same
+turn of the event loop. Reorganisations need no special case: the walk reports the removed blocks.
 
-Logs of blocks that can no longer change are taken by ranges, filtered by the upstream already; only the young ones block by
-block.
+Logs of final blocks are fetched in ranges that the upstream filters, only recent ones block by block.
 """
 
 from __future__ import annotations
@@ -26,22 +24,22 @@ from proxy.services.rpc.networks import Route
 
 T = TypeVar("T")
 
-# Blocks that are taken one by one, where a network's own depth of finality is out of all proportion: too deep to be of use, or
-# so shallow that an upstream which is a little behind may still be on another fork.
-MOST_YOUNG = 128
-LEAST_YOUNG = 32
-# Blocks of one range of logs, and events that are told before the listener is asked for room.
+# Bounds on the number of recent blocks fetched one by one, which is the network's finality depth. It may be too deep to be
+# useful, or so shallow that an upstream slightly behind may still be on another fork.
+MOST_RECENT = 128
+LEAST_RECENT = 32
+# Blocks in one range of logs, and events sent before waiting until the listener has room.
 RANGE = 500
 BATCH = 256
-# Attempts at each step before the replay is given up, and the pause between them.
+# Attempts at each step before the replay fails, and the pause between them.
 ATTEMPTS = 6
 PAUSE_S = 0.5
 # How long the logs of a stride may take.
 DRAIN_S = 60.0
-GIVEN_UP = "no upstream gave a block of the replay: subscribe again from the last block you have heard of"
-# While the others have not told yet what we have.
+GIVEN_UP = "no upstream returned a block of the replay: subscribe again from the last block you received"
+# Pause while the feed has not yet published as far as the replay.
 SOON_S = 0.02
-# A first block so far ahead of the feed is waited for; one further away is taken for now.
+# The replay waits for a first block at most this far ahead of the feed. One further ahead means: from now on.
 NEAR = 64
 
 
@@ -76,32 +74,32 @@ class Replay:
         self._listener = listener
 
     def __repr__(self) -> str:
-        return f"<Replay of {self._topic.kind}{'' if self._is_wanted else ', over'}>"
+        return f"<Replay of {self._topic.kind}{'' if self._is_active else ', over'}>"
 
     @property
-    def _is_wanted(self) -> bool:
+    def _is_active(self) -> bool:
         return self._feed.is_waiting(self._topic, self._listener)
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
-        if self._is_wanted:
+        if self._is_active:
             self._listener.on_events(events)
 
     def on_end(self, why: Fault) -> None:
-        if self._is_wanted:
+        if self._is_active:
             self._listener.on_end(why)
 
     async def room(self) -> None:
         await self._listener.room()
 
     async def wait_for(self, first: int) -> None:
-        """A listener may know more than this feed, from another one that is a little ahead: it is not told of that again."""
-        while self._is_wanted and (tip := self._feed.walk.chain.tip) is not None:
+        """Wait until the feed reaches the first block. A client that moves over from another worker may be slightly ahead."""
+        while self._is_active and (tip := self._feed.walk.chain.tip) is not None:
             if not 1 < first - tip.number <= NEAR:
                 return
             await asyncio.sleep(SOON_S)
 
     async def run(self, first: int) -> None:
-        """Until the listener is live, or has left. Unavailable where the upstreams fail us."""
+        """Replay until the listener is live or has unsubscribed. Raises Unavailable if the upstreams fail."""
         tip = self._feed.walk.chain.tip
         if tip is None or first > tip.number:
             self._feed.listen(self._topic, self._listener)
@@ -112,63 +110,63 @@ class Replay:
 
     async def _replay_heads(self, first: int) -> None:
         walk = ChainWalk(self._blocks, lambda _, added: self.on_events(events_of(added)), self._feed.walk.chain)
-        await self._persist(walk.begin, first)
-        while self._is_wanted:
+        await self._retry(walk.begin, first)
+        while self._is_active:
             target = self._feed.walk.chain.tip
             if target is None or _same(walk.chain.tip, target):
                 self._feed.join(self._topic, self._listener, walk.chain)
                 return
-            await self._persist(walk.towards, target)
-            await asyncio.sleep(0)  # All of it may have been at hand: others have a turn too.
+            await self._retry(walk.towards, target)
+            await asyncio.sleep(0)  # All blocks may have been cached: yield to the event loop.
             await self.room()
 
-    async def _replay_logs(self, wanted: LogFilter, first: int) -> None:
-        line = LogDispatch(self._blocks, self._feed.is_orphan)
-        line.add(wanted, self)
-        walk = ChainWalk(self._blocks, line.enter, self._feed.walk.chain)
-        await self._persist(walk.begin, first)
-        while self._is_wanted:
-            await self._drain(line)
+    async def _replay_logs(self, log_filter: LogFilter, first: int) -> None:
+        dispatch = LogDispatch(self._blocks, self._feed.is_orphan)
+        dispatch.add(log_filter, self)
+        walk = ChainWalk(self._blocks, dispatch.enqueue, self._feed.walk.chain)
+        await self._retry(walk.begin, first)
+        while self._is_active:
+            await self._drain(dispatch)
             target = self._feed.logs.tip
-            if target is not None and _same(line.tip, target):
-                self._feed.join(self._topic, self._listener, walk.chain, line)
+            if target is not None and _same(dispatch.tip, target):
+                self._feed.join(self._topic, self._listener, walk.chain, dispatch)
                 return
-            # They have not come as far as we have; or they are in the middle of taking blocks back.
+            # The feed has not published as far as the replay, or is in the middle of removing blocks.
             if target is None or walk.chain.knows(target.hash) or self._is_ahead_of(target, walk.chain.tip):
                 await asyncio.sleep(SOON_S)
             else:
-                await self._persist(walk.towards, target)
+                await self._retry(walk.towards, target)
             await self.room()
 
-    async def _drain(self, line: LogDispatch) -> None:
+    async def _drain(self, dispatch: LogDispatch) -> None:
         try:
             async with asyncio.timeout(DRAIN_S):
-                await line.drain()
+                await dispatch.drain()
         except TimeoutError:
             raise Unavailable(GIVEN_UP) from None
 
     def _is_ahead_of(self, target: ChainBlock, tip: ChainBlock | None) -> bool:
-        """The others' logs have not come as far as ours, on the same chain."""
+        """Whether the replay's logs are further than the feed's, on the same chain."""
         return tip is not None and target.number < tip.number and not self._feed.is_orphan(tip)
 
-    async def _replay_old_logs(self, wanted: LogFilter, first: int) -> int:
-        """Up to the young blocks: the first of those."""
-        young = min(max(self._feed.route.network.facts.finality_blocks, LEAST_YOUNG), MOST_YOUNG)
-        while self._is_wanted and (tip := self._feed.walk.chain.tip) is not None:
-            last = min(first + RANGE - 1, tip.number - young)
+    async def _replay_old_logs(self, log_filter: LogFilter, first: int) -> int:
+        """Replay the logs of final blocks in ranges and return the first recent block."""
+        recent = min(max(self._feed.route.network.facts.finality_blocks, LEAST_RECENT), MOST_RECENT)
+        while self._is_active and (tip := self._feed.walk.chain.tip) is not None:
+            last = min(first + RANGE - 1, tip.number - recent)
             if last < first:
                 break
-            await self._tell_logs(await self._persist(self._blocks.logs_in, first, last, wanted))
+            await self._send_logs(await self._retry(self._blocks.logs_in, first, last, log_filter))
             first = last + 1
         return first
 
-    async def _tell_logs(self, logs: list[LogRecord]) -> None:
+    async def _send_logs(self, logs: list[LogRecord]) -> None:
         for start in range(0, len(logs), BATCH):
             self.on_events([FeedEvent(bytes(log.raw), log.block) for log in logs[start : start + BATCH]])
             await self.room()
 
-    async def _persist(self, step: Callable[..., Awaitable[T]], *args: object) -> T:
-        """The step's result, at the latest after some attempts."""
+    async def _retry(self, step: Callable[..., Awaitable[T]], *args: object) -> T:
+        """Run the step until it succeeds. Raises Unavailable after `ATTEMPTS` failures."""
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(PAUSE_S)

@@ -1,7 +1,8 @@
-"""The feed of an svm network: notices of an upstream's socket, passed on to all who asked for the same.
+"""The feed of an SVM network: it passes notifications from an upstream's WebSocket on to all listeners of the same topic.
 
-One subscription at the upstream for each topic, however many listen. When the upstream dies, all are made again at the next
-one. A slot that was told is not told again by an upstream that is behind. A `signatureSubscribe` ends with its notice.
+There is one upstream subscription per topic, however many listeners it has. When the upstream fails, all subscriptions are
+made again at the next one. A slot is published once, even if the next upstream is behind. A `signatureSubscribe` ends with
+its notification.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from proxy.errors import Unavailable
 from proxy.services.feed.demand import Demand
 from proxy.services.feed.head_watcher import SourceFailed
 from proxy.services.feed.sources import FeedSource, FeedSources
-from proxy.services.feed.topics import MOST_TOPICS, FeedEvent, Listener, Topic, refusal
+from proxy.services.feed.topics import MAX_TOPICS, FeedEvent, Listener, Topic, refusal
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
@@ -27,21 +28,21 @@ from proxy.wire.websocket_upstream import WebSocketUpstream
 
 log = logging.getLogger("penstock.feed")
 
-# The four subscriptions that are served, and how each is ended.
-ENDS = {
+# The supported subscriptions and the method that ends each.
+UNSUBSCRIBE_METHODS = {
     "slotSubscribe": "slotUnsubscribe",
     "accountSubscribe": "accountUnsubscribe",
     "logsSubscribe": "logsUnsubscribe",
     "signatureSubscribe": "signatureUnsubscribe",
 }
 READY_S = 10.0
-# How often it is looked whether a better source is there.
-LOOK_S = 1.0
-# A network's slots come several times a second: a stream that is silent for this long while somebody listens to them is dead.
+# How often to check for a better source.
+CHECK_S = 1.0
+# Slots come several times a second. A stream with a slot subscription that is silent for this long is dead.
 SILENT_S = 10.0
-# Subscriptions that are made or ended at a time: after a change of sources there may be thousands.
-AT_ONCE = 32
-# Two minutes of slots: no source is so far behind. The network was started anew.
+# Subscriptions made or ended concurrently: after a change of sources there may be thousands.
+CONCURRENCY = 32
+# Two minutes of slots: no source is so far behind, so the network was restarted from an earlier slot.
 RESET_SLOTS = 300
 
 
@@ -49,20 +50,20 @@ class _Context(msgspec.Struct, gc=False):
     slot: int = 0
 
 
-class _Notice(msgspec.Struct, gc=False):
-    """Where the slot stands: in a context, or at the top."""
+class _Notification(msgspec.Struct, gc=False):
+    """The slot is either in the context or at the top level."""
 
     context: _Context | None = None
     slot: int = 0
     value: msgspec.Raw = msgspec.Raw()
 
 
-_notice = msgspec.json.Decoder(_Notice).decode
+_notification = msgspec.json.Decoder(_Notification).decode
 
 
 @dataclass(slots=True, eq=False)
 class SvmChannel:
-    """One topic. `subscription` is the upstream's id while there is one; `refused` its error where it wants none."""
+    """One topic. `subscription` is the upstream's id while subscribed, `refused` the upstream's error if it refused."""
 
     topic: Topic
     listeners: dict[Listener, None] = field(default_factory=dict)
@@ -79,13 +80,13 @@ class SvmFeed:
     def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
         self._clock = clock
-        self._sources = FeedSources(route, subscribes="slotSubscribe", asks=None)
+        self._sources = FeedSources(route, subscribe_method="slotSubscribe", poll_method=None)
         self._channels: dict[Topic, SvmChannel] = {}
-        # Channels that the present stream has to make or end.
+        # Channels that have to be subscribed or unsubscribed on the current stream.
         self._todo: asyncio.Queue[SvmChannel] = asyncio.Queue()
         self._last_slot = 0
-        self._heard_at = 0.0
-        self._wanted = Demand(lambda: bool(self._channels))
+        self._notified_at = 0.0
+        self._demand = Demand(lambda: bool(self._channels))
 
     def __repr__(self) -> str:
         return f"<SvmFeed {self._route.network.id}, {len(self._channels)} topics>"
@@ -99,13 +100,15 @@ class SvmFeed:
             channel = self._channels[topic] = SvmChannel(topic)
             self._todo.put_nowait(channel)
         channel.listeners[listener] = None
-        self._wanted.changed()
+        self._demand.changed()
         try:
             async with asyncio.timeout(READY_S):
                 await channel.settled.wait()
         except TimeoutError:
             self.unsubscribe(topic, listener)
-            raise Unavailable(f"no upstream of {self._route.network.id} confirms subscriptions at the moment") from None
+            raise Unavailable(
+                f"no upstream of {self._route.network.id} confirmed the subscription: try again later"
+            ) from None
         except asyncio.CancelledError:
             self.unsubscribe(topic, listener)
             raise
@@ -116,7 +119,7 @@ class SvmFeed:
         self.check_from(topic, from_block)
 
     def check_from(self, topic: Topic, from_block: int) -> None:
-        raise refusal(f'member "fromBlock" has no meaning for {topic.kind[:40]}')
+        raise refusal(f'member "fromBlock" is not supported for {topic.kind[:40]}')
 
     def unsubscribe(self, topic: Topic, listener: Listener) -> None:
         channel = self._channels.get(topic)
@@ -124,24 +127,24 @@ class SvmFeed:
             return
         del self._channels[topic]
         self._todo.put_nowait(channel)
-        self._wanted.changed()
+        self._demand.changed()
 
     def _check(self, topic: Topic) -> None:
-        if topic.kind not in ENDS:
-            raise refusal(f"there is no subscription {topic.kind[:40]!r}", jsonrpc.METHOD_NOT_FOUND)
-        if self._sources.are_none:
-            words = f"{self._route.network.id} has no upstream with a WebSocket: {topic.kind} cannot be served"
-            raise refusal(words, jsonrpc.METHOD_NOT_FOUND)
-        if topic not in self._channels and len(self._channels) >= MOST_TOPICS:
-            raise Unavailable("too many different subscriptions are open at the moment")
+        if topic.kind not in UNSUBSCRIBE_METHODS:
+            raise refusal(f"unknown subscription {topic.kind[:40]!r}", jsonrpc.METHOD_NOT_FOUND)
+        if self._sources.is_empty:
+            message = f"{topic.kind} is not available: {self._route.network.id} has no upstream with a WebSocket"
+            raise refusal(message, jsonrpc.METHOD_NOT_FOUND)
+        if topic not in self._channels and len(self._channels) >= MAX_TOPICS:
+            raise Unavailable("too many different subscriptions are open: try again later")
 
     # The upstream
 
     async def run(self) -> None:
-        """A supervised loop."""
-        await self._wanted.run(self._follow, self._forget)
+        """Supervised loop."""
+        await self._demand.run(self._follow, self._reset)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._last_slot = 0
         self._todo = asyncio.Queue()
 
@@ -150,7 +153,7 @@ class SvmFeed:
             now = self._clock()
             source = self._sources.best(now)
             if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_rest_ends() - now))
+                await asyncio.sleep(max(0.0, self._sources.next_retry_at() - now))
                 continue
             self._sources.begin(source, now)
             try:
@@ -158,7 +161,7 @@ class SvmFeed:
             except SourceFailed as exc:
                 self._sources.failed(source, self._clock())
                 extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
-                log.info("feed moves to another source", extra=extra)
+                log.info("feed switches to another source", extra=extra)
 
     async def _listen(self, source: FeedSource) -> None:
         assert isinstance(source.upstream, WebSocketUpstream)
@@ -167,7 +170,7 @@ class SvmFeed:
         self._todo = asyncio.Queue()
         try:
             await stream.open()
-            self._heard_at = self._clock()
+            self._notified_at = self._clock()
             for channel in self._channels.values():
                 channel.subscription = b""
                 self._todo.put_nowait(channel)
@@ -182,71 +185,71 @@ class SvmFeed:
 
     def _lose(self, lost: asyncio.Event) -> None:
         lost.set()
-        self._todo.put_nowait(SvmChannel(Topic("")))  # Wakes whoever waits for something to do.
+        self._todo.put_nowait(SvmChannel(Topic("")))  # Wakes `_work`.
 
     async def _work(self, stream: UpstreamStream) -> None:
-        """A few at a time, each of them once: what comes for one of them meanwhile has its turn when they are done."""
+        """Update the next few channels, each once. A channel that is queued again meanwhile is handled in the next round."""
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(CHECK_S):
                 some = {await self._todo.get(): None}
         except TimeoutError:
             self._check_silence()
             return
-        while len(some) < AT_ONCE and not self._todo.empty():
+        while len(some) < CONCURRENCY and not self._todo.empty():
             some[self._todo.get_nowait()] = None
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._settle(stream, channel)) for channel in some]
+            tasks = [group.create_task(self._update(stream, channel)) for channel in some]
         if lost := next(filter(None, (task.result() for task in tasks)), None):
             raise lost
 
-    async def _settle(self, stream: UpstreamStream, channel: SvmChannel) -> StreamLost | None:
-        """Make it or end it, whichever is wanted by now."""
+    async def _update(self, stream: UpstreamStream, channel: SvmChannel) -> StreamLost | None:
+        """Subscribe a channel that has listeners, unsubscribe one that has none any more."""
         try:
             if self._channels.get(channel.topic) is channel:
-                await self._begin(stream, channel)
+                await self._subscribe(stream, channel)
             elif channel.subscription:
-                await stream.unsubscribe(ENDS[channel.topic.kind], channel.subscription)
+                await stream.unsubscribe(UNSUBSCRIBE_METHODS[channel.topic.kind], channel.subscription)
         except StreamLost as exc:
             return exc
         return None
 
     def _check_silence(self) -> None:
-        listens_to_slots = any(topic.kind == "slotSubscribe" for topic in self._channels)
-        if listens_to_slots and self._clock() - self._heard_at > SILENT_S:
-            raise SourceFailed("it has fallen silent")
+        has_slots = any(topic.kind == "slotSubscribe" for topic in self._channels)
+        if has_slots and self._clock() - self._notified_at > SILENT_S:
+            raise SourceFailed("it went silent")
 
-    async def _begin(self, stream: UpstreamStream, channel: SvmChannel) -> None:
+    async def _subscribe(self, stream: UpstreamStream, channel: SvmChannel) -> None:
         if channel.subscription:
             return
         try:
             channel.subscription = await stream.subscribe(
-                channel.topic.kind, channel.params, lambda notice: self._hear(stream, channel, notice)
+                channel.topic.kind, channel.params, lambda result: self._on_notification(stream, channel, result)
             )
         except SubscriptionRefused as exc:
             channel.refused = exc.error
             if self._channels.get(channel.topic) is channel:
                 del self._channels[channel.topic]
         if self._channels.get(channel.topic) is not channel:
-            stream.forget(channel.subscription)  # Its only notice may have come with the confirmation.
+            stream.forget(channel.subscription)  # Its only notification may have come with the confirmation.
         channel.settled.set()
 
-    def _hear(self, stream: UpstreamStream, channel: SvmChannel, result: bytes) -> None:
-        self._heard_at = self._clock()
+    def _on_notification(self, stream: UpstreamStream, channel: SvmChannel, result: bytes) -> None:
+        self._notified_at = self._clock()
         try:
-            notice = _notice(result)
+            notification = _notification(result)
         except jsonrpc.NOT_JSON:
-            notice = _Notice()
-        slot = notice.slot if notice.context is None else notice.context.slot
+            notification = _Notification()
+        slot = notification.slot if notification.context is None else notification.context.slot
         if channel.topic.kind == "slotSubscribe":
             if self._last_slot - RESET_SLOTS < slot <= self._last_slot:
                 return
             self._last_slot = slot
-        # The other notice of a signature, that it was received, is not the last.
-        last = channel.topic.kind == "signatureSubscribe" and bytes(notice.value) != b'"receivedSignature"'
+        # A signature's "received" notification does not end the subscription.
+        last = channel.topic.kind == "signatureSubscribe" and bytes(notification.value) != b'"receivedSignature"'
         event = FeedEvent(result, slot, last)
         for listener in tuple(channel.listeners):
             listener.on_events([event])
         if last and self._channels.get(channel.topic) is channel:
             stream.forget(channel.subscription)
             del self._channels[channel.topic]
-            self._wanted.changed()
+            self._demand.changed()

@@ -1,4 +1,4 @@
-"""What can be listened to, who listens, and what they are told."""
+"""The vocabulary of the feed: topics, events, listeners, and the interface that every family's feed implements."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from proxy.core import jsonrpc
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError
 
-# Different topics on one network in one worker: beyond that new ones are refused, so that memory stays bounded.
-MOST_TOPICS = 100_000
+# Bounds memory: different topics on one network in one worker. Further ones are refused.
+MAX_TOPICS = 100_000
 
 
 class Topic(NamedTuple):
-    """One thing to listen to. Equal topics are one: whoever listens to them shares all the work.
+    """One event stream. All listeners of equal topics share the work.
 
-    `kind` is newHeads, logs, newPendingTransactions or syncing; or, in the svm family, the method that subscribes.
-    `detail` is the filter of logs, whether pending transactions are wanted whole, or the params of the method as bytes.
+    `kind` is newHeads, logs, newPendingTransactions or syncing; in the svm family it is the subscribe method.
+    `detail` is the log filter, whether pending transactions are sent in full, or the params of the method as bytes.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Topic(NamedTuple):
 
     @property
     def name(self) -> bytes:
-        """What tells it from all others, for making ids: the same in every process."""
+        """A unique name from which subscription ids are made. It is the same in every process."""
         match self.detail:
             case None:
                 rest = b""
@@ -46,8 +46,8 @@ class Topic(NamedTuple):
 class FeedEvent:
     """One notification: the JSON of `params.result`.
 
-    `block` is the block it belongs to, 0 where it has none. `last`: the subscription ends with it. `frames` is the socket
-    side's: the finished frame by subscription id, so that it is built once for all sockets.
+    `block` is the block it belongs to, 0 if it has none. `last` marks the event that ends the subscription. `frames` is for
+    the WebSocket side: the encoded frame by subscription id, built once for all sockets.
     """
 
     result: bytes
@@ -60,33 +60,33 @@ class Listener(Protocol):
     """One subscription on one socket."""
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
-        """In order. It never blocks and never raises."""
+        """Receive events in order. Must neither block nor raise."""
 
     def on_end(self, why: Fault) -> None:
-        """Nothing more is told."""
+        """The subscription has ended; no more events follow."""
 
     async def room(self) -> None:
-        """Returns when it can take more: a replay waits for it between its batches, so that it cannot flood anybody."""
+        """Return when the listener can take more. A replay waits here between batches, so that it floods no client."""
 
 
 class NetworkFeed(Protocol):
     """One network's feed."""
 
     async def subscribe(self, topic: Topic, listener: Listener) -> None:
-        """Once this returns, everything that happens is told. RpcError or Fault where the network cannot have it."""
+        """Start a subscription: every event after this returns is sent. Raises RpcError or Fault if it cannot be served."""
 
     async def subscribe_from(self, topic: Topic, listener: Listener, from_block: int) -> None:
-        """Replay from that block, then live without a seam; it returns when the replay is over. RpcError or Fault as above,
-        before the first event, or in the middle where the upstreams fail. May be cancelled; `unsubscribe` ends it too."""
+        """Replay from the block, then go live without a gap; returns when the replay is over. Raises RpcError or Fault before
+        the first event, or in the middle if the upstreams fail. May be cancelled; `unsubscribe` ends it too."""
 
     def check_from(self, topic: Topic, from_block: int) -> None:
-        """RpcError where such a replay would be refused: to say so before the subscription is confirmed."""
+        """Raise RpcError if such a replay would be refused, so that the client learns it before the confirmation."""
 
     def unsubscribe(self, topic: Topic, listener: Listener) -> None:
-        """Nothing is told after this. Whoever does not listen is ignored."""
+        """End a subscription: no event follows. Unknown listeners are ignored."""
 
     async def run(self) -> None:
-        """A supervised loop. Without listeners it asks nothing of the upstreams."""
+        """Supervised loop. Without listeners it sends nothing to the upstreams."""
 
 
 class Feeds:
@@ -103,5 +103,5 @@ class Feeds:
 
 
 def refusal(message: str, code: int = jsonrpc.INVALID_PARAMS) -> RpcError:
-    """Why a subscription cannot be had, in words that say what to change."""
+    """The JSON-RPC error for a refused subscription. The message says what to change."""
     return RpcError(jsonrpc.error(code, message))

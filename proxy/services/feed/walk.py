@@ -1,5 +1,5 @@
-"""From the last block that was told to a new head, over every block between: the steps of `core/head_chain` with the
-fetching."""
+"""Walk from the last published block to a new head over every block in between, fetching the blocks that `core/head_chain`
+asks for."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from proxy.core.head_chain import BrokenPath, ChainBlock, HeadChain
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.wire.upstream import Upstream
 
-# Blocks of a gap that are fetched and told together.
+# Blocks of a gap that are fetched and published together.
 STRIDE = 32
 
 OnChange = Callable[[Sequence[ChainBlock], Sequence[ChainBlock]], None]
 
 
 class ChainWalk:
-    """`on_change` is told what was taken back, newest first, and what is new, oldest first: after that the chain holds it."""
+    """Calls `on_change` after each change of the chain, with the removed blocks (newest first) and the added ones (oldest
+    first)."""
 
     def __init__(self, blocks: BlockSource, on_change: OnChange, guide: HeadChain | None = None) -> None:
-        """The guide is a chain that was walked before: where it knows the way, it is not asked for again."""
+        """`guide` is a chain that was walked before. Its blocks are not fetched again."""
         self.chain = HeadChain()
         self._blocks = blocks
         self._on_change = on_change
@@ -30,7 +31,7 @@ class ChainWalk:
         return f"<ChainWalk {self.chain!r}>"
 
     async def towards(self, head: ChainBlock, source: Upstream | None = None) -> bool:
-        """One stride; whether the head is reached. Unanswered where a block between cannot be had."""
+        """Walk one stride and return whether the head is reached. Raises BlockUnavailable if a block in between is missing."""
         if self.chain.knows(head.hash):
             return True
         tip = self.chain.tip
@@ -41,7 +42,7 @@ class ChainWalk:
         return False
 
     async def begin(self, number: int) -> None:
-        """The first block of the chain."""
+        """Start the chain at this block."""
         await self._connect(await self._at(number, None), None)
 
     async def _at(self, number: int, source: Upstream | None) -> ChainBlock:
@@ -50,7 +51,7 @@ class ChainWalk:
     async def _connect(self, head: ChainBlock, source: Upstream | None) -> None:
         tip = self.chain.tip
         if tip is not None and head.number - tip.number > 2:
-            await self._blocks.warm(range(tip.number + 1, head.number), source)
+            await self._blocks.prefetch(range(tip.number + 1, head.number), source)
         path = deque([head])
         while await self._reach_back(path, source):
             pass
@@ -62,7 +63,7 @@ class ChainWalk:
             self._on_change(removed, added)
 
     async def _reach_back(self, path: deque[ChainBlock], source: Upstream | None) -> bool:
-        """Put one more block in front of the path, or under the chain; whether there is more to do."""
+        """Put one more block in front of the path or under the chain, and return whether there is more to do."""
         if (missing := self.chain.next_missing(path)) is not None:
             parent = await self._blocks.by_hash(missing, source)
             if parent.number != path[0].number - 1:
@@ -74,6 +75,6 @@ class ChainWalk:
             try:
                 self.chain.put_under([await self._blocks.by_hash(older, source)])
             except BlockUnavailable:
-                return False  # Nobody has the old blocks any more: a reset.
+                return False  # No upstream has the old blocks any more: the chain was reset.
             return self.chain.floor < floor
         return False

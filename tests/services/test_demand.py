@@ -1,4 +1,4 @@
-"""Work that is done while somebody wants it: who comes while it is ended is served by the next run, and not by a dead one."""
+"""Work runs while there is demand. A listener that arrives while a run ends is served by the next run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.web.worker import on_uvloop
 
 
 class Work:
-    """It is ready while it runs, and takes its time to end."""
+    """Work that is ready while it runs and ends only when the test lets it."""
 
     def __init__(self) -> None:
         self.listeners = 0
@@ -37,9 +37,9 @@ class Work:
 
 
 @asynccontextmanager
-async def running(wanted: Demand, work: Work) -> AsyncIterator[None]:
+async def running(demand: Demand, work: Work) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(wanted.run(work.run, work.stopped))
+        task = group.create_task(demand.run(work.run, work.stopped))
         try:
             yield
         finally:
@@ -48,34 +48,34 @@ async def running(wanted: Demand, work: Work) -> AsyncIterator[None]:
 
 
 @on_uvloop
-async def test_who_comes_while_the_work_ends_waits_for_the_next_run() -> None:
+async def test_listener_that_arrives_while_the_work_ends_waits_for_the_next_run() -> None:
     work = Work()
-    wanted = Demand(lambda: work.listeners > 0, linger_s=0.0)
-    async with running(wanted, work):
+    demand = Demand(lambda: work.listeners > 0, linger_s=0.0)
+    async with running(demand, work):
         work.listeners = 1
-        wanted.changed()
+        demand.changed()
         await until(lambda: work.is_ready)
         work.listeners = 0
-        wanted.changed()
+        demand.changed()
         await until(lambda: work.is_ending)
         assert not work.is_ready
         work.listeners = 1
-        wanted.changed()
+        demand.changed()
         work.end.set()
         await until(lambda: work.is_ready)
         assert work.runs == 2
 
 
 @on_uvloop
-async def test_what_the_work_leaves_behind_while_it_ends_is_forgotten() -> None:
+async def test_state_left_by_the_ending_work_is_reset() -> None:
     work = Work()
-    wanted = Demand(lambda: work.listeners > 0, linger_s=0.0)
-    async with running(wanted, work):
+    demand = Demand(lambda: work.listeners > 0, linger_s=0.0)
+    async with running(demand, work):
         work.listeners = 1
-        wanted.changed()
+        demand.changed()
         await until(lambda: work.is_ready)
         work.listeners = 0
-        wanted.changed()
+        demand.changed()
         await until(lambda: work.is_ending)
         work.is_ready = True
         work.end.set()
@@ -83,16 +83,16 @@ async def test_what_the_work_leaves_behind_while_it_ends_is_forgotten() -> None:
 
 
 @on_uvloop
-async def test_who_comes_in_the_very_turn_in_which_the_time_is_up_keeps_the_work() -> None:
+async def test_demand_that_returns_in_the_turn_of_the_timeout_keeps_the_work_running() -> None:
     work = Work()
-    asked = 0
+    checks = 0
 
-    def is_wanted() -> bool:
-        """Wanted; left; nobody is there when the waiting begins; and somebody when it is over."""
-        nonlocal asked
-        asked += 1
-        return asked not in (2, 3)
+    def exists() -> bool:
+        """Demand at first, none while the linger time starts and runs, and demand again when it is over."""
+        nonlocal checks
+        checks += 1
+        return checks not in (2, 3)
 
-    async with running(Demand(is_wanted, linger_s=0.0), work):
-        await until(lambda: asked == 5)
+    async with running(Demand(exists, linger_s=0.0), work):
+        await until(lambda: checks == 5)
         assert (work.runs, work.stops) == (1, 0)
