@@ -1,4 +1,4 @@
-"""Whether this worker can do its work, and what it does without."""
+"""Readiness: whether this worker can serve, and which dependencies are missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReadinessState:
 
 
 class Readiness:
-    """Keys in memory are enough to serve; a database that is away is said, not fatal. A draining worker is not ready."""
+    """Loaded keys are enough to serve. A missing database is reported as degraded. A draining worker is not ready."""
 
     def __init__(self, keyring: Keyring, pool: Pool) -> None:
         self._keyring = keyring
@@ -37,7 +37,7 @@ class Readiness:
         return ReadinessState(tuple(missing), () if self.database_up else ("database",))
 
     async def watch(self) -> None:
-        """A supervised loop."""
+        """Supervised loop: probe the database."""
         while True:
             self.database_up = await self._pool.is_up()
             telemetry.database_up.set(self.database_up)

@@ -1,9 +1,8 @@
-"""Usage: gathered from the keys' sheets, flushed to the store, read as charts.
+"""Usage: gathered from the tallies of keys, flushed to the store, read as charts.
 
-Whatever calls used since the last flush is in memory, by series and minute; every few seconds it becomes a batch with a
-number and is written. A batch whose end nobody knows is sent again under its number. While Postgres is away counts go on and
-wait; when more wait than is good, the oldest minutes are given up, and the log says how many requests that were. A worker that
-is killed loses what it had not flushed.
+Usage since the last flush is held in memory, by series and minute. Every few seconds it is written as a numbered batch. A batch
+whose outcome is unknown is sent again under the same number. While Postgres is down, counts accumulate up to a limit; beyond it
+the oldest minutes are dropped, and the log says how many requests they held. A killed worker loses what it had not flushed.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ _T = TypeVar("_T")
 
 log = logging.getLogger("penstock.usage")
 
-# How often sheets are gathered: a call is counted in the minute in which it is gathered.
+# Interval at which tallies are gathered. A call counts in the minute in which it is gathered.
 GATHER_S = 1.0
-# Rows that may wait for Postgres: 60 MB or so.
+# Rows held while Postgres is down: about 60 MB.
 MOST_WAITING = 100_000
-# What a database says that is there, but does not take a batch: it is sent again all the same.
+# Errors of a reachable database that refuses a batch. The batch is sent again nevertheless.
 _REFUSED = (Fault, asyncpg.PostgresError)
-# How often what is too old is looked for.
+# Interval between removals of expired rows.
 KEEP_EVERY_S = 300.0
-# Rows of a table that somebody takes with them.
+# Rows in one export.
 MOST_ROWS = 100_000
-# Charts and tables that are made at once in one worker: each takes memory, a thread and a connection that calls need too.
+# Concurrent charts and exports per worker: each takes memory, a thread and a database connection.
 READ_AT_ONCE = 2
-# How long one waits for its turn.
+# Longest wait for one of them.
 TURN_S = 10.0
 
 UsageBatch = dict[tuple[UsageSeries, int], UsageSums]
@@ -65,10 +64,10 @@ class UsageService:
         self._most_waiting = most_waiting
         self._worker = secrets.token_hex(8)
         self._waiting: UsageBatch = {}
-        # The batch that was sent, and whose end is not known.
+        # The batch that was sent and whose outcome is unknown.
         self._sent: UsageBatch | None = None
         self._number = 0
-        # What is not JSON-RPC has no tally of all keys that metrics would show.
+        # Tallies of operations that are not JSON-RPC methods, by network and operation.
         self._operations: dict[tuple[str, str], Tally] = {}
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
         self.flush_s = flush_s
@@ -79,7 +78,7 @@ class UsageService:
     # Counting
 
     def of_operation(self, key: Key, network: str, operation: str) -> Tally:
-        """Where a request is counted that is no JSON-RPC call; network empty where it has none."""
+        """The key's tally of a REST operation. `network` is empty if the operation has none."""
         whole = self._operations.get((network, operation))
         if whole is None:
             whole = self._operations[network, operation] = Tally(network, operation)
@@ -96,7 +95,7 @@ class UsageService:
             have.add(tally)
 
     async def run(self) -> None:
-        """A supervised loop."""
+        """Supervised loop: gather every second, flush every `flush_s`."""
         flush_at = time.monotonic() + self.flush_s
         while True:
             await asyncio.sleep(min(GATHER_S, self.flush_s))
@@ -106,13 +105,13 @@ class UsageService:
                 try:
                     await self.flush()
                 except Unavailable:
-                    self._give_up_oldest()
+                    self._drop_oldest()
                 except _REFUSED as exc:
-                    log.error("usage is refused by the database", extra={"reason": str(exc)})
-                    self._give_up_oldest()
+                    log.error("the database refused a usage batch", extra={"reason": str(exc)})
+                    self._drop_oldest()
 
     async def flush(self) -> None:
-        """Write what waits; first the batch before it, if its end is not known."""
+        """Write pending usage, after resending a batch whose outcome is unknown."""
         while self._sent is not None or self._waiting:
             if self._sent is None:
                 self._sent, self._waiting = self._waiting, {}
@@ -120,23 +119,23 @@ class UsageService:
             await self._store.write(self._worker, self._number, self._sent)
             self._sent = None
 
-    def _give_up_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         while len(self._waiting) > self._most_waiting:
             oldest = min(minute for _, minute in self._waiting)
-            given_up = [place for place in self._waiting if place[1] == oldest]
-            lost = sum(self._waiting.pop(place).requests for place in given_up)
-            log.error("usage given up: it could not be written for too long", extra={"requests": lost})
+            dropped = [place for place in self._waiting if place[1] == oldest]
+            lost = sum(self._waiting.pop(place).requests for place in dropped)
+            log.error("usage dropped: it could not be written for too long", extra={"requests": lost})
 
     async def close(self) -> None:
-        """All that was counted is written."""
+        """Write everything that was counted."""
         self.gather()
         try:
             await self.flush()
         except _REFUSED:
-            log.warning("usage could not be written", extra={"rows": len(self._waiting) + len(self._sent or ())})
+            log.warning("usage was not written", extra={"rows": len(self._waiting) + len(self._sent or ())})
 
     async def keep(self) -> None:
-        """A supervised loop: what is older than it is kept for goes. Of all workers of the fleet one does it at a time."""
+        """Supervised loop: delete rows past their retention. One worker of the fleet does so at a time."""
         while True:
             now = datetime.datetime.now(datetime.UTC)
             until = {step: now - datetime.timedelta(seconds=keep_s) for step, keep_s in self._keep_s.items() if keep_s}
@@ -150,27 +149,27 @@ class UsageService:
 
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         _check(wanted)
-        async with self._turn():
+        async with self._reading_slot():
             return await self._store.chart(wanted)
 
     async def table(self, wanted: UsageQuery, write: Callable[[UsageRows], _T]) -> _T:
-        """Every row of an account's span, as `write` has it: in a thread, since there may be many."""
+        """Export every row of an account in a time span. `write` formats them on a thread, since there may be many."""
         _check(wanted)
-        async with self._turn():
+        async with self._reading_slot():
             found = await self._store.rows(wanted, MOST_ROWS + 1)
             if len(found) > MOST_ROWS:
                 raise InvalidRequest(
-                    f"the span has more than {MOST_ROWS} rows: ask for a larger step, or for less of it at once"
+                    f"the time span has more than {MOST_ROWS} rows: use a larger step or a shorter span"
                 )
             return await asyncio.to_thread(lambda: write((dict(row), used_in(row)) for row in found))
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _reading_slot(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(TURN_S):
                 await self._reading.acquire()
         except TimeoutError:
-            raise Unavailable("too much usage is being read at the moment; try again shortly") from None
+            raise Unavailable("too many usage queries at the moment: try again shortly") from None
         try:
             yield
         finally:
@@ -188,4 +187,4 @@ def _check(wanted: UsageQuery) -> None:
     if wanted.last <= wanted.first:
         raise InvalidRequest("parameter 'to': must be after 'from'")
     if (wanted.last - wanted.first).total_seconds() > size * most:
-        raise InvalidRequest(f"parameter 'step': in steps of a {wanted.step} a span may have {most} of them")
+        raise InvalidRequest(f"parameter 'step': a span may have at most {most} steps of a {wanted.step}")

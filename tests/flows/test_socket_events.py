@@ -496,7 +496,7 @@ async def test_revoked_keys_sockets_close_within_a_second_and_no_others() -> Non
         async with bare(running, key="leaving") as one, bare(running, key="leaving") as two, bare(running) as other:
             for client in (one, two, other):
                 await subscribed(client)
-            running.app.keyring.forget(key)
+            running.app.keyring.remove(key)
             assert [await gone(client) for client in (one, two)] == [1008, 1008]
             assert feed.count == 1
             feed.tell(HEADS, head(1))
@@ -547,7 +547,7 @@ def change(running: Worker, old: Key, *, limits: Limits | None = None, disabled:
         disabled=disabled,
         dies_at=old.dies_at,
     )
-    running.app.keyring.forget(old)
+    running.app.keyring.remove(old)
     running.app.keyring.add(new)
 
 

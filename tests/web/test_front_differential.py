@@ -221,7 +221,7 @@ async def test_key_that_is_revoked_between_two_requests_of_a_connection(cache: d
             async with await worker.talk() as talk:
                 for _ in range(3):
                     assert (await talk.ask(ask)).status == 200
-                worker.app.keyring.forget(key)
+                worker.app.keyring.remove(key)
                 (await talk.ask(ask)).fault(401)
         assert len(upstream.bodies) == 6
         (await ask_both(worker, CALL, key="short-lived", hot=False)).fault(401)

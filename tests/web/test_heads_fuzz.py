@@ -323,7 +323,7 @@ async def test_head_is_forgotten_when_its_key_dies_and_learnt_anew_when_the_key_
             assert reader.read(raw) is not None
         key = found.app.keyring.find(found.keys["main"], 0.0)
         assert key is not None
-        found.app.keyring.forget(key)
+        found.app.keyring.remove(key)
         assert reader.read(raw) is None
         assert remembered(reader) == 0
         found.keys.clear()

@@ -1,6 +1,6 @@
-"""Accounts and their keys, as their holders and the operators handle them.
+"""Accounts and keys, as account holders and operators manage them.
 
-A holder sees what is theirs: somebody else's key is not there. A key's own limits stay within the account's.
+A holder sees only the keys of their own account; any other key is a 404. A key's own limits never exceed the account's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LastUsed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DayUsage:
-    """What an account has used of its day; `left` None: there is no limit."""
+    """Requests used today. `left` is None if the account has no daily limit."""
 
     used: int
     left: int | None
@@ -47,13 +47,13 @@ class AccountService:
     def __repr__(self) -> str:
         return f"<AccountService {self._keys!r}>"
 
-    # A holder's own
+    # For the account's holder
 
     async def read(self, account: str) -> KeyRow:
         return await self._keys.read_account(account)
 
     def limits_of(self, row: KeyRow) -> Limits:
-        """The account's own, where it has any, else the plan's."""
+        """The account's own limits where they are set, otherwise the plan's."""
         plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
         day = row["requests_per_day"]
         return Limits(
@@ -62,20 +62,20 @@ class AccountService:
             plan.requests_per_day if day is None else day,
         )
 
-    def _used(self, row: KeyRow, asked: int, *, leased: int) -> int:
-        """Counted by usage, which counts refusals too: where there is a limit, no more than was leased from it."""
-        return min(asked, leased) if self.limits_of(row).requests_per_day else asked
+    def _used(self, row: KeyRow, counted: int, *, leased: int) -> int:
+        """Usage counts refused requests too, so under a daily limit the result is capped by what was leased from it."""
+        return min(counted, leased) if self.limits_of(row).requests_per_day else counted
 
     async def today(self, row: KeyRow) -> DayUsage:
         now = datetime.datetime.now(datetime.UTC)
         limit = self.limits_of(row).requests_per_day
-        asked = await self._usage.requests_of_day(row["id"], now.date())
-        used = self._used(row, asked, leased=await self._keys.usage_of_today(row["id"]))
+        counted = await self._usage.requests_of_day(row["id"], now.date())
+        used = self._used(row, counted, leased=await self._keys.usage_of_today(row["id"]))
         midnight = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC) + datetime.timedelta(days=1)
         return DayUsage(used, max(0, limit - used) if limit else None, midnight)
 
     async def keys(self, account: str) -> list[KeyRow]:
-        """The newest first, each with when it was last used."""
+        """Keys, newest first, each with the time of its last use."""
         used = await self._usage.last_used(account)
         rows = await self._keys.list_keys(account)
         return [{**row, "last_used_at": used.get(row["id"])} for row in reversed(rows)]
@@ -135,12 +135,12 @@ class AccountService:
         for name in ("requests_per_second", "units_per_second"):
             wanted, allowed = getattr(own, name), getattr(most, name)
             if wanted is not None and wanted > allowed:
-                raise InvalidRequest(f"{name}: the account has {allowed}; a key may have as much, or less")
+                raise InvalidRequest(f"{name}: must be at most {allowed}, the account's own limit")
 
-    # An operator's
+    # For operators
 
     async def page(self, search: str, page: Page) -> tuple[list[KeyRow], int]:
-        """Each with what it used today; and how many there are on all pages."""
+        """One page of accounts, each with its use today, and the total number of accounts."""
         rows, total = await self._keys.page_accounts(search, page)
         return [
             {**row, "used_today": self._used(row, row["asked_today"], leased=row["leased_today"])} for row in rows
@@ -163,7 +163,7 @@ class AccountService:
 
 
 def limits_in(body: Mapping[str, Any]) -> LimitChange:
-    """Of a request: what is not there stays, and null goes back to what is inherited."""
+    """Limits in a request body: an absent member is left unchanged, null restores the inherited value."""
 
     def given(name: str) -> int | None:
         if name not in body:
@@ -177,6 +177,6 @@ def limits_in(body: Mapping[str, Any]) -> LimitChange:
     )
 
 
-def fence_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
-    """Of a request: a list that is not there stays, and an empty one lets everybody in."""
+def restrictions_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
+    """Restrictions in a request body: an absent list is left unchanged, an empty one removes the restriction."""
     return KeyRestrictionChange(ips=body.get("allowed_ips"), origins=body.get("allowed_origins"))

@@ -1,8 +1,8 @@
-"""Who may do what, and how fast: the one gate of HTTP and sockets.
+"""Admission: decides whether a request of a key may proceed, for HTTP and sockets alike.
 
-Three questions, in this order, none of which waits for anything: *who* (a known key), *what* (its scopes and the class of
-the network), *how much* (both of its buckets, then its account's day). A refusal is a value or an exception with the
-contract's answer in it; a request that is refused costs nothing.
+Three checks in this order, all in memory: authentication (a known key), authorization (its scopes and the class of the
+network) and limits (both token buckets, then the account's daily quota). A refusal is returned or raised as the error that the
+client receives. A refused request costs nothing.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.windows import Windows
 
-# Addresses whose failures are remembered: bounds what a flood from many can make us hold.
+# Addresses with recorded failures: bounds the memory that a flood from many addresses can take.
 ADDRESSES = 10_000
 _DAY_S = 86_400
 
 _NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
 _BAD_KEY = "the API key is not valid"
-_TEST_KEY = "a test key (svc_test_) may not be used on {network}, a live network"
+_TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: use a live key"
 
 
 class AuthFailures:
-    """Failed authentications by address: a bucket each, of one minute's allowance, refilled evenly."""
+    """Failed authentications by client address: one token bucket each, with a minute's allowance."""
 
     def __init__(self, per_minute: int) -> None:
         self._cost_s = 60.0 / per_minute
         self._edges: OrderedDict[str, float] = OrderedDict()
 
     def count(self, address: str, now: float) -> float:
-        """Zero while the address has failures left, else the seconds until it has one again."""
+        """Record a failure. Returns 0 while the address is within its allowance, otherwise the seconds to wait."""
         edge = max(self._edges.pop(address, 0.0), now - 60.0) + self._cost_s
         if edge > now + limits.TOLERANCE_S:
             self._edges[address] = edge - self._cost_s
@@ -58,11 +58,11 @@ class Admission:
         return f"<Admission {self._keyring!r} {self.windows!r}>"
 
     def known(self, text: str | None, now: float) -> Key | None:
-        """The key, if it is one; no failure is counted."""
+        """The key's record, or None. Does not count a failure."""
         return self._keyring.find(text, now) if text else None
 
     def who(self, text: str | None, address: str, now: float, *, origin: str = "") -> Key:
-        """The key of a request; one that is used from where it may not be is refused."""
+        """Authenticate a request. Raises if the key is unknown or restricted to other addresses or origins."""
         if text:
             key = self._keyring.find(text, now)
             if key is not None:
@@ -72,13 +72,13 @@ class Admission:
         raise self.unknown(address, now, _BAD_KEY if text else _NO_KEY)
 
     def unknown(self, address: str, now: float, words: str) -> Fault:
-        """A failed authentication is counted; what is told to whoever failed."""
+        """Count a failed authentication and return the error for the client."""
         if wait := self._failures.count(address, now):
             return RateLimited("too many failed authentications from this address", retry_after_s=math.ceil(wait))
         return Unauthorized(words)
 
     def may(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
-        """Whether the key opens one of these scopes, on this network."""
+        """The error if the key lacks all of these scopes or may not use the network, otherwise None."""
         if key.disabled:
             return Forbidden("this API key is disabled")
         if not key.may(scopes):
@@ -88,7 +88,7 @@ class Admission:
         return None
 
     def charge(self, key: Key, requests: int, units: int, now: float) -> Fault | None:
-        """Take from both buckets and from the day, or say why not."""
+        """Charge both buckets and the daily quota. Returns the error if one of them is exhausted."""
         account = key.account
         if account.exhausted and account.day_limit:
             return self._day_is_over() if self._quotas.is_over(account) else _lease_pending()
@@ -102,13 +102,13 @@ class Admission:
         return None
 
     def refund(self, key: Key, requests: int, units: int) -> None:
-        """Give back what a call took that we failed ourselves."""
+        """Return the charge of a call that failed through our own fault."""
         self.windows.give_back(key.slot, requests * key.request_s, units * key.unit_s)
         if requests and key.account.day_limit:
             key.account.left += requests
 
     def headers(self, key: Key, now: float) -> dict[str, str]:
-        """The contract's three, of the request bucket."""
+        """The three `X-RateLimit-*` headers. They describe the request bucket."""
         edge = self.windows.edge(key.slot)
         rate = key.requests_per_second
         return {
@@ -131,10 +131,10 @@ class Admission:
     def _day_is_over(self) -> Fault:
         left_s = _DAY_S - int(time.time()) % _DAY_S
         return RateLimited(
-            "daily quota exceeded: it starts anew at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
+            "daily quota exceeded: it resets at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
         )
 
 
 def _lease_pending() -> Fault:
-    """So little of the day is left that this worker has to ask before it gives more of it."""
-    return RateLimited("little of the daily quota is left and it is being counted: try again", retry_after_s=1)
+    """Little of the daily quota is left, so this worker needs a new lease before it admits more."""
+    return RateLimited("the daily quota is almost used up and is being counted: retry in a second", retry_after_s=1)

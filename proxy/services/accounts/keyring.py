@@ -1,8 +1,8 @@
 """All keys, in the memory of one worker.
 
-Loaded once, then kept true in two ways: Postgres tells of every change (LISTEN), and every few seconds whatever changed
-since the last look is read again, which heals a missed notice. While Postgres is away the keys that are known go on
-working. A look-up costs one dictionary access for a key seen before and one digest for a new one; never a query.
+Keys are loaded once and then kept current in two ways: Postgres sends a notification for every change (LISTEN), and every few
+seconds all changes since the last read are read again, which covers missed notifications. While Postgres is down, known keys
+keep working. A lookup costs one dictionary access for a key seen before and one digest for a new one, never a query.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.tasks import until_set
 
-# Raw keys remembered with their records: saves the digest, 4 µs.
+# Raw keys cached with their records. Saves computing the digest, 4 µs.
 MEMO = 131_072
-# A change is stamped a little before it can be seen: look this far back, so that none falls between two looks.
+# A change is timestamped slightly before it becomes visible. Reading this far back avoids missing one between two reads.
 OVERLAP = datetime.timedelta(seconds=10)
-# How long to wait before Postgres is asked again.
+# Pause before retrying Postgres.
 RETRY_S = 0.5
 
 
@@ -68,10 +68,10 @@ class Keyring:
         self._noted_accounts: set[str] = set()
         self._wake = asyncio.Event()
         self.accounts: dict[str, Account] = {}
-        # What was used of the keys since it was last gathered (services/usage).
+        # Tallies changed since services/usage last gathered them.
         self.touched: TouchedTallies = []
-        # Called with a key that no longer holds: revoked, disabled, expired or replaced by a changed one.
-        self.on_gone: list[Callable[[Key], None]] = []
+        # Called with each key that is no longer valid: revoked, disabled, expired or replaced by a changed record.
+        self.on_removed: list[Callable[[Key], None]] = []
         notices.hear("penstock_keys", self._note_key)
         notices.hear("penstock_accounts", self._note_account)
 
@@ -82,14 +82,14 @@ class Keyring:
         return f"<Keyring {len(self._by_id)} keys of {len(self.accounts)} accounts>"
 
     def find(self, text: str, now: float) -> Key | None:
-        """The key's record, if it is known and holds at this moment."""
+        """The key's record if it is known and valid now."""
         key = self._memo.get(text)
         if key is None or not key.alive:
-            key = self._learn(text)
+            key = self._look_up(text)
         return None if key is None or not key.alive or key.dies_at <= now else key
 
-    def _learn(self, text: str) -> Key | None:
-        """What is remembered of a key that was changed is found out here, by whoever asks: to look for it would take longer."""
+    def _look_up(self, text: str) -> Key | None:
+        """Find a key by digest and cache it. Drops a stale cache entry, which is cheaper than scanning for them."""
         self._memo.pop(text, None)
         key = self._by_digest.get(digest(self._pepper, text)) if is_well_formed(text) else None
         if key is not None:
@@ -99,14 +99,14 @@ class Keyring:
         return key
 
     async def load(self) -> None:
-        """Read all keys. A worker does not serve before this has worked once."""
+        """Read all keys. A worker starts serving after this has succeeded once."""
         since = await self._store.clock() - OVERLAP
         rows = await self._store.load(utc_day())
         self._apply(rows)
         self._since = since
 
     async def follow(self) -> None:
-        """Keep true for ever: a supervised loop."""
+        """Supervised loop: apply changes as they are notified, and read all changes every `reload_s`."""
         while True:
             await until_set(self._wake, within_s=self._reload_s)
             self._wake.clear()
@@ -147,28 +147,28 @@ class Keyring:
             if old is not None and new is not None and _same(old, new):
                 continue
             if old is not None:
-                self.forget(old)
+                self.remove(old)
             if new is not None:
                 self.add(new)
 
     def add(self, key: Key) -> None:
-        """From now on the key is known."""
+        """Make the key known."""
         self._slots.reserve(key.slot)
         key.sheet = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._by_digest[key.digest] = key
 
     def successor(self, key: Key) -> Key | None:
-        """What a key that was changed is now; None where it no longer holds."""
+        """The current record of a changed key, or None if it is no longer valid."""
         found = self._by_id.get(key.id)
         return found if found is not None and found.digest == key.digest and found.dies_at > time.monotonic() else None
 
-    def forget(self, key: Key) -> None:
-        """It no longer holds; whoever remembers it sees that it is not alive."""
+    def remove(self, key: Key) -> None:
+        """Invalidate a key. Holders of the old record see `alive` turn false."""
         key.alive = False
         del self._by_id[key.id], self._by_digest[key.digest]
-        for tell in self.on_gone:
-            tell(key)
+        for notify in self.on_removed:
+            notify(key)
 
     def _key(self, row: asyncpg.Record, now: float) -> Key | None:
         expires_in_s = row["expires_in_s"]
@@ -194,7 +194,7 @@ class Keyring:
         )
 
     def _account(self, row: asyncpg.Record, plan: Limits) -> Account:
-        """The one record that all keys of an account share: its day is counted there."""
+        """The record that all keys of an account share. It holds the daily quota."""
         own = row["requests_per_day"]
         day_limit = plan.requests_per_day if own is None else own
         account = self.accounts.get(row["account_id"])
@@ -215,12 +215,12 @@ _COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", 
 
 
 def _within(own: int | None, most: int) -> int:
-    """A key's own limit, inside the account's: that may have been lowered since."""
+    """A key's own limit, capped by the account's, which may have been lowered since."""
     return most if own is None else min(own, most)
 
 
 def _same(old: Key, new: Key) -> bool:
-    """Whether nothing that matters changed. Expiry moves a little with every look, as two clocks do."""
+    """Whether the relevant fields are equal. Expiry times may differ slightly because two clocks are involved."""
     if math.isinf(old.dies_at) != math.isinf(new.dies_at) or abs(old.dies_at - new.dies_at) > 0.5:
         return False
     return all(getattr(old, name) == getattr(new, name) for name in _COMPARED)

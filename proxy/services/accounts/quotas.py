@@ -1,9 +1,9 @@
 """Daily allowances, counted in memory and leased from Postgres in chunks.
 
-A request takes one from its account's lease, without waiting. When a lease runs low the account is put on the list, and
-this loop renews all that are on it with one query. Until the answer comes, requests are served on credit, which the lease
-pays back: up to a share of what is left of the day, so that a burst on all workers does not exceed it. While Postgres is
-away credit has no end. What a crashed worker had leased and not used is lost to the account: one chunk.
+A request takes one from its account's lease without waiting. When a lease runs low the account is queued, and this loop renews
+all queued leases with one query. Until the query returns, requests run on credit that the new lease pays back. Credit is
+limited to a share of the remaining quota, so that a burst on all workers does not exceed it; while Postgres is down it is
+unlimited. If a worker crashes, its account loses the unused part of the lease: at most one chunk.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.quotas")
 
-# A worker's credit is this part of what is left of the day, and one: so many workers may spend theirs at once, and somebody
-# with little left who asks one thing after the other is rarely told to wait.
+# A worker's credit is 1/SHARES of the remaining quota, plus one. So many workers may spend their credit at once, and an account
+# with little left that sends one request at a time rarely has to wait.
 SHARES = 64
 
 
@@ -49,7 +49,7 @@ class Quotas:
         return f"<Quotas {self._day} {len(self._short)} accounts short>"
 
     def chunk_of(self, account: Account) -> int:
-        """A thousandth of the day at most, so that small allowances are not lost in one crash."""
+        """At most a thousandth of the daily limit, so that a crash does not cost a small account much."""
         return max(1, min(self._chunk, account.day_limit // 1000))
 
     def count(self, account: Account, requests: int) -> None:
@@ -61,11 +61,11 @@ class Quotas:
             account.exhausted = not self._away and _is_spent(account)
 
     def is_over(self, account: Account) -> bool:
-        """Whether an exhausted account has used up its day, and does not just wait for its lease."""
+        """Whether an exhausted account has used its whole quota, rather than waiting for a lease."""
         return account.remaining <= 0
 
     async def run(self) -> None:
-        """A supervised loop: renew leases, and begin every account's new day."""
+        """Supervised loop: renew leases, and reset every account at the start of a day."""
         while True:
             await until_set(self._wake, within_s=self._flush_s)
             self._wake.clear()
@@ -107,19 +107,19 @@ class Quotas:
                 log.info("daily quota used up", extra={"account": account.id})
 
     async def close(self) -> None:
-        """Give back what was leased and not used."""
+        """Return unused leases to the store."""
         unused = sorted((a.id, a.left) for a in self._accounts() if a.day_limit and a.left > 0)
         if unused:
             try:
                 await self._store.give_back(self._day, unused)
             except Unavailable:
-                log.warning("leases could not be given back", extra={"accounts": len(unused)})
+                log.warning("unused leases were not returned", extra={"accounts": len(unused)})
 
     def _is_done(self, account: Account) -> bool:
         return account.exhausted and self.is_over(account)
 
 
 def _is_spent(account: Account) -> bool:
-    """Whether the lease and the credit beyond it are used."""
+    """Whether both the lease and the credit are used up."""
     credit = 1 + account.remaining // SHARES if account.remaining > 0 else 0
     return account.left <= -credit

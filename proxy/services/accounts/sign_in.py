@@ -1,8 +1,9 @@
-"""Who is signed in: passwords, one-time links, operators' tokens, and the sessions that come of them.
+"""Sign-in: passwords, one-time links, operators' tokens, and sessions.
 
-Nobody learns here whether an e-mail has an account: a wrong password and an unknown e-mail take the same work and get the same
-words, and a link is promised to everybody. Tries are counted before anything is looked at, by address and by e-mail, in the
-database, so that all workers count together. Hashing takes its time and memory by design: threads do it, a few at a time.
+Sign-in never reveals whether an e-mail address has an account: a wrong password and an unknown address cost the same work and
+return the same error, and every request for a link gets the same reply. Attempts are counted before anything is checked, by
+client address and by e-mail, in the database that all workers share. Password hashing is slow and memory-hungry by design, so
+it runs on threads, a few at a time.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ log = logging.getLogger("penstock.sessions")
 
 _T = TypeVar("_T")
 
-# RFC 9106 says how to choose: 19 MiB twice is what OWASP names as the least; 30 ms of a thread.
+# Argon2id parameters (RFC 9106): two passes over 19 MiB are OWASP's minimum. About 30 ms of a thread.
 _hasher = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
-# Hashes at once in one worker: each takes its memory.
+# Concurrent hashes per worker: bounds their memory.
 AT_ONCE = 2
-# And those that wait for their turn: two seconds of it, or so.
+# Queued hashes per worker: about two seconds of work.
 MOST_WAITING = 100
-# Tries of one e-mail are counted over this time, and those of one address over a minute.
+# Window for attempts per e-mail address. Attempts per client address are counted over a minute.
 EMAIL_WINDOW_S = 600.0
 KEEP_EVERY_S = 300.0
 
-_WRONG = "the e-mail or the password is wrong"
-_WRONG_LINK = "this link was used already, or is too old: ask for a new one"
+_WRONG = "the e-mail address or the password is wrong"
+_WRONG_LINK = "this link has been used or has expired: request a new one"
 _NO_OPERATOR = "this admin token is not valid"
-_SIGNED_OUT = "you are not signed in, or were signed out after a while: sign in again"
+_SIGNED_OUT = "you are not signed in, or your session has expired: sign in again"
 
 
 def hash_password(password: str, *, email: str = "") -> str:
@@ -71,13 +72,13 @@ def new_token() -> str:
 
 
 def link_of(where: str, token: str) -> str:
-    """What is behind the # no server sees, and no log."""
+    """The token goes into the fragment, which browsers never send: no server or log sees it."""
     return f"{where.rstrip('/')}/#token={token}"
 
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A session, and the token that is its cookie."""
+    """A session and its cookie token."""
 
     token: str
     session: Session
@@ -87,14 +88,14 @@ class SignIn:
     def __init__(self, store: SessionStore, settings: DashboardSettings, mailer: Mailer, tasks: Tasks) -> None:
         self._store = store
         self._settings = settings
-        # Where people reach the dashboard: for links.
+        # The dashboard's public URL, for links.
         self.url = settings.url
         self._mailer = mailer
         self._tasks = tasks
         self._hashing = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
-        # Verified where there is nothing to verify, so that it takes as long.
-        self._nobodys = ""
+        # A hash to verify against when there is no account, so that both cases take equally long.
+        self._dummy_hash = ""
 
     def __repr__(self) -> str:
         return f"<SignIn {self._store!r}>"
@@ -102,17 +103,17 @@ class SignIn:
     # Signing in
 
     async def by_password(self, email: str, password: str, *, address: str, before: str) -> SignedIn:
-        """`before`: the cookie that the browser had; whatever it was, it is over."""
+        """Sign in by password. Ends the session of the browser's previous cookie, `before`."""
         await self._count(address, email)
         holder = await self._store.find_holder(email)
-        wanted = holder.hash if holder is not None and holder.hash else await self._nobody()
+        wanted = holder.hash if holder is not None and holder.hash else await self._dummy()
         is_right = await self._in_thread(lambda: verify_password(wanted, password))
         if holder is None or not holder.hash or not is_right:
             raise Unauthorized(_WRONG)
         return await self._begin(account=holder.id, before=before)
 
     async def ask_link(self, email: str, *, address: str) -> None:
-        """Returns at once, whoever asked: whether there is an account shows in nothing."""
+        """Send a sign-in link in the background. Returns at once: timing must not reveal whether there is an account."""
         await self._count(address, email, kind="link")
         self._tasks.start(f"link {secrets.token_hex(4)}", lambda: self._send_link(email))
 
@@ -122,34 +123,35 @@ class SignIn:
             if holder is None:
                 return
             url, _ = await self.link(holder.id)
-            # To the address that the account has: what was typed may only look like it to the database.
-            await self._mailer.send(self._letter(holder.email, url), at=time.time())
+            # Send to the account's stored address: the typed one may match it only under the database's collation.
+            await self._mailer.send(self._link_mail(holder.email, url), at=time.time())
         except (Unavailable, Undelivered) as exc:
             log.warning("sign-in link not sent", extra={"reason": str(exc)})
         except Exception:
-            # Whatever it was, it is over: what is supervised and raises is begun again, and this was asked for once.
+            # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
             log.exception("sign-in link not sent")
 
     async def link(self, account_id: str) -> tuple[str, str]:
-        """A link that signs in once, and until when."""
+        """A single-use sign-in link and its expiry time."""
         await self._store.read_holder(account_id)
         token = new_token()
         until = await self._store.add_link(token, account_id, lasts_s=self._settings.link_s)
         return link_of(self.url, token), until.strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def _letter(self, email: str, url: str) -> OutgoingMail:
+    def _link_mail(self, email: str, url: str) -> OutgoingMail:
         minutes = round(self._settings.link_s / 60)
-        text = f"Sign in with this link. It works once, for {minutes} minutes:\n\n{url}\n\nYou did not ask for it? Ignore it.\n"
+        validity = f"The link works once and expires in {minutes} minutes. If you did not request it, ignore this mail."
+        text = f"Sign in to your dashboard:\n\n{url}\n\n{validity}\n"
         html = (
             f'<!doctype html><html><body style="font-family: sans-serif"><p><a href="{url}">Sign in</a></p>'
-            f"<p>The link works once, for {minutes} minutes. You did not ask for it? Ignore it.</p></body></html>"
+            f"<p>{validity}</p></body></html>"
         )
         return OutgoingMail(
             id=f"link-{secrets.token_hex(8)}", to=email, subject="Your sign-in link", text=text, html=html
         )
 
     async def by_link(self, token: str, *, password: str | None, address: str, before: str) -> SignedIn:
-        """With a password, that is the new one."""
+        """Sign in by link. If a password is given, it becomes the account's new password."""
         await self._count(address)
         hashed = None if password is None else await self._hash(password)
         account = await self._store.take_link(token) if sessions.is_token(token) else None
@@ -167,7 +169,7 @@ class SignIn:
         return await self._begin(operator=operator[0], before=before)
 
     async def _begin(self, *, account: str | None = None, operator: str | None = None, before: str) -> SignedIn:
-        """Always a new token: one that somebody planted in the browser signs nobody in."""
+        """Start a session under a fresh token, so that a token planted in the browser is worthless (session fixation)."""
         token = new_token()
         instead = before if sessions.is_token(before) else ""
         await self._store.begin(
@@ -181,15 +183,15 @@ class SignIn:
     # Being signed in
 
     async def who(self, token: str, *, is_operator: bool, refuse: Callable[[str], Fault]) -> Session:
-        """`refuse` counts the failure, and says what is answered."""
+        """The session of a cookie. `refuse` counts the failure and returns the error."""
         session = await self._store.read(token, idle_s=self._settings.idle_s) if sessions.is_token(token) else None
         if session is not None and session.is_operator == is_operator:
             return session
-        # A browser without a cookie has failed at nothing.
+        # A browser without a cookie has not failed to authenticate.
         raise refuse(_SIGNED_OUT) if token else Unauthorized(_SIGNED_OUT)
 
     async def operator(self, token: str, *, refuse: Callable[[str], Fault]) -> Session:
-        """An operator by the token itself: for programs."""
+        """Authenticate an operator by an admin token, for programs."""
         found = await self._store.find_token(token) if sessions.is_token(token) else None
         if found is None:
             raise refuse(_NO_OPERATOR)
@@ -201,7 +203,7 @@ class SignIn:
         await self._store.end(token)
 
     async def change_password(self, by: SignedIn, *, current: str | None, new: str) -> Session:
-        """All other sessions of the account end."""
+        """Change the password and end all other sessions of the account."""
         holder = await self._store.read_holder(by.session.id)
         if holder.hash:
             await self._count(email=by.session.email)
@@ -216,7 +218,7 @@ class SignIn:
         return session
 
     async def keep(self) -> None:
-        """A supervised loop: what is over is removed."""
+        """Supervised loop: delete expired sessions, links and attempts."""
         while True:
             try:
                 await self._store.keep(idle_s=self._settings.idle_s)
@@ -227,7 +229,7 @@ class SignIn:
     # Shared steps
 
     async def _count(self, address: str = "", email: str = "", *, kind: str = "try") -> None:
-        """A try, of an address and of an e-mail; links have tries of their own: nobody is locked out by others' guesses."""
+        """Count an attempt, by client address and by e-mail. Links are counted apart, so wrong passwords cannot block them."""
         most = self._settings.tries
         if address and (wait := await self._store.count_try("address", address, most=2 * most, within_s=60.0)):
             _too_many(wait)
@@ -237,14 +239,14 @@ class SignIn:
     async def _hash(self, password: str, *, email: str = "") -> str:
         return await self._in_thread(lambda: hash_password(password, email=email))
 
-    async def _nobody(self) -> str:
-        if not self._nobodys:
-            self._nobodys = await self._hash(secrets.token_hex(16))
-        return self._nobodys
+    async def _dummy(self) -> str:
+        if not self._dummy_hash:
+            self._dummy_hash = await self._hash(secrets.token_hex(16))
+        return self._dummy_hash
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         if self._waiting >= MOST_WAITING:
-            raise Unavailable("too many people sign in at the moment; try again shortly")
+            raise Unavailable("too many sign-ins at the moment: try again shortly")
         self._waiting += 1
         try:
             async with self._hashing:
@@ -254,4 +256,4 @@ class SignIn:
 
 
 def _too_many(wait_s: float) -> NoReturn:
-    raise RateLimited("too many tries to sign in: wait a while", retry_after_s=math.ceil(wait_s))
+    raise RateLimited("too many sign-in attempts: wait a while", retry_after_s=math.ceil(wait_s))

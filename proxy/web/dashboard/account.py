@@ -13,7 +13,7 @@ from aiohttp import web
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.usage import ChartLine, times_of
-from proxy.services.accounts.accounts import AccountService, fence_in, limits_in
+from proxy.services.accounts.accounts import AccountService, limits_in, restrictions_in
 from proxy.services.usage import UsageQuery, UsageService
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
@@ -85,7 +85,7 @@ class AccountHandlers:
             mode=body["mode"],
             scopes=body.get("scopes", ()),
             own=limits_in(body),
-            fence=fence_in(body),
+            fence=restrictions_in(body),
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
 
@@ -100,7 +100,7 @@ class AccountHandlers:
             name=body.get("name"),
             scopes=body.get("scopes"),
             own=limits_in(body),
-            fence=fence_in(body),
+            fence=restrictions_in(body),
             status=body.get("status"),
         )
         return shown_key(row)

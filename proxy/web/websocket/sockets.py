@@ -52,7 +52,7 @@ _LINE = (
 class KeySource(Protocol):
     """Where a key that was changed is found again."""
 
-    on_gone: list[Callable[[Key], None]]
+    on_removed: list[Callable[[Key], None]]
 
     def successor(self, key: Key) -> Key | None: ...
 
@@ -104,7 +104,7 @@ class ClientSockets:
         self._next_round = self.now() + limits.ping_s
         self._stamp = b""
         self._counted = dict.fromkeys(self.kinds, (0, 0))
-        keys.on_gone.append(self._key_gone)
+        keys.on_removed.append(self._key_gone)
 
     def __repr__(self) -> str:
         return f"<ClientSockets {self._count} open of {len(self._by_key)} keys>"
