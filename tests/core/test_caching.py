@@ -204,7 +204,7 @@ def test_clear_forgets_everything() -> None:
     replies.put(key(2), b"x", "head")
     replies.clear()
     assert (len(replies), replies.bytes_used, replies.get(key(1)), replies.get(key(2))) == (0, 0, None, None)
-    assert repr(replies) == "<Replies 0 in 0 of 1,048,576 bytes; 0 hits, 2 misses, 0 evictions>"
+    assert repr(replies) == "<ReplyCache 0 in 0 of 1,048,576 bytes; 0 hits, 2 misses, 0 evictions>"
 
 
 class AgainstADict(RuleBasedStateMachine):

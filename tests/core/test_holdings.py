@@ -76,4 +76,4 @@ def test_what_is_taken_back_leaves_nothing(found: list[Transfer]) -> None:
 def test_nothing_packs_into_nothing() -> None:
     assert HoldingChanges().pack() == b""
     assert len(HoldingChanges.unpack(b"")) == 0
-    assert repr(HoldingChanges()) == "<Changes of 0 tokens, 0 nfts>"
+    assert repr(HoldingChanges()) == "<HoldingChanges of 0 tokens, 0 nfts>"

@@ -301,7 +301,7 @@ def test_dead_addresses_are_swept_out_when_they_are_many() -> None:
     assert len(index.tables.activity) == watch_index.FEW_DEAD + 1
     index.remove("two")
     assert not index.tables.activity
-    assert repr(index) == "<Index 0 webhooks, 0 addresses>"
+    assert repr(index) == "<WatchIndex 0 webhooks, 0 addresses>"
 
 
 def test_marks_grow_with_what_is_watched() -> None:
