@@ -1,41 +1,58 @@
-"""What a family of chains knows about its JSON-RPC methods.
+"""The interface between the request flow and a family of chains.
 
-A family is a table and five functions: a method that is not in the table does not exist, and everything the flow has to
-know about a call (which block is it about, how long may its answer be kept, can an empty answer be believed) it asks
-through `Family`, never by a method's or a chain's name. A new family is a new module and one line in `families.py`.
+A family describes its JSON-RPC methods, its heads, its addresses and the features it supports. The flow queries a call's
+block, the lifetime of a result or the head in a reply through `Family`, never by the name of a method or a chain. A method
+that is not in the family's table does not exist. Adding a family takes one package here and one line in `families.py`; its
+networks and prices are data (`config/chains/*.toml`, `config/pricing.toml`).
 
-Two kinds of time rule all answers. The *head* moves: an answer that depends on it is good until it does. What lies at or
-below the *final* height cannot change any more: such an answer is good for ever. A tag (`latest`, and just as much
-`finalized`) is a moving head, never final data; and an empty answer proves nothing, so it is never kept.
+Two things limit how long a result stays true. A result that depends on the *head* is valid until the head moves. Data at or
+below the *final* height cannot change, so such a result is valid forever. A tag (`latest`, and `finalized` as well) is a
+moving head, never final data. An empty result proves nothing and is never cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from proxy.core.caching import Lifetime
+
 MethodKind = Literal["read", "write", "filter", "subscription"]
 CacheRule = Literal["never", "static", "hash", "block", "head"]
-Lifetime = Literal["never", "head", "forever"]
+# `number`: the result is the head's number. `block`: the result is the head block if the call is about the latest block.
+HeadResult = Literal["none", "number", "block"]
+# A method and its params, for calls that the proxy makes itself.
+UpstreamCall = tuple[str, bytes]
+# Services that work on some families only. A family without a feature gets a 404 or 400 there.
+Feature = Literal["follower", "gas_prices", "nfts", "user_operations", "webhooks"]
+# Which feed serves subscriptions (`services/feed/feeds.py`), and which reader serves tokens (`compose/data.py`).
+FeedKind = Literal["evm", "svm"]
+TokenKind = Literal["evm", "svm"]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How one method behaves, whichever network it is called on.
+    """How one method behaves on every network of its family.
 
-    `kind`: a read may be repeated; a write is sent once; a filter belongs to the upstream that made it; a subscription
-    needs a socket.
-    `block_at`: the place of the block parameter among the params, where there is one. `span`: that parameter is an object
-    with a first and a last block.
-    `cache`: what names the answer. `static`: the network alone. `hash`: a hash among the params, so that the block found in
-    the answer tells its age. `block`: the block parameter. `head`: nothing but the head. `never`: it is not kept.
-    `fresh`: at a moving block it is not kept either, since the caller's own writes must show at once (nonces).
-    `retry`: it may be asked again of another upstream.
-    `tip`: the answer depends on the head: always where there is no block parameter, else when that names a moving block.
-    `empty`: an empty answer is doubtful when the upstream that gave it is behind.
+    `kind`: a read may be repeated; a write is sent once; a filter belongs to the upstream that created it; a subscription
+    needs a WebSocket.
+    `block_at`: index of the block parameter in the params, if there is one. `span`: that parameter is an object with a first
+    and a last block.
+    `cache`: what identifies the result. `static`: the network alone. `hash`: a hash in the params, so the block in the result
+    decides the lifetime. `block`: the block parameter. `head`: only the head. `never`: the result is not cached.
+    `fresh`: results at a moving block are not cached, because the caller's own writes must show at once (nonces).
+    `retry`: the call may be sent to another upstream.
+    `tip`: the result depends on the head: always without a block parameter, otherwise if that names a moving block.
+    `empty`: an empty result is doubtful if the upstream that returned it is behind.
+    `head`: whether the result contains the head (see `HeadResult`).
+    `names_block`: the result names the block that a transaction is in, perhaps before that block's head was seen.
+    `after_object`: the first param is an object and the block parameter follows it.
+    `splits`: the first param is a log filter as of `eth_getLogs`. A range that an upstream refuses is split and joined.
+    `creates_filter`: the result is the id of a new filter.
+    `sent_id`: derives the result of a repeated write from its params, so that sending it twice is the same as once.
     """
 
     name: str
@@ -47,13 +64,19 @@ class Method:
     retry: bool = False
     tip: bool = False
     empty: bool = False
+    head: HeadResult = "none"
+    names_block: bool = False
+    after_object: bool = False
+    splits: bool = False
+    creates_filter: bool = False
+    sent_id: Callable[[bytes], bytes | None] | None = None
 
 
 class BlockRef(msgspec.Struct, frozen=True, gc=False):
     """The block that a call is about: a `number`, a `hash`, a `tag`, or none.
 
-    `tag` is set beside a number or a hash where the family asks for a commitment with it. A Struct, since making a frozen
-    dataclass costs 1 µs and this 0.05.
+    `tag` is set beside a number or a hash in families where a call combines it with a commitment. The tag `earliest` is
+    reserved for the first block. A Struct, because creating a frozen dataclass takes 1 µs and this 0.05.
     """
 
     kind: Literal["number", "hash", "tag", "none"]
@@ -62,7 +85,7 @@ class BlockRef(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def moves(self) -> bool:
-        """It names another block tomorrow."""
+        """Whether it refers to a different block over time."""
         return self.kind == "tag" and self.tag != "earliest"
 
 
@@ -70,15 +93,98 @@ NONE = BlockRef("none")
 HASH = BlockRef("hash")
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The seam between the flow and a family. All functions are pure and safe for any bytes a caller may send.
+def _no_number(result: bytes) -> int | None:
+    return None
 
-    `block_ref(method, params)`: the block a call is about, from its raw params.
-    `lifetime(method, params, result, ref, head, final)`: how long a good result may be kept.
-    `is_archive(ref, head)`: the call reads state that an ordinary upstream has dropped.
-    `is_empty(method, result)`: the result is one that an upstream which is behind would give too.
-    `verdicts`: codes of errors that are the answer, whoever is asked and whatever their text says.
+
+def _no_block(result: bytes) -> tuple[str, str] | None:
+    return None
+
+
+def _whole(result: bytes) -> bytes:
+    return result
+
+
+def _decimal(number: int) -> bytes:
+    return b"%d" % number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadReader:
+    """How to find out the head of an upstream, and which chain it serves.
+
+    `number_call`: returns the head. `read_number(result)`: the number in its result, and in results of methods with a
+    `Method.head`; None if there is none. `write_number(number)`: the reverse, as JSON.
+    `genesis_call`: returns something that identifies the chain. `read_genesis(result)`: the identifying bytes.
+    `block_call`, `read_block`: the head's number and hash as text, in families whose blocks can be replaced by others of the
+    same height.
+    `newest_block(result)`: the newest block that a result of any method names; None if it names none.
+    """
+
+    number_call: UpstreamCall
+    read_number: Callable[[bytes], int | None]
+    genesis_call: UpstreamCall
+    write_number: Callable[[int], bytes] = _decimal
+    read_genesis: Callable[[bytes], bytes] = _whole
+    block_call: UpstreamCall | None = None
+    read_block: Callable[[bytes], tuple[str, str] | None] = _no_block
+    newest_block: Callable[[bytes], int | None] = _no_number
+
+
+@dataclass(frozen=True, slots=True)
+class AddressFormat:
+    """Addresses are bytes inside and text outside.
+
+    `parse(text)`: the address, or None if the text is not one. `show(address)`: its canonical text. `description`: completes
+    the sentence "an address is ...". `fold(text)`: equal for all spellings of one address, as a key for tables.
+    """
+
+    parse: Callable[[str], bytes | None]
+    show: Callable[[bytes], str]
+    description: str
+    fold: Callable[[str], str] = str
+
+
+class SubscriptionParams(msgspec.Struct, frozen=True):
+    """The parsed params of a call that subscribes.
+
+    `topic` and `detail` identify what to subscribe to; equal ones share one feed. `from_block`: replay from here. `event`:
+    the name under which events are priced and counted. `notification`: the method of the messages that are sent.
+    """
+
+    topic: str
+    detail: Any
+    from_block: int | None
+    event: str
+    notification: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRules:
+    """How clients subscribe. `read(method, params)` raises ValueError for invalid params. `numeric_ids`: ids are numbers."""
+
+    feed: FeedKind
+    read: Callable[[str, list[Any]], SubscriptionParams]
+    numeric_ids: bool = False
+
+
+def _chain_id(network: str, chain_id: int | None) -> int | None:
+    return chain_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family. All functions are pure and accept any bytes that a caller may send.
+
+    `block_ref(method, params)`: the block that a call is about, from its raw params.
+    `lifetime(method, params, result, ref, head, final)`: how long a good result may be cached.
+    `is_archive(ref, head)`: whether the call reads state that an ordinary upstream has pruned.
+    `is_empty(method, result)`: whether an upstream that is behind would return the same.
+    `verdicts`: codes of errors that are final, whichever upstream returns them and whatever their text.
+    `last_block(params, head)`: the last block of a method that `splits`.
+    `latest`: the tag of the head block; empty if the family has none.
+    `standard_errors`: upstream errors are translated to the API's codes (`core/dialect.py`); otherwise they pass unchanged.
+    `list_id(network name, chain id)`: the number by which token lists identify the network.
     """
 
     name: str
@@ -87,7 +193,16 @@ class Family:
     lifetime: Callable[[Method, bytes, bytes, BlockRef, int, int], Lifetime]
     is_archive: Callable[[BlockRef, int], bool]
     is_empty: Callable[[Method, bytes], bool]
+    head: HeadReader
+    addresses: AddressFormat
     verdicts: frozenset[int] = frozenset()
+    last_block: Callable[[bytes, int], int] | None = None
+    latest: str = ""
+    standard_errors: bool = False
+    subscriptions: SubscriptionRules | None = None
+    tokens: TokenKind | None = None
+    features: frozenset[Feature] = frozenset()
+    list_id: Callable[[str, int | None], int | None] = _chain_id
 
 
 def table(*methods: Method) -> dict[str, Method]:

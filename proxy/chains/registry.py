@@ -60,7 +60,8 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
 class Chain:
     name: str
     title: str
-    family: Literal["evm", "svm"]
+    # A name in `families.py`.
+    family: str
     native: Native
     networks: Mapping[str, NetworkFacts]
     aliases: tuple[str, ...] = ()

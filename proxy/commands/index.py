@@ -65,7 +65,8 @@ def _address(text: str) -> str:
 
 
 async def run(args: argparse.Namespace) -> int:
-    from proxy.compose.background import FOLLOWED, Background
+    from proxy.chains.families import family_of
+    from proxy.compose.background import Background
 
     if args.first is None and not args.forget:
         raise StartError(["--from N: say at which block to begin (or --forget)"])
@@ -74,7 +75,7 @@ async def run(args: argparse.Namespace) -> int:
     settings, tables = context.load(args), settings_room.load_tables()
     network = _network(tables, args.chain)
     await context.check_schema(settings.database.url)
-    if network.family not in FOLLOWED:
+    if "follower" not in family_of(network).features:
         raise StartError([f"--chain {args.chain}: blocks of its family are not indexed"])
     running = Background(settings, tables)
     route = running.networks.find(network)

@@ -16,6 +16,7 @@ import uvloop
 
 from proxy import settings as settings_room
 from proxy import telemetry
+from proxy.chains.families import family_of
 from proxy.compose import gas
 from proxy.compose.data import DataFeature
 from proxy.compose.delivery import DeliveryFeature
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 # How often deadlines and hedges of calls are looked at: nobody waits for these calls but we.
 SWEEP_S = 0.05
-# Families whose blocks can be read.
-FOLLOWED = frozenset({"evm"})
 
 
 class Background:
@@ -132,7 +131,7 @@ class Background:
 
     def follow(self) -> None:
         for name, route in self.networks.routes.items():
-            if route.network.family in FOLLOWED and self.settings.follower.follows(name):
+            if "follower" in family_of(route.network).features and self.settings.follower.follows(name):
                 self._follow(name, route)
         self.tasks.start("forgetting", forgetting(self.settings, self.pool).run)
         settling = gas.settling(self.settings, self.tables, self.pool, self.networks.routes.values())

@@ -5,6 +5,7 @@ A worker has one; what it holds open is closed with it.
 
 from __future__ import annotations
 
+from proxy.chains.family import TokenKind
 from proxy.core.egress import EgressPolicy
 from proxy.services.multicall import Multicall
 from proxy.services.names import EnsNames
@@ -45,7 +46,7 @@ class DataFeature:
         holdings = HoldingStore(pool)
         self.contracts = TokenContracts(self.multicall, holdings, self.kept, follows=settings.follower.follows)
         market = TokenPrices(self.prices, tables.logos)
-        self.tokens: dict[str, TokenReader] = {
+        self.tokens: dict[TokenKind, TokenReader] = {
             "evm": EvmTokens(self.contracts, self.multicall, holdings, self.kept, market),
             "svm": SvmTokens(internal_calls, self.kept, market),
         }

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from proxy.chains.evm.facts import BlockFacts, Header
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import fees, policy
 from proxy.services.follower.block_reader import BlockReader
@@ -91,7 +92,11 @@ def settlements(settings: Settings, tables: Tables) -> SettlementSink:
 
 
 def settling(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> SettlementLoop:
-    chains = [_SettlementRoute(BlockReader(route, topics=TOPICS)) for route in routes if route.network.family == "evm"]
+    chains = [
+        _SettlementRoute(BlockReader(route, topics=TOPICS))
+        for route in routes
+        if "user_operations" in family_of(route.network).features
+    ]
     return SettlementLoop(LedgerStore(pool), chains, _payers(settings, tables))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import fees
 from proxy.core.fees import Fees
@@ -65,7 +66,7 @@ class GasPrices:
 
     async def read(self, network: Network) -> GasReading:
         """NotFound for a chain that has no such prices, Unavailable where none is known that is young enough."""
-        if network.family != "evm":
+        if "gas_prices" not in family_of(network).features:
             raise NotFound(f"there are no gas prices on {network.id}: its fees are not per unit of gas")
         route = self._internal_calls.route(network)
         while (kept := self._good(route)) is None:

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any, Literal, Protocol
 
 from proxy.chains.evm import abi, price_feeds
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network, PriceFeedContract, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
@@ -181,7 +182,7 @@ class _Entry:
 def _name(network: Network, contract: str | None) -> str:
     if contract is None:
         return NATIVE
-    return contract.lower() if network.family == "evm" else contract
+    return family_of(network).addresses.fold(contract)
 
 
 # The sources

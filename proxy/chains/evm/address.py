@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import sha3
 
+from proxy.chains.family import AddressFormat
+
 ZERO = bytes(20)
 _TEXT = re.compile(r"0[xX][0-9a-fA-F]{40}", re.ASCII)
 _REMEMBERED = 65_536
@@ -44,6 +46,9 @@ def is_mistyped(text: str) -> bool:
     """Whether the text is in mixed case, and that is not its checksum."""
     digits = text[2:]
     return digits not in (digits.lower(), digits.upper()) and text[2:] != checksum(bytes.fromhex(digits))[2:]
+
+
+FORMAT = AddressFormat(parse, checksum, "0x and 40 hex digits", str.lower)
 
 
 # Where a contract will be

@@ -6,7 +6,10 @@ left us. Errors pass as they came: their codes are the bundler's own language.
 
 from __future__ import annotations
 
-from proxy.chains.family import NONE, BlockRef, Family, Lifetime, Method, table
+from proxy.chains.evm.address import FORMAT
+from proxy.chains.evm.head_reader import HEAD
+from proxy.chains.family import NONE, BlockRef, Family, Method, table
+from proxy.core.caching import Lifetime
 
 SEND = "eth_sendUserOperation"
 ESTIMATE = "eth_estimateUserOperationGas"
@@ -35,17 +38,19 @@ def _is_empty(method: Method, result: bytes) -> bool:
 
 
 BUNDLER = Family(
-    "erc4337",
-    table(
+    name="erc4337",
+    methods=table(
         Method(SEND, "write"),
         Method(ESTIMATE, retry=True),
         Method(BY_HASH, retry=True),
         Method(RECEIPT, retry=True),
         Method(ENTRY_POINTS, retry=True),
     ),
-    _no_block,
-    _not_kept,
-    _no_archive,
-    _is_empty,
-    VERDICTS,
+    block_ref=_no_block,
+    lifetime=_not_kept,
+    is_archive=_no_archive,
+    is_empty=_is_empty,
+    head=HEAD,
+    addresses=FORMAT,
+    verdicts=VERDICTS,
 )

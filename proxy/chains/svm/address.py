@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 
+from proxy.chains.family import AddressFormat
+
 SIZE = 32
 # What token lists number the networks by; the chain itself has no such number.
 LIST_IDS = {"mainnet": 101, "testnet": 102, "devnet": 103}
@@ -43,6 +45,9 @@ def show(address: bytes) -> str:
         number, value = divmod(number, 58)
         digits = _ALPHABET[value] + digits
     return "1" * (len(address) - len(address.lstrip(b"\0"))) + digits
+
+
+FORMAT = AddressFormat(parse, show, "32 bytes in base 58")
 
 
 def derived(seeds: Sequence[bytes], program: bytes) -> bytes:

@@ -9,9 +9,13 @@ was only processed may be on a fork that dies: it is kept not at all. Member nam
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from proxy.chains.family import BlockRef, Family, Lifetime, Method, table
+from proxy.chains.family import BlockRef, Family, HeadReader, Method, SubscriptionParams, SubscriptionRules, table
+from proxy.chains.svm.address import FORMAT, LIST_IDS
+from proxy.core.caching import Lifetime
 
 # An epoch, two days: about what a validator keeps of its ledger. Older slots come from an archive.
 LEDGER_KEPT_SLOTS = 432_000
@@ -141,43 +145,66 @@ def _at_slot_param(*names: str) -> tuple[Method, ...]:
     return tuple(Method(name, block_at=0, cache="head", retry=True, empty=True) for name in names)
 
 
-SVM = Family(
-    "svm",
-    table(
-        Method("getBlock", block_at=0, cache="block", retry=True, empty=True),
-        Method("getTransaction", cache="hash", retry=True, empty=True),
-        *(Method(name, cache="static", retry=True) for name in ("getGenesisHash", "getEpochSchedule")),
-        *_never(
-            "getClusterNodes", "getFirstAvailableBlock", "getHealth", "getHighestSnapshotSlot", "getIdentity",
-            "getMaxRetransmitSlot", "getMaxShredInsertSlot", "getVersion", "minimumLedgerSlot",
-        ),
-        # Polled after a send: an answer from before it landed must not be given again.
-        Method("getSignatureStatuses", retry=True, tip=True),
-        *_at_slot_param("getBlockCommitment", "getBlocks", "getBlocksWithLimit", "getBlockTime"),
-        *_at_head(
-            "getBlockHeight", "getBlockProduction", "getEpochInfo", "getFeeForMessage", "getInflationGovernor",
-            "getInflationRate", "getInflationReward", "getLargestAccounts", "getLatestBlockhash", "getLeaderSchedule",
-            "getMinimumBalanceForRentExemption", "getRecentPerformanceSamples", "getRecentPrioritizationFees",
-            "getSlot", "getSlotLeader", "getSlotLeaders", "getStakeMinimumDelegation", "getSupply",
-            "getTransactionCount", "getVoteAccounts", "isBlockhashValid", "simulateTransaction",
-        ),
-        *_at_head(
-            "getAccountInfo", "getBalance", "getMultipleAccounts", "getProgramAccounts", "getSignaturesForAddress",
-            "getTokenAccountBalance", "getTokenAccountsByDelegate", "getTokenAccountsByOwner",
-            "getTokenLargestAccounts", "getTokenSupply",
-            empty=True,
-        ),
-        *(Method(name, "write") for name in ("sendTransaction", "requestAirdrop")),
-        *(
-            Method(name, "subscription")
-            for name in (
-                "slotSubscribe", "slotUnsubscribe", "accountSubscribe", "accountUnsubscribe", "logsSubscribe",
-                "logsUnsubscribe", "signatureSubscribe", "signatureUnsubscribe",
-            )
-        ),
+METHODS = table(
+    Method("getBlock", block_at=0, cache="block", retry=True, empty=True),
+    Method("getTransaction", cache="hash", retry=True, empty=True),
+    *(Method(name, cache="static", retry=True) for name in ("getGenesisHash", "getEpochSchedule")),
+    *_never(
+        "getClusterNodes", "getFirstAvailableBlock", "getHealth", "getHighestSnapshotSlot", "getIdentity",
+        "getMaxRetransmitSlot", "getMaxShredInsertSlot", "getVersion", "minimumLedgerSlot",
     ),
-    block_ref,
-    lifetime,
-    is_archive,
-    is_empty,
+    # Polled after a send: an answer from before it landed must not be given again.
+    Method("getSignatureStatuses", retry=True, tip=True),
+    *_at_slot_param("getBlockCommitment", "getBlocks", "getBlocksWithLimit", "getBlockTime"),
+    *_at_head(
+        "getBlockHeight", "getBlockProduction", "getEpochInfo", "getFeeForMessage", "getInflationGovernor",
+        "getInflationRate", "getInflationReward", "getLargestAccounts", "getLatestBlockhash", "getLeaderSchedule",
+        "getMinimumBalanceForRentExemption", "getRecentPerformanceSamples", "getRecentPrioritizationFees",
+        "getSlot", "getSlotLeader", "getSlotLeaders", "getStakeMinimumDelegation", "getSupply",
+        "getTransactionCount", "getVoteAccounts", "isBlockhashValid", "simulateTransaction",
+    ),
+    *_at_head(
+        "getAccountInfo", "getBalance", "getMultipleAccounts", "getProgramAccounts", "getSignaturesForAddress",
+        "getTokenAccountBalance", "getTokenAccountsByDelegate", "getTokenAccountsByOwner",
+        "getTokenLargestAccounts", "getTokenSupply",
+        empty=True,
+    ),
+    *(Method(name, "write") for name in ("sendTransaction", "requestAirdrop")),
+    *(
+        Method(name, "subscription")
+        for name in (
+            "slotSubscribe", "slotUnsubscribe", "accountSubscribe", "accountUnsubscribe", "logsSubscribe",
+            "logsUnsubscribe", "signatureSubscribe", "signatureUnsubscribe",
+        )
+    ),
 )  # fmt: skip
+
+
+def read_slot(result: bytes) -> int | None:
+    return _number(result)
+
+
+def read_subscription(method: str, params: list[Any]) -> SubscriptionParams:
+    """`accountSubscribe` and the like. The upstream validates the params, and all events have one price."""
+    notification = method.removesuffix("Subscribe").encode() + b"Notification"
+    detail = msgspec.json.encode(params, order="deterministic")
+    return SubscriptionParams(method, detail, None, "svm", notification)
+
+
+def list_id(network: str, chain_id: int | None) -> int | None:
+    return LIST_IDS.get(network)
+
+
+SVM = Family(
+    name="svm",
+    methods=METHODS,
+    block_ref=block_ref,
+    lifetime=lifetime,
+    is_archive=is_archive,
+    is_empty=is_empty,
+    head=HeadReader(number_call=("getSlot", b"[]"), read_number=read_slot, genesis_call=("getGenesisHash", b"[]")),
+    addresses=FORMAT,
+    subscriptions=SubscriptionRules("svm", read_subscription, numeric_ids=True),
+    tokens="svm",
+    list_id=list_id,
+)

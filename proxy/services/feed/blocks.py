@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.chains import families
+from proxy.chains.evm.head_reader import HEAD_BLOCK_CALL
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
 from proxy.core.head_chain import ChainBlock
@@ -98,7 +98,7 @@ class BlockSource:
 
     async def latest(self, upstream: Upstream) -> ChainBlock:
         """Return the head of one upstream."""
-        found = read_block(await Probe(upstream, *families.HEAD_BLOCK_CALL["evm"]).ask())
+        found = read_block(await Probe(upstream, *HEAD_BLOCK_CALL).ask())
         if found is None:
             raise BlockUnavailable("no head")
         return self._cache(found)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.chains.evm import log_range
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.caching import key_of
@@ -214,11 +213,11 @@ class Rpc:
         ref, tip = policy.family.block_ref(policy.method, params), route.heads.tip
         if ref.moves:
             flight.least_head = tip
-            flight.tells_head = policy.may_show_head and ref.tag == "latest"
+            flight.tells_head = policy.may_show_head and ref.tag == policy.family.latest
         elif tip:
             flight.archive = policy.family.is_archive(ref, tip)
             # Whoever does not have the last block yet would leave it out without a word.
-            flight.least_head = min(tip, _last_block(params, tip) if policy.by_range else ref.number)
+            flight.least_head = min(tip, policy.last_block(params, tip) if policy.by_range else ref.number)
 
     # Batches
 
@@ -349,11 +348,6 @@ class RpcError(Exception):
 
 def _no_method(name: str) -> bytes:
     return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} does not exist or is not available")
-
-
-def _last_block(params: bytes, tip: int) -> int:
-    asked = log_range.parse(params, tip)
-    return tip if asked is None else asked.last
 
 
 def ask_upstream(route: Route, method: str, params: bytes, *, least_head: int = 0) -> PendingReply:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from proxy.services.rpc.method_policy import MethodPolicy
     from proxy.services.rpc.networks import Route
 
-_MAKES = frozenset({"eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter"})
 # In hex digits: 64 bits, which nobody guesses within a rate limit.
 _TAG = 16
 NOT_FOUND = jsonrpc.error(-32000, "filter not found")
@@ -34,7 +33,7 @@ class FilterIds:
         self._pepper = pepper.encode()
 
     def ask(self, caller: Any, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
-        if policy.method.name in _MAKES:
+        if policy.method.creates_filter:
             flight = Flight(route, policy, params, _Naming(self, caller, route, key), now)
             caller.flight = flight
             route.launch(flight, now)

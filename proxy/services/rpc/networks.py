@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.core.caching import ReplyCache
@@ -30,8 +30,6 @@ from proxy.wire.upstream import Upstream
 _NONE: Mapping[str, MethodPolicy] = {}
 _NO_LIMIT = 1 << 62
 _NULL_BYTES = len(NULL)
-_NUMBER = re.compile(rb'"number"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
-_BLOCK = re.compile(rb'"blockNumber"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
 
 
 class SharedHead:
@@ -77,8 +75,8 @@ class Route:
 
     __slots__ = (
         "_head_block", "_short", "any_scope", "beside", "broadcast", "budget", "call_timeout_s", "coalesces", "flights",
-        "group", "guard", "heads", "is_live", "keeps", "max_body", "network", "on_null", "on_split", "only", "policies",
-        "replies", "seen_moves", "shared_cache", "shared_head", "unknown", "upstreams",
+        "group", "guard", "head_reader", "heads", "is_live", "keeps", "max_body", "network", "on_null", "on_split", "only",
+        "policies", "replies", "seen_moves", "shared_cache", "shared_head", "unknown", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +112,7 @@ class Route:
             finality_blocks=facts.finality_blocks,
             behind_blocks=max(2, round(lag_s / facts.block_time_s)),
         )
+        self.head_reader = family_of(network).head
         self._head_block = (-1, "", "")
         self.budget = RetryBudget()
         # How many upstreams a signed transaction is sent to.
@@ -239,9 +238,8 @@ class Route:
 
     def heard_of(self, result: bytes) -> None:
         """Something is in a block that we have not seen: whoever learns that must not be told then what was true before."""
-        at = result.rfind(b'"blockNumber"')  # Of several logs the last is the newest.
-        found = _NUMBER.search(result) if at < 0 else _BLOCK.match(result, at)
-        if found is not None and int(found[1], 16) > self.heads.tip:
+        found = self.head_reader.newest_block(result)
+        if found is not None and found > self.heads.tip:
             self.forget_recent()
 
     def ask_on(self, flight: Flight) -> bool:
@@ -274,7 +272,7 @@ class Route:
 
     def compare_head(self, result: bytes, health: UpstreamHealth, now: float) -> Literal["fine", "behind", "future"]:
         """What an answer that tells the head means for what we know."""
-        number = _number_in(result)
+        number = self.head_reader.read_number(result)
         return "fine" if number is None else self.compare_number(number, health, now)
 
     def compare_number(self, number: int, health: UpstreamHealth, now: float) -> Literal["fine", "behind", "future"]:
@@ -298,17 +296,7 @@ class Route:
         return "fine"
 
     def head_number(self) -> bytes:
-        return b'"0x%x"' % self.heads.tip
-
-
-def _number_in(result: bytes) -> int | None:
-    if result[:3] == b'"0x':
-        try:
-            return int(result[1:-1], 16)
-        except ValueError:
-            return None
-    found = _NUMBER.search(result)
-    return int(found[1], 16) if found else None
+        return self.head_reader.write_number(self.heads.tip)
 
 
 class Networks:

@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
 # A batch that has been under way for this long is looked at by the sweep.
 LOOK_AFTER_S = 0.05
-_LATEST = (b'"latest"]', b"[]")
 
 
 def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
     """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
     is_simple = policy.short and not policy.shared and not policy.asks_on
-    return is_simple and call[2] != b"" and (not policy.has_block or call[1].endswith(_LATEST))
+    return is_simple and call[2] != b"" and (not policy.has_block or call[1].endswith(policy.ends_latest))
 
 
 class ShortBatch:

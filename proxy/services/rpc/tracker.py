@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 
-import msgspec
-
-from proxy.chains import families
 from proxy.core import jsonrpc
 from proxy.core.heads import HIGHEST
 from proxy.services.rpc.flights import next_id
@@ -77,7 +74,6 @@ class Tracker:
     def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
         self._clock = clock
-        self._family = route.network.family
         self._every_s = min(max(route.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
 
     def __repr__(self) -> str:
@@ -105,7 +101,7 @@ class Tracker:
         began = self._clock()
         if began < health.rests_until:
             return
-        number = _number(await Probe(upstream, families.HEAD_CALL[self._family]).ask())
+        number = self._number(await Probe(upstream, *self._route.head_reader.number_call).ask())
         now = self._clock()
         if number is None:
             health.fell_silent(now)
@@ -116,13 +112,14 @@ class Tracker:
     async def _look_for_reorg(self) -> None:
         """Another block at the same height: what was answered from the old one is void. The same upstream is asked again as
         long as it is the first of those at the tip: two that see different forks are not a reorganisation."""
-        call = families.HEAD_BLOCK_CALL.get(self._family)
+        call = self._route.head_reader.block_call
         upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
         if call is None or upstream is None:
             return
-        block = _block(await Probe(upstream, *call).ask())
+        result = await Probe(upstream, *call).ask()
+        block = None if result is None else self._route.head_reader.read_block(result)
         if block is not None:
-            self._route.saw_block(upstream.health.index, block.number, block.hash)
+            self._route.saw_block(upstream.health.index, *block)
 
     async def _tell_chain(self) -> None:
         """Which chain it is, for those who keep its answers longer than we live."""
@@ -130,40 +127,17 @@ class Tracker:
         upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
         if shared_cache is None or shared_cache.chain or upstream is None:
             return
-        first = await Probe(upstream, *families.GENESIS_CALL[self._family]).ask()
+        reader = self._route.head_reader
+        first = await Probe(upstream, *reader.genesis_call).ask()
         if first is not None and first != jsonrpc.NULL:
-            block = _block(first)
-            name = first if block is None else block.hash.encode()
-            shared_cache.chain = blake2b(name, digest_size=8).hexdigest()
+            shared_cache.chain = blake2b(reader.read_genesis(first), digest_size=8).hexdigest()
+
+    def _number(self, result: bytes | None) -> int | None:
+        number = None if result is None else self._route.head_reader.read_number(result)
+        return number if number is not None and 0 <= number <= HIGHEST else None
 
     def _is_at_the_tip(self, upstream: Upstream) -> bool:
         health = upstream.health
         if health.silent or self._clock() < health.rests_until:
             return False
         return health.head >= self._route.heads.agreed > 0
-
-
-class _Block(msgspec.Struct, gc=False):
-    number: str
-    hash: str
-
-
-_blocks = msgspec.json.Decoder(_Block).decode
-
-
-def _block(result: bytes | None) -> _Block | None:
-    try:
-        return _blocks(result or b"null")
-    except msgspec.DecodeError:
-        return None
-
-
-def _number(result: bytes | None) -> int | None:
-    if result is None:
-        return None
-    try:
-        value = msgspec.json.decode(result)
-        number = int(value, 16) if isinstance(value, str) else int(value)
-    except (msgspec.DecodeError, ValueError, TypeError):
-        return None
-    return number if 0 <= number <= HIGHEST else None

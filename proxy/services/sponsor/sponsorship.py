@@ -21,6 +21,7 @@ from proxy import telemetry
 from proxy.chains.evm import abi, paymaster, user_operation
 from proxy.chains.evm.paymaster import PaymasterTerms
 from proxy.chains.evm.user_operation import BadOperation, UserOperation
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import policy
 from proxy.core.access import Key
@@ -120,7 +121,7 @@ class SponsorService:
         draft: bool = False,
     ) -> SponsorRequest:
         """BadOperation names what is wrong; a draft may lack its gas."""
-        if network.family != "evm":
+        if "user_operations" not in family_of(network).features:
             raise InvalidRequest(f"chain: there are no operations to sponsor on {network.id}")
         version = self._version(network, given, entry_point)
         payer = self._paymasters.find(network, version)

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import msgspec
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.chains.svm.address import LIST_IDS
 from proxy.services.prices import PriceService
 
 
@@ -42,9 +42,9 @@ class TokenPrices:
 
     def _shown(self, network: Network, contracts: Sequence[str]) -> dict[str, str]:
         """The logos of those that have one."""
-        is_evm = network.family == "evm"
-        chain_id = network.facts.chain_id if is_evm else LIST_IDS.get(network.name)
+        family = family_of(network)
+        chain_id = family.list_id(network.name, network.facts.chain_id)
         if chain_id is None:
             return {}
-        names = ((contract, (chain_id, contract.lower() if is_evm else contract)) for contract in contracts)
+        names = ((contract, (chain_id, family.addresses.fold(contract))) for contract in contracts)
         return {contract: logo for contract, name in names if (logo := self._logos.get(name)) is not None}

@@ -17,6 +17,7 @@ from proxy.chains.evm import activity, facts, matching
 from proxy.chains.evm.facts import ChainLog
 from proxy.chains.evm.matching import Match, MatchBlock, MatchTransaction
 from proxy.chains.evm.watch_index import KINDS, Watcher, WatchIndex
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
@@ -51,7 +52,7 @@ class Backtest:
     async def run(
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
     ) -> BacktestResult:
-        if network.family != "evm":
+        if "webhooks" not in family_of(network).features:
             raise InvalidRequest(f"chain: there are no webhooks on {network.id}")
         if KINDS[event_type] == "pending":
             raise InvalidRequest(f"event_type: blocks do not tell of {event_type}: it cannot be tried on the past")

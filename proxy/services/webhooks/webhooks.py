@@ -15,6 +15,7 @@ from typing import Any
 from proxy.chains.evm import address, filters
 from proxy.chains.evm.filters import BadConfig
 from proxy.chains.evm.watch_index import WatchFilter
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import signatures
 from proxy.core.access import Key
@@ -73,7 +74,7 @@ class WebhookService:
     async def create(
         self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]
     ) -> CreatedWebhook:
-        if network.family != "evm" or not self._follows(network.id):
+        if "webhooks" not in family_of(network).features or not self._follows(network.id):
             raise InvalidRequest(f"chain: there are no webhooks on {network.id}, its blocks are not followed")
         self._check_url(url)
         addresses = await read_config(event_type, config)

@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.chains.evm import address
 from proxy.chains.evm.user_operation import BadOperation
+from proxy.chains.families import family_of
 from proxy.chains.registry import Registry
 from proxy.core import fees, policy
 from proxy.core.access import Key
@@ -69,7 +70,7 @@ class GasHandlers:
     async def create(self, asked: RestRequest) -> RestReply:
         body = asked.body
         network = asked.network(body["chain"])
-        if network.family != "evm":
+        if "user_operations" not in family_of(network).features:
             raise InvalidRequest(f"chain: there are no operations to sponsor on {network.id}")
         made = await self._policies.create(asked.key, network, name=_name(body["name"]), given=body["rules"])
         return RestReply(self._shown(asked.key, made), status=201)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from proxy.chains import addresses
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
@@ -48,13 +48,13 @@ class NftHandlers:
         network = _with_nfts(asked)
         holder = await self._holders.of(asked, network)
         found = await self._collections.owned(network, holder, asked.page)
-        shown = addresses.show(network.family, holder)
+        shown = family_of(network).addresses.show(holder)
         return {"address": shown, "chain": asked.path["chain"], "page": asked.page.number, **found}
 
 
 def _with_nfts(asked: RestRequest) -> Network:
     network = asked.network()
-    if network.family != "evm":
+    if "nfts" not in family_of(network).features:
         raise NotFound(f"NFTs are not read on {network.id}")
     return network
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from proxy.chains import addresses
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.errors import InvalidRequest, NotFound
 from proxy.web.rest.endpoint import RestRequest
@@ -27,7 +27,7 @@ class PathAddresses:
     async def of(self, asked: RestRequest, network: Network, parameter: str = "address") -> bytes:
         """The address in the path; a refusal names the parameter."""
         text = asked.path[parameter]
-        if (found := addresses.parse(network.family, text)) is not None:
+        if (found := family_of(network).addresses.parse(text)) is not None:
             return found
         if "." not in text or self._names is None or not self._names.are_on(network):
             raise not_an_address(network, parameter)
@@ -44,5 +44,5 @@ class PathAddresses:
 
 
 def not_an_address(network: Network, parameter: str) -> InvalidRequest:
-    form = addresses.FORMS[network.family]
+    form = family_of(network).addresses.description
     return InvalidRequest(f"parameter {parameter!r}: is not an address of {network.id}, which is {form}")

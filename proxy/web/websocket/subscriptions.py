@@ -23,7 +23,7 @@ from proxy.services.rpc.batches import BatchItem, rpc_error_of
 from proxy.services.rpc.calls import Caller, RpcError
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.websocket.frames import frame
-from proxy.web.websocket.subscription_request import SVM, SubscriptionRequest, read_id, read_wish
+from proxy.web.websocket.subscription_request import SubscriptionRequest, read_id, read_wish
 
 if TYPE_CHECKING:
     from proxy.web.websocket.socket import ClientSocket
@@ -83,7 +83,7 @@ class SubscriptionIds:
     def make(self, wish: SubscriptionRequest) -> bytes:
         """As JSON."""
         self._made += 1
-        if wish.kind == SVM:
+        if wish.numeric_id:
             return b"%d" % self._made
         topic = wish.topic
         count = self._counts.get(topic, self._base) + 1
@@ -236,15 +236,15 @@ class Subscriptions:
                 self._end(params)
                 caller.on_result(b"true")
             else:
-                self._begin(caller, name, params)
+                self._begin(caller, policy, params)
         except RpcError as exc:
             caller.on_error(exc.error)
         except Fault as fault:
             caller.on_fault(fault)
 
-    def _begin(self, caller: Caller, method: str, params: bytes) -> None:
+    def _begin(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
         socket, room = self._socket, self._socket.room
-        wish = read_wish(method, params)
+        wish = read_wish(policy.family, policy.method.name, params)
         feed = self._feed()
         room.check_subscriptions(socket.key, len(self._by_id))
         if wish.from_block is not None:
