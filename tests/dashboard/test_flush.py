@@ -39,7 +39,7 @@ async def test_oldest_usage_is_dropped_while_the_database_fails_and_the_rest_is_
 
     def has_given_up() -> bool:
         count()
-        return "usage given up" in caplog.text
+        return "usage dropped" in caplog.text
 
     async with connected(database) as connection:
         await connection.execute("alter table usage_batches rename to elsewhere")
