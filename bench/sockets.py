@@ -47,7 +47,7 @@ class Tool:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
-            raise StartFailed(f"{self._process.args[3:5]} exited early")  # type: ignore[index]
+            raise StartFailed(f"{self._process.args!r} exited early")
         found: dict[str, object] = json.loads(text)
         return found
 

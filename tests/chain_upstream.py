@@ -21,7 +21,7 @@ ZERO = bytes(20)
 
 
 def topic(signature: str) -> str:
-    return "0x" + sha3.keccak_256(signature.encode()).hexdigest()
+    return "0x" + str(sha3.keccak_256(signature.encode()).hexdigest())
 
 
 TRANSFER = topic("Transfer(address,address,uint256)")

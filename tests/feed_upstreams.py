@@ -91,7 +91,7 @@ class ForkingChain(Chain):
             self._make(logs)
             await self._announce()
 
-    async def reorganise(self, depth: int, *, longer: int = 1, logs: int = 2, at_once: bool = False) -> None:
+    async def replace_blocks(self, depth: int, *, longer: int = 1, logs: int = 2, at_once: bool = False) -> None:
         """Replace the last blocks and add more. Each new block is announced, as geth does it; with `at_once` only the last."""
         del self.canonical[-depth:]
         for _ in range(depth + longer):

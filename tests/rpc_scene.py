@@ -127,7 +127,10 @@ async def scene(
         upstreams = await stack.enter_async_context(scripted(count, chain, kind))
         proxies = [await stack.enter_async_context(fault_proxy(each.port)) for each in upstreams] if faults else []
         urls = [each.url for each in proxies or upstreams]
-        given = [{"url": url, **more} for url, more in itertools.zip_longest(urls, options, fillvalue={})]
+        given = [
+            {"url": url, **more}
+            for url, more in zip(urls, itertools.chain(options, itertools.repeat({})), strict=False)
+        ]
         running = await stack.enter_async_context(worker({network: given}, **sections))
         found = Scene(running, chain, upstreams, network)
         found.proxies = proxies

@@ -39,7 +39,7 @@ def value_of(*parts: Any) -> str:
 
 
 def tx_hash(raw: str) -> str:
-    return "0x" + sha3.keccak_256(bytes.fromhex(raw.removeprefix("0x"))).hexdigest()
+    return "0x" + str(sha3.keccak_256(bytes.fromhex(raw.removeprefix("0x"))).hexdigest())
 
 
 @dataclass

@@ -103,7 +103,7 @@ def test_empty_database_url_is_as_good_as_none() -> None:
 def test_environment_is_read_as_the_type_of_its_key(
     name: str, text: str, section: str, key: str, value: object
 ) -> None:
-    found = getattr(getattr(load(**{f"PENSTOCK_{name}": text}), section), key)
+    found = getattr(getattr(load(None, None, **{f"PENSTOCK_{name}": text}), section), key)
     assert found == value
     assert type(found) is type(value)
 
@@ -114,7 +114,7 @@ def test_whole_number_written_as_a_decimal_is_one(write: Write) -> None:
 
 @pytest.mark.parametrize("name", ["PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG"])
 def test_what_the_development_service_reads_of_the_environment_is_no_setting(name: str) -> None:
-    assert load(**{name: "somewhere"}).server.port == 8545
+    assert load(None, None, **{name: "somewhere"}).server.port == 8545
 
 
 def test_names_without_our_prefix_are_nobodys_business() -> None:

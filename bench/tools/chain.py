@@ -17,6 +17,7 @@ _RANGE = re.compile(rb'"fromBlock":"0x([0-9a-f]+)","toBlock":"0x([0-9a-f]+)"')
 _HASH = re.compile(rb'"blockHash":"(0x[0-9a-f]{64})"')
 _NUMBER = re.compile(rb'"params":\["(?:0x([0-9a-f]+)|latest)"')
 _ID = re.compile(rb'"id":(\d+)')
+_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 def address(number: int) -> str:
@@ -73,28 +74,35 @@ class Chain:
         if b"eth_getLogs" in body:
             if found := _HASH.search(body):
                 return b"[%b]" % self.logs[self.by_hash[found[1]]]
-            first, last = (int(text, 16) for text in _RANGE.search(body).groups())
+            first, last = (int(text, 16) for text in _match(_RANGE, body).groups())
             return b"[%b]" % b",".join(logs for logs in self.logs[first : last + 1] if logs)
-        number = _NUMBER.search(body)[1]
+        number = _match(_NUMBER, body)[1]
         return self.headers[-1 if number is None else int(number, 16)]
+
+
+def _match(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes]:
+    found = pattern.search(text)
+    assert found is not None, text
+    return found
 
 
 class Server(asyncio.Protocol):
     chain: Chain
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.received = b""
 
     def data_received(self, data: bytes) -> None:
         self.received += data
         while (head := self.received.find(b"\r\n\r\n")) >= 0:
-            length = int(re.search(rb"(?i)content-length: *(\d+)", self.received[:head])[1])
+            length = int(_match(_LENGTH, self.received[:head])[1])
             if len(self.received) < head + 4 + length:
                 return
             body = self.received[head + 4 : head + 4 + length]
             self.received = self.received[head + 4 + length :]
-            reply = b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (_ID.search(body)[1], self.chain.answer(body))
+            reply = b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (_match(_ID, body)[1], self.chain.answer(body))
             self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply))
             self.transport.write(reply)
 

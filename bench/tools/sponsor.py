@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from decimal import Decimal
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
 from proxy.core.access import Account, Key, Limits
+from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import PolicyService
@@ -102,8 +103,8 @@ async def main(url: str, seconds: float) -> None:
         ledger,
         Paymasters([payer]),
         market,
-        FixedNetworks(),
-        most_of_day=most,  # type: ignore[arg-type]
+        cast(InternalCalls, FixedNetworks()),
+        most_of_day=most,
     )
     numbers = iter(range(1 << 40))
     ends = 0.0

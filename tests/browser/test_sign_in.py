@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser.visitor import WAIT_MS, Site, Visitor
@@ -31,7 +33,8 @@ async def test_root_redirects_to_the_dashboard_and_sign_out_ends_the_session(sit
     await visitor.button("Sign out").click()
     await page.get_by_label("Email").wait_for()
     # A kept copy of the old cookie no longer works.
-    await page.context.add_cookies(before)
+    kept: list[Any] = [*before]
+    await page.context.add_cookies(kept)
     await page.reload()
     await page.get_by_label("Email").wait_for()
     visitor.assert_no_faults()

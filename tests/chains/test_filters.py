@@ -34,7 +34,7 @@ def test_whole_config_of_each_kind_is_read() -> None:
     assert found.selectors == {bytes.fromhex("a9059cbb"), bytes.fromhex("deadbeef")}
     assert found.exclude_spam
     found = filters.parse("TOKEN_TRANSFER", {"contracts": [ADDRESS.lower()], "from": [ADDRESS], "to": [ADDRESS]})
-    assert (found.contracts, found.senders, found.recipients) == ({RAW}, {RAW}, {RAW})
+    assert found.contracts == found.senders == found.recipients == frozenset({RAW})
     found = filters.parse("NFT_ACTIVITY", {"contracts": [ADDRESS], "token_ids": ["0", str(2**256 - 1)]})
     assert found.token_ids == {0, 2**256 - 1}
     assert filters.parse("mined_transaction", {"tx_hashes": [HASH], "confirmations": 12}).tx_hashes == {HASH.lower()}

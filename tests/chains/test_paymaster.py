@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from coincurve import PublicKey
@@ -118,8 +119,9 @@ def test_signature_covers_every_field_and_every_term(version: str) -> None:
     plain = operation(version)
     names = ("sender", "init_code", "call_data")
     numbers = ("nonce", "call_gas", "verification_gas", "pre_verification_gas", "max_fee_wei", "max_priority_fee_wei")
-    changed = [replace(plain, **{name: b"\x05" * 20}) for name in names]
-    changed += [replace(plain, **{name: getattr(plain, name) + 1}) for name in numbers]
+    fields: list[dict[str, Any]] = [{name: b"\x05" * 20} for name in names]
+    fields += [{name: getattr(plain, name) + 1} for name in numbers]
+    changed = [replace(plain, **field) for field in fields]
     if version != "0.6":
         changed += [paymaster.funded(plain, TERMS.paymaster, gas=gas) for gas in ((60_001, 7), (60_000, 8))]
     terms = [
@@ -158,6 +160,7 @@ def test_stub_is_as_large_as_the_real_one_and_could_be_a_signature() -> None:
     data = paymaster.data_of(TERMS, paymaster.STUB_SIGNATURE)
     assert len(data) == paymaster.DATA_BYTES == len(paymaster.data_of(TERMS, Signer(b"\x01" * 32).sign(b"m" * 32)))
     stub = paymaster.STUB_SIGNATURE
-    assert PublicKey.from_signature_and_message(stub[:64] + bytes([stub[64] - 27]), b"m" * 32, hasher=None)
+    # Raises for bytes that are no signature.
+    PublicKey.from_signature_and_message(stub[:64] + bytes([stub[64] - 27]), b"m" * 32, hasher=None)
     # EIP-2: contracts refuse the upper half.
     assert int.from_bytes(stub[32:64], "big") <= 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0

@@ -30,7 +30,7 @@ def told(raw: bytes) -> str | None:
 
 
 def keccak(raw: bytes) -> str:
-    return "0x" + sha3.keccak_256(raw).hexdigest()
+    return "0x" + str(sha3.keccak_256(raw).hexdigest())
 
 
 @pytest.mark.parametrize("fields", [[], [b"\x01"] * 14, [b"\x01", b"a" * 300, [b"b" * 32]]])

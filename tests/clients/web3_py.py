@@ -9,13 +9,15 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import requests
 from eth_account import Account
 from hexbytes import HexBytes
-from web3 import AsyncHTTPProvider, AsyncWeb3, Web3
+from web3 import AsyncHTTPProvider, AsyncWeb3, HTTPProvider, Web3
 from web3.middleware import SignAndSendRawMiddlewareBuilder
+from web3.types import RPCEndpoint, TxParams
 
 TASK = json.load(sys.stdin)
 LOGGER, REVERTER, RECIPIENT = (Web3.to_checksum_address(TASK[name]) for name in ("logger", "reverter", "recipient"))
@@ -34,12 +36,17 @@ def connect(key: str = TASK["key"], url: str = TASK["url"], **options: Any) -> W
     return Web3(Web3.HTTPProvider(url, request_kwargs=with_key(key), **options))
 
 
+def provider_of(w3: Web3) -> HTTPProvider:
+    assert isinstance(w3.provider, HTTPProvider)
+    return w3.provider
+
+
 def describe(error: Exception) -> dict[str, Any]:
     told: dict[str, Any] = {"types": [kind.__name__ for kind in type(error).__mro__], "words": str(error)}
     told["data"] = getattr(error, "data", None)
     if response := getattr(error, "rpc_response", None):
         told["rpc_code"] = response["error"]["code"]
-    if isinstance(error, requests.HTTPError):
+    if isinstance(error, requests.HTTPError) and error.response is not None:
         told["status"] = error.response.status_code
         told["words"] += error.response.text
     return told
@@ -57,7 +64,7 @@ def shown_logs(logs: Sequence[Any]) -> list[Any]:
 
 
 def reads(w3: Web3) -> dict[str, Any]:
-    block = w3.eth.get_block(TASK["block"], full_transactions=True)
+    block: Any = w3.eth.get_block(TASK["block"], full_transactions=True)
     fees = w3.eth.fee_history(4, "latest", [25, 75])
     logs = w3.eth.get_logs({"address": LOGGER, "fromBlock": 0, "toBlock": "latest"})
     return {
@@ -80,7 +87,8 @@ async def asynchronous_reads() -> dict[str, Any]:
     async with w3.batch_requests() as batch:
         batch.add(w3.eth.get_balance(ACCOUNT.address))
         batch.add(w3.eth.get_block(TASK["block"]))
-        balance, block = await batch.async_execute()
+        replies: list[Any] = await batch.async_execute()
+        balance, block = replies
     seen = {"chain_id": await w3.eth.chain_id, "balance": balance, "hash": block["hash"]}
     await provider.disconnect()
     return seen
@@ -98,7 +106,7 @@ def batches(w3: Web3) -> dict[str, Any]:
     answers = []
     for size in TASK["batches"]:
         calls = [TASK["calls"][at % len(TASK["calls"])] for at in range(size)]
-        replies = w3.provider.make_batch_request([(call["method"], call["params"]) for call in calls])
+        replies = provider_of(w3).make_batch_request([(call["method"], call["params"]) for call in calls])
         answers.append([answer_in(reply) for reply in replies])
     return {"answers": answers, "typed": [[block["hash"], balance, len(logs)] for block, balance, logs in triples]}
 
@@ -115,7 +123,7 @@ def transaction(w3: Web3) -> dict[str, Any]:
     paid = w3.eth.send_transaction({"from": ACCOUNT.address, "to": RECIPIENT, "value": TASK["value"]})
     receipt = w3.eth.wait_for_transaction_receipt(paid)
     found = w3.eth.get_transaction(paid)
-    seen = {
+    seen: dict[str, Any] = {
         "hash": paid,
         "succeeded": receipt["status"] == 1,
         "block": receipt["blockNumber"],
@@ -142,7 +150,7 @@ def signed(account: Any, nonce: int, chain_id: int) -> Any:
 
 def errors(w3: Web3) -> dict[str, Any]:
     contract = w3.eth.contract(REVERTER, abi=ABI)
-    call = {"to": REVERTER, "data": TASK["revert"]}
+    call: TxParams = {"to": REVERTER, "data": TASK["revert"]}
 
     def send(account: Any) -> Any:
         return w3.eth.send_raw_transaction(signed(account, 0, TASK["chain_id"]).raw_transaction)
@@ -154,8 +162,8 @@ def errors(w3: Web3) -> dict[str, Any]:
         "contract_revert": contract.functions.Error("not today").call,
         "contract_panic": contract.functions.Panic(17).call,
         "contract_custom": contract.functions.Custom(42).call,
-        "unknown_method": lambda: w3.manager.request_blocking("eth_nope", []),
-        "bad_params": lambda: w3.manager.request_blocking("eth_getBalance", ["0x1", "latest"]),
+        "unknown_method": lambda: w3.manager.request_blocking(RPCEndpoint("eth_nope"), []),
+        "bad_params": lambda: w3.manager.request_blocking(RPCEndpoint("eth_getBalance"), ["0x1", "latest"]),
         "no_transaction": lambda: w3.eth.get_transaction(TASK["no_hash"]),
         "no_block": lambda: w3.eth.get_block(10**9),
         "bad_key": lambda: connect(TASK["bad_key"]).eth.block_number,
@@ -171,7 +179,7 @@ def refusals() -> dict[str, Any]:
     seen = {}
     for nonce, name in enumerate(TASK["refusals"]):
         made = signed(ACCOUNT, nonce, TASK["far_chain_id"])
-        told = outcome(lambda made=made: w3.eth.send_raw_transaction(made.raw_transaction))
+        told = outcome(partial(w3.eth.send_raw_transaction, made.raw_transaction))
         seen[name] = told == made.hash if isinstance(told, HexBytes) else told
     return seen
 
@@ -182,8 +190,8 @@ def limits() -> dict[str, Any]:
     return {
         "refused": outcome(lambda: [impatient.eth.gas_price for _ in range(100)]),
         "got": [outcome(lambda: patient.eth.gas_price) for _ in range(15)],
-        "large": outcome(lambda: patient.provider.make_batch_request([("eth_gasPrice", [])] * 11)),
-        "many": outcome(lambda: connect().provider.make_batch_request([("eth_gasPrice", [])] * 101)),
+        "large": outcome(lambda: provider_of(patient).make_batch_request([(RPCEndpoint("eth_gasPrice"), [])] * 11)),
+        "many": outcome(lambda: provider_of(connect()).make_batch_request([(RPCEndpoint("eth_gasPrice"), [])] * 101)),
     }
 
 

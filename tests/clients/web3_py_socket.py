@@ -15,6 +15,7 @@ from hexbytes import HexBytes
 from web3 import AsyncWeb3, Web3, WebSocketProvider
 from web3.exceptions import Web3Exception, Web3RPCError
 from web3.method import Method
+from web3.types import RPCEndpoint
 
 TASK = json.load(sys.stdin)
 LOGGER, RECIPIENT = (Web3.to_checksum_address(TASK[name]) for name in ("logger", "recipient"))
@@ -54,7 +55,8 @@ async def reads(w3: AsyncWeb3[WebSocketProvider]) -> dict[str, Any]:
     async with w3.batch_requests() as batch:
         batch.add(w3.eth.get_balance(ACCOUNT.address))
         batch.add(w3.eth.get_block(TASK["block"]))
-        balance, block = await batch.async_execute()
+        replies: list[Any] = await batch.async_execute()
+        balance, block = replies
     return {
         "chain_id": await w3.eth.chain_id,
         "block": block["hash"],
@@ -65,9 +67,10 @@ async def reads(w3: AsyncWeb3[WebSocketProvider]) -> dict[str, Any]:
 
 
 async def unknown(w3: AsyncWeb3[WebSocketProvider]) -> dict[str, Any]:
-    w3.eth.attach_methods({"nope": Method("eth_nope")})
+    eth: Any = w3.eth
+    eth.attach_methods({"nope": Method(RPCEndpoint("eth_nope"))})
     try:
-        await w3.eth.nope()
+        await eth.nope()
     except Web3RPCError as exc:
         return {"rpc_code": exc.rpc_response["error"]["code"] if exc.rpc_response else None}
     return {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import astuple
 
-from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, ReplyCache, key_of
+from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, Lifetime, ReplyCache, key_of
 
 
 def key(n: int) -> bytes:
@@ -103,8 +103,9 @@ def test_memory_stays_within_the_limit_whatever_is_put() -> None:
 
 def test_reply_too_large_for_the_limit_is_not_kept() -> None:
     replies = ReplyCache(1 << 20)
-    for lifetime in ("head", "forever"):
-        replies.put(key(1), bytes((1 << 16) + 1), lifetime)  # type: ignore[arg-type]
+    lifetimes: tuple[Lifetime, ...] = ("head", "forever")
+    for lifetime in lifetimes:
+        replies.put(key(1), bytes((1 << 16) + 1), lifetime)
     assert len(replies) == 0
     replies.put(key(1), bytes(1 << 16), "forever")
     assert len(replies) == 1

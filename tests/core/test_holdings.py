@@ -42,7 +42,9 @@ def of(found: list[Transfer]) -> HoldingChanges:
 
 
 def plain(changes: HoldingChanges) -> dict[tuple[bytes, ...], int]:
-    tokens = {(key[:20], key[20:]): delta for key, delta in changes.tokens.items() if delta}
+    tokens: dict[tuple[bytes, ...], int] = {
+        (key[:20], key[20:]): delta for key, delta in changes.tokens.items() if delta
+    }
     return {**tokens, **{(key[:20], key[20:40], key[40:]): delta for key, delta in changes.nfts.items() if delta}}
 
 

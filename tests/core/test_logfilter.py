@@ -100,7 +100,8 @@ def test_cursor_is_a_number_or_now() -> None:
     assert [read_cursor(each) for each in ("0x0", "0xFf", "earliest", "latest", "pending", None)] == [
         0, 255, 0, None, None, None,
     ]  # fmt: skip
-    for bad in (5, "5", "0x", "finalized", [], {}, True, "0x" + "1" * 17):
+    cursors: tuple[Any, ...] = (5, "5", "0x", "finalized", [], {}, True, "0x" + "1" * 17)
+    for bad in cursors:
         with pytest.raises(ValueError, match="fromBlock"):
             read_cursor(bad)
 

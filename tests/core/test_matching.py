@@ -42,8 +42,9 @@ class Hook:
 
 addresses = st.sets(st.sampled_from(ADDRESSES), min_size=1, max_size=4)
 contracts = st.frozensets(st.sampled_from(CONTRACTS), min_size=1, max_size=2)
-some_contracts = st.one_of(st.just(frozenset()), contracts)
-some_addresses = st.one_of(st.just(frozenset()), st.frozensets(st.sampled_from(ADDRESSES), min_size=1, max_size=3))
+NOTHING: frozenset[bytes] = frozenset()
+some_contracts = st.one_of(st.just(NOTHING), contracts)
+some_addresses = st.one_of(st.just(NOTHING), st.frozensets(st.sampled_from(ADDRESSES), min_size=1, max_size=3))
 directions = st.sampled_from([None, "incoming", "outgoing"])
 values = st.integers(0, 5)
 
@@ -142,7 +143,8 @@ blocks = st.builds(
 
 def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
     """What matches, by comparing everything with everything: (webhook, the fact, the side)."""
-    wanted, found = hook.watcher.filter, []
+    wanted = hook.watcher.filter
+    found: list[tuple[str, int, str | None]] = []
     name = hook.watcher.id
     match hook.watcher.kind:
         case "block":

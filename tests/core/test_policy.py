@@ -156,7 +156,7 @@ def test_cost_rounds_up_and_a_part_never_costs_more_than_the_whole(wei: int, pri
     ],
 )
 def test_short_names_of_types_are_the_methods_own(short: str, full: str) -> None:
-    assert rules(allowed_methods=[short]).allowed_methods == {abi.selector(full)}
+    assert rules(allowed_methods=[short]).allowed_methods == frozenset({abi.selector(full)})
 
 
 @pytest.mark.parametrize(("fee", "is_refused"), [(0, False), (200, False), (201, True)])

@@ -66,10 +66,9 @@ def test_path_never_leads_out_of_its_content(path: str) -> None:
     """The gateway is the operator's, and may be private: only what is named by its content may be asked of it."""
     for uri in (f"ipfs://{V0}{path}", f"ipns://{KEY}{path}", f"ar://{TX}{path}"):
         assert locate(uri, GATEWAYS) is None
-    assert (
-        locate(f"https://elsewhere.example.com/ipfs/{V0}{path}", GATEWAYS) is None
-        or not locate(f"https://elsewhere.example.com/ipfs/{V0}{path}", GATEWAYS).own
-    )  # type: ignore[union-attr]
+    found = locate(f"https://elsewhere.example.com/ipfs/{V0}{path}", GATEWAYS)
+    assert not (isinstance(found, RemoteDocument) and found.own)
+    assert not isinstance(found, InlineDocument)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def test_upstream_health_is_aggregated_over_all_workers(service: Dashboard
         assert (await call(service, key)).status == 200
 
     async def is_counted() -> bool:
-        return sum(each["answered"] for each in await upstreams(operator)) >= before + 12
+        return bool(sum(each["answered"] for each in await upstreams(operator)) >= before + 12)
 
     await until(is_counted)
     for each in await upstreams(operator):

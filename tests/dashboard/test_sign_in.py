@@ -69,7 +69,7 @@ async def test_attempts_per_email_are_limited_across_addresses(service: Dashboar
 
 async def test_attempts_per_ip_address_are_limited(service: DashboardService) -> None:
     guesser = Client(service)
-    statuses = []
+    statuses: list[int] = []
     while 429 not in statuses and len(statuses) < 100:  # the limit refills while the test runs
         body = {"email": f"guess{len(statuses)}@example.com", "password": "a guess, a guess"}
         statuses.append((await guesser.post("/account/sign-in", body)).status)

@@ -212,7 +212,7 @@ async def test_overview_includes_the_remaining_daily_quota(service: DashboardSer
     async def is_live() -> bool:
         live = (await holder.get("/account/live")).data
         assert len(live["times"]) == len(live["minutes"]["requests"])
-        return sum(live["minutes"]["requests"]) == 3
+        return bool(sum(live["minutes"]["requests"]) == 3)
 
     await until(is_live)
     rich = await service.holder()

@@ -43,7 +43,7 @@ async def test_free_account_has_its_thousand_and_the_rest_is_held_until_the_next
         await scene.execute("update deliveries set due_at = now() where state = 'over_quota' and due_at > now()")
         deliverer._wake.set()
         for hook in hooks:
-            await until(lambda hook=hook: scene.are_all(hook, "delivered"))  # type: ignore[misc]
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"))
     used = await scene.rows("select used from delivery_days where account_id = $1 order by day", account)
     assert [row["used"] for row in used] == [1000, 50]
 

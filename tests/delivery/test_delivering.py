@@ -289,7 +289,7 @@ async def test_slow_receivers_delay_nobody_else(scene: Scene, known: bool) -> No
         assert len(scene.inbox.posts) - len(scene.inbox.at("/good")) == stuck_now
         stuck.set()
         for hook in slow:
-            await until(lambda hook=hook: scene.are_all(hook, "delivered"), within_s=30.0)  # type: ignore[misc]
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"), within_s=30.0)
 
 
 @pytest.mark.parametrize("webhooks", [1, 20])
@@ -310,7 +310,7 @@ async def test_no_receiver_has_more_than_its_share_at_once(scene: Scene, webhook
         await scene.events(hook, 200 // webhooks)
     async with scene.delivering(total=64, each=4):
         for hook in hooks:
-            await until(lambda hook=hook: scene.are_all(hook, "delivered"))  # type: ignore[misc]
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"))
     assert most == 4
     assert len(scene.inbox.posts) == 200
 
@@ -321,7 +321,7 @@ async def test_two_deliverers_send_everything_once(scene: Scene) -> None:
         for hook in hooks:
             await scene.events(hook, 60)
         for hook in hooks:
-            await until(lambda hook=hook: scene.are_all(hook, "delivered"))  # type: ignore[misc]
+            await until(lambda hook=hook: scene.are_all(hook, "delivered"))
     names = [post.event_id for post in scene.inbox.posts]
     assert len(names) == len({*names}) == 300
 
@@ -386,7 +386,7 @@ async def test_loop_that_is_cancelled_in_the_middle_loses_nothing(scene: Scene) 
     for _ in range(5):
         async with scene.delivering(lease_s=0.2):
             before = len(scene.inbox.posts)
-            await until(lambda before=before: len(scene.inbox.posts) > before)  # type: ignore[misc]
+            await until(lambda before=before: len(scene.inbox.posts) > before)
     async with scene.delivering(lease_s=0.2):
         await until(lambda: scene.are_all(hook, "delivered"))
     assert scene.inbox.ids() == {*scene.made[hook.id]}
@@ -407,10 +407,11 @@ async def test_loop_that_dies_leaves_its_places_to_the_next(scene: Scene) -> Non
         for sent in (1, 2):
             tasks = Tasks()
             tasks.start("deliverer", deliverer.run)
-            await until(lambda sent=sent: len(scene.inbox.posts) == sent)  # type: ignore[misc]
+            await until(lambda sent=sent: len(scene.inbox.posts) == sent)
             await tasks.close()
             assert deliverer._lanes.busy == 1
         stuck.set()
+        tasks = Tasks()
         tasks.start("deliverer", deliverer.run)
         await until(lambda: scene.are_all(hook, "delivered"))
         await tasks.close()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from eth_abi import decode
 from web3 import HTTPProvider, Web3
 from web3.exceptions import BadFunctionCallOutput, ContractLogicError
+from web3.types import BlockIdentifier
 
 T = TypeVar("T")
 EXACT = Context(prec=400)
@@ -62,7 +63,7 @@ class OnChain:
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(work)
 
-    def read(self, contract: str, name: str, *values: Any, block: int | str = "latest", abi: Any = None) -> Any:
+    def read(self, contract: str, name: str, *values: Any, block: BlockIdentifier = "latest", abi: Any = None) -> Any:
         """None where the contract reverts, or answers nothing that its type could be."""
         found = self.web3.eth.contract(Web3.to_checksum_address(contract), abi=abi or ABI)
         try:
@@ -70,12 +71,12 @@ class OnChain:
         except (ContractLogicError, BadFunctionCallOutput, ValueError, OverflowError):
             return None
 
-    def text(self, contract: str, name: str, block: int | str = "latest") -> str | None:
+    def text(self, contract: str, name: str, block: BlockIdentifier = "latest") -> str | None:
         """As a string; or as 32 bytes, where it is none."""
         found = self.read(contract, name, block=block)
         if found is None and (word := self.read(contract, name, block=block, abi=OLD_ABI)) is not None:
             found = bytes(word).rstrip(b"\0").decode()
-        return found
+        return None if found is None else str(found)
 
     def send(self, sender: str, contract: str, name: str, *values: Any) -> int:
         """The block that it was mined in."""

@@ -339,7 +339,7 @@ def test_other_block_at_the_same_height_voids_what_was_answered_from_the_old_one
     @on_uvloop
     async def run() -> None:
         async with scene(count) as found:
-            calls = [
+            calls: list[tuple[str, list[Any]]] = [
                 ("eth_getBalance", [ADDRESS, "latest"]),
                 ("eth_getBlockByNumber", ["latest", False]),
                 ("eth_getBalance", [ADDRESS, hex(found.chain.head)]),

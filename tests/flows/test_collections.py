@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ async def chain(service: Service) -> OnChain:
     head = await found.run(lambda: int(found.web3.eth.block_number))
 
     async def is_indexed() -> bool:
-        return (await owned(service, "0x" + "12" * 20))["as_of_block"] >= head
+        return bool((await owned(service, "0x" + "12" * 20))["as_of_block"] >= head)
 
     await until(is_indexed, within_s=60.0)
     return found
@@ -45,12 +46,12 @@ async def test_collections_are_what_their_contracts_and_logs_say(service: Servic
         contract = nft["address"]
         found = conforms(await get(service, f"/nfts/dev/collection/{contract.lower()}"), "NftCollection")
         at = found["as_of_block"]
-        held = await chain.run(lambda c=contract, at=at: chain.owners(c, at))
-        supply = await chain.run(lambda c=contract, at=at: chain.read(c, "totalSupply", block=at))
+        held = await chain.run(partial(chain.owners, contract, at))
+        supply = await chain.run(partial(chain.read, contract, "totalSupply", block=at))
         assert (found["contract"], found["chain"]) == (contract, "dev")
         assert found["standard"] == STANDARD[nft["kind"]]
-        assert found["name"] == await chain.run(lambda c=contract: chain.text(c, "name"))
-        assert found["symbol"] == await chain.run(lambda c=contract: chain.text(c, "symbol"))
+        assert found["name"] == await chain.run(partial(chain.text, contract, "name"))
+        assert found["symbol"] == await chain.run(partial(chain.text, contract, "symbol"))
         assert found["num_owners"] == len({owner for owner, _ in held})
         assert found["total_supply"] == (sum(held.values()) if supply is None else supply)
         assert (found["floor_price_eth"], found["floor_price_usd"]) == (None, None)
@@ -61,7 +62,7 @@ async def test_owned_tokens_of_everybody_are_what_the_logs_say(service: Service,
     for holder in [account["address"] for account in service.ready["accounts"]][:6]:
         found = await owned(service, holder, "?limit=100")
         at = found["as_of_block"]
-        wanted = await chain.run(lambda at=at: holdings(chain, service, at))
+        wanted = await chain.run(partial(holdings, chain, service, at))
         mine = {place[1:]: count for place, count in wanted.items() if place[0] == holder}
         told = {(item["contract"], int(item["token_id"])): int(item["balance"]) for item in found["nfts"]}
         assert told == mine
@@ -94,7 +95,7 @@ async def test_metadata_on_the_chain_is_shown_in_the_list(service: Service, chai
     async def is_named() -> bool:
         found = (await owned(service, holder, "?limit=100"))["nfts"]
         item = next(i for i in found if (i["contract"], i["token_id"]) == (pictures["address"], "1"))
-        return item["name"] == "A Pipe" and item["image_url"].startswith("data:image/svg+xml")
+        return bool(item["name"] == "A Pipe" and item["image_url"].startswith("data:image/svg+xml"))
 
     await until(is_named)
 

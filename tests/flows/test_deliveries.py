@@ -238,7 +238,7 @@ async def listening(service: Service, *words: str) -> AsyncIterator[list[str]]:
     assert process.stdout is not None
     lines = process.stdout
     async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.to_thread(lambda: [said.append(line.decode().rstrip()) for line in lines]))
+        group.create_task(asyncio.to_thread(lambda: said.extend(line.decode().rstrip() for line in lines)))
         try:
             await until(lambda: said)
             yield said

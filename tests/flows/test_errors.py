@@ -383,6 +383,6 @@ async def test_client_that_hangs_up_in_the_middle_harms_nobody(service: Service,
             talk = await Talk.open(service.port)
             await talk.send(data[:cut])
             talk.writer.transport.abort()
-    with pytest.raises(Closed):
-        await talk.reply()
+            with pytest.raises(Closed):
+                await talk.reply()
     assert (await ask_once(service, data)).status == 200

@@ -67,7 +67,7 @@ def test_client_that_received_a_head_gets_no_reply_from_before_it(kinds: list[st
             for reorganises in (False, True):
                 await client.result("eth_blockNumber")
                 await client.result("eth_getBlockByNumber", "latest", False)
-                await (scene.chain.reorganise(1, longer=0) if reorganises else scene.chain.mine())
+                await (scene.chain.replace_blocks(1, longer=0) if reorganises else scene.chain.mine())
                 head = (await client.event())["result"]
                 assert head["hash"] == scene.chain.canonical[-1]
                 assert await client.result("eth_blockNumber") == head["number"]
@@ -192,7 +192,7 @@ def test_three_block_reorganisation_sends_the_new_heads(kind: str, at_once: bool
             await scene.chain.mine(5)
             await scene.until_tip(listener)
             old = scene.chain.canonical[start:]
-            await scene.chain.reorganise(3, at_once=at_once)
+            await scene.chain.replace_blocks(3, at_once=at_once)
             await scene.until_tip(listener)
             assert listener.hashes == [*old, *scene.chain.canonical[start + 2 :]]
             assert listener.heads() == scene.chain.canonical[start:]
@@ -213,7 +213,7 @@ async def test_many_reorganisations_end_with_the_canonical_chain() -> None:
                 await scene.upstreams[0].kill()
             if depth == 2:
                 scene.upstreams[1].cut()
-            await scene.chain.reorganise(depth, longer=longer, at_once=depth % 2 == 0)
+            await scene.chain.replace_blocks(depth, longer=longer, at_once=depth % 2 == 0)
             await asyncio.sleep(0.01)
         await scene.chain.mine()
         await scene.until_tip(listener)
@@ -228,7 +228,7 @@ async def test_source_on_an_abandoned_fork_is_ignored_until_it_catches_up() -> N
         start = len(scene.chain.canonical)
         await scene.chain.mine(4)
         second.frozen = scene.chain.canonical[:]
-        await scene.chain.reorganise(2, longer=2)
+        await scene.chain.replace_blocks(2, longer=2)
         await scene.until_tip(listener)
         sent = len(listener.events)
         await first.kill()

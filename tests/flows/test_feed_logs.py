@@ -121,7 +121,7 @@ def test_three_block_reorganisation_removes_the_old_logs_newest_first(kinds: lis
             await until_logs(scene, listener, start)
             old = expected_logs(scene, start)
             sent = len(listener.events)
-            await scene.chain.reorganise(3, at_once=at_once)
+            await scene.chain.replace_blocks(3, at_once=at_once)
             await until_logs(scene, listener, start)
             after = [(log["blockHash"], log["logIndex"], log["removed"]) for log in listener.results[sent:]]
             # Two logs in each block.
@@ -144,7 +144,7 @@ async def test_reorganisations_while_upstreams_die_leave_each_listener_with_the_
                 scene.upstreams[0].cut()
             if round_ == 2:
                 await scene.upstreams[0].kill()
-            await scene.chain.reorganise(depth, longer=longer, logs=round_ % 3, at_once=round_ % 2 == 0)
+            await scene.chain.replace_blocks(depth, longer=longer, logs=round_ % 3, at_once=round_ % 2 == 0)
             await asyncio.sleep(0.02)
         await scene.chain.mine()
         for members, listener in listeners:
@@ -161,7 +161,7 @@ async def test_later_listener_receives_no_removals_of_older_logs() -> None:
         late = await scene.listen(ALL)
         await scene.chain.mine(1)
         await until_logs(scene, late, start + 3)
-        await scene.chain.reorganise(3)
+        await scene.chain.replace_blocks(3)
         await until_logs(scene, early, start)
         # It received one of the three removed blocks, and receives all new ones.
         await until(lambda: late.logs() == expected_logs(scene, start + 1))
@@ -180,7 +180,7 @@ async def test_heads_go_on_and_logs_wait_in_order_while_logs_are_unavailable() -
             upstream.answers["eth_getLogs"] = fail
         await scene.chain.mine(4)
         await scene.until_tip(heads)
-        await scene.chain.reorganise(2)
+        await scene.chain.replace_blocks(2)
         await scene.until_tip(heads)
         await until(lambda: scene.count("eth_getLogs") > 8)
         assert listener.events == []

@@ -51,7 +51,7 @@ class RandomFaults:
         depth = min(self.rng.choice((1, 1, 2, 3, 6)), self.scene.chain.head - self.lowest)
         if depth > 0:
             longer, logs = self.rng.randrange(3), self.rng.randrange(3)
-            await self.scene.chain.reorganise(depth, longer=longer, logs=logs, at_once=self.rng.random() < 0.5)
+            await self.scene.chain.replace_blocks(depth, longer=longer, logs=logs, at_once=self.rng.random() < 0.5)
 
     async def kill_or_revive(self) -> None:
         upstream = self.rng.choice(self.scene.upstreams)

@@ -174,7 +174,7 @@ async def test_replay_waits_while_the_feed_is_in_the_middle_of_a_reorganisation(
             group.create_task(scene.feed.subscribe_from(ALL, listener, 100))
             await until(lambda: listener.room_requests)
             upstream.answers["eth_getLogs"] = logs_of_old_blocks
-            await scene.chain.reorganise(2)
+            await scene.chain.replace_blocks(2)
             await until(lambda: other.logs() == expected_logs(scene, 101)[:2])
             requests = listener.room_requests
             listener.go.set()
@@ -197,7 +197,7 @@ def test_reorganisation_during_a_replay_is_reported(network: str) -> None:
                 group.create_task(scene.feed.subscribe_from(HEADS, heads, 97))
                 group.create_task(scene.feed.subscribe_from(ALL, logs, 98))
                 await until(lambda: heads.events and logs.events)
-                await scene.chain.reorganise(3, longer=1)
+                await scene.chain.replace_blocks(3, longer=1)
                 await scene.until_tip(watching)
                 heads.go.set()
                 logs.go.set()
@@ -219,7 +219,7 @@ async def test_constant_reorganisations_during_replays_end_with_the_canonical_ch
             turn = 0
             while not stop.is_set():
                 turn += 1
-                await (scene.chain.reorganise(turn % 4 + 1) if turn % 3 == 0 else scene.chain.mine())
+                await (scene.chain.replace_blocks(turn % 4 + 1) if turn % 3 == 0 else scene.chain.mine())
                 await asyncio.sleep(0.01)
 
         async with asyncio.TaskGroup() as group:
@@ -243,7 +243,7 @@ async def test_replayed_logs_are_removed_after_the_listener_is_live() -> None:
         late = await scene.listen(ALL)
         listener = await scene.listen(ALL, from_block=20)
         await until_logs(scene, listener, 20)
-        await scene.chain.reorganise(3, longer=1)
+        await scene.chain.replace_blocks(3, longer=1)
         await until_logs(scene, listener, 20)
         assert [log["removed"] for log in listener.results].count(True) == 6
         await until_logs(scene, late, 28)
@@ -336,8 +336,9 @@ async def test_batches_are_small_and_wait_for_room() -> None:
             sizes.append(len(events))
 
     async with feed_scene(["http"], blocks=600, network=DEV) as scene:
-        for topic in (HEADS, ALL):
-            await scene.feed.subscribe_from(topic, listener := CountingListener(), 1)
+        listeners = {topic: CountingListener() for topic in (HEADS, ALL)}
+        for topic, listener in listeners.items():
+            await scene.feed.subscribe_from(topic, listener, 1)
             assert max(sizes) <= replay.BATCH
             assert listener.room_requests >= len(listener.events) // replay.BATCH
-        assert listener.logs() == expected_logs(scene, 1)
+        assert listeners[ALL].logs() == expected_logs(scene, 1)

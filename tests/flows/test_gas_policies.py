@@ -82,7 +82,7 @@ async def spend(service: Service, policy: Mapping[str, Any]) -> dict[str, Any]:
 async def test_prices_are_the_chains_own_and_all_workers_agree(service: Service) -> None:
     answers = await asyncio.gather(*(ask(service, "GET", "/gas/dev/prices") for _ in range(40)))
     assert {status for status, _ in answers} == {200}
-    by_block = {body["block_number"]: set() for _, body in answers}
+    by_block: dict[int, set[bytes]] = {body["block_number"]: set() for _, body in answers}
     for _, body in answers:
         by_block[body["block_number"]].add(orjson.dumps([body["base_fee_gwei"], body["estimates"]]))
     assert all(len(each) == 1 for each in by_block.values())

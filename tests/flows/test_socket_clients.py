@@ -165,9 +165,8 @@ async def test_cursor_replays_every_block_and_goes_live(served: Service, chain: 
 
 
 async def test_banners_line_prints_heads(served: Service, chain: Chain) -> None:
-    line = listener(
-        ReadyFile(**{field.name: served.ready.get(field.name) for field in fields(ReadyFile)}), "enterprise"
-    )
+    ready: dict[str, Any] = {field.name: served.ready.get(field.name) for field in fields(ReadyFile)}
+    line = listener(ReadyFile(**ready), "enterprise")
     process = await asyncio.create_subprocess_shell(f"exec {line}", stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdout is not None
     try:

@@ -282,7 +282,7 @@ async def test_solanas_subscriptions_have_their_own_form() -> None:
 
 
 def held_by(running: Worker) -> list[str]:
-    return [repr(guest.held) for guest in running.app.door.guests if getattr(guest, "held", None)]
+    return [repr(held) for each in running.app.door.guests if (held := getattr(each, "held", None))]
 
 
 async def subscribed(client: Bare) -> str:
@@ -295,7 +295,10 @@ async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and
     """And memory stays flat: what waits is its queue and its transport's, never more."""
     async with AsyncExitStack() as stack:
         queue, size = 65536, 4000
-        sections = {"sockets": {"max_queue_bytes": queue}, "server": {"connections_per_address": 20_000}}
+        sections: dict[str, Any] = {
+            "sockets": {"max_queue_bytes": queue},
+            "server": {"connections_per_address": 20_000},
+        }
         running, feed, _ = await stack.enter_async_context(served(**sections))
         stopped = await stack.enter_async_context(bare(running, small_buffer=True))
         await subscribed(stopped)
@@ -430,7 +433,7 @@ async def test_what_does_not_fit_is_dropped_and_the_client_is_told_which_blocks(
     ):
         id_ = await client.result("eth_subscribe", "newHeads")
         feed.tell(HEADS, *heads(range(1, 101), size=500))
-        found = []
+        found: list[dict[str, Any]] = []
         while not (found and "error" in found[-1] and "missed" in found[-1]["error"]["data"]):
             found.append(await client.message())
         numbers = [int(each["params"]["result"]["number"], 16) for each in found if "params" in each]
@@ -442,7 +445,7 @@ async def test_what_does_not_fit_is_dropped_and_the_client_is_told_which_blocks(
 
         async def told_again() -> bool:
             feed.tell(HEADS, head(101))
-            return (await client.message())["params"]["result"]["number"] == hex(101)
+            return bool((await client.message())["params"]["result"]["number"] == hex(101))
 
         await until(told_again)
 

@@ -126,12 +126,11 @@ async def test_subscriptions_of_a_key_are_limited_over_its_sockets() -> None:
     async with served() as (running, feed, _), AsyncExitStack() as stack:
         running.add_key("small").account.plan = "free"
         clients = [await stack.enter_async_context(connected(running, key="small")) for _ in range(11)]
-        for client in clients[:10]:
-            ids = [await client.result("eth_subscribe", "newHeads") for _ in range(100)]
+        ids = [[await client.result("eth_subscribe", "newHeads") for _ in range(100)] for client in clients[:10]]
         error = await clients[10].error("eth_subscribe", "newHeads")
         assert error["code"] == -32005
         assert "1000" in error["message"]
-        await clients[9].result("eth_unsubscribe", ids[0])
+        await clients[9].result("eth_unsubscribe", ids[9][0])
         assert await clients[10].result("eth_subscribe", "newHeads")
         await clients[0].ws.close()
         await until(lambda: feed.count == 900)

@@ -61,7 +61,8 @@ async def test_bad_key_is_refused_with_the_contracts_body() -> None:
 async def test_key_may_also_stand_in_either_header() -> None:
     async with served() as (running, _):
         key = running.keys["main"]
-        for headers in ({"X_API_Key": key}, {"Authorization": f"Bearer {key}"}):
+        for name, value in (("X_API_Key", key), ("Authorization", f"Bearer {key}")):
+            headers: dict[str, Any] = {name: value}
             async with bare(running, key=None, **headers) as client:
                 client.write(rpc("eth_chainId"))
                 assert "result" in await client.json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -198,8 +199,9 @@ async def test_network_that_answers_nonsense_is_an_error_and_not_an_empty_list()
     async with solana() as found:
         found.bank.give(found.bank.new_mint(1), OWNER, 5)
         upstream = found.scene.upstreams[0]
-        for answer in (None, [], {"context": {"slot": 5}}):
-            upstream.answers["getTokenAccountsByOwner"] = lambda _, answer=answer: answer
+        answers: tuple[Any, ...] = (None, [], {"context": {"slot": 5}})
+        for answer in answers:
+            upstream.answers["getTokenAccountsByOwner"] = partial(lambda answer, _: answer, answer)
             (await found.get(f"/tokens/solana/balances/{OWNER}")).fault(503)
         del upstream.answers["getTokenAccountsByOwner"]
         upstream.answers["getMultipleAccounts"] = lambda _: {"context": {"slot": 5}, "value": []}

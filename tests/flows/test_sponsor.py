@@ -198,10 +198,14 @@ async def contract(
 
 
 def drawn(chance: random.Random, version: str, payer: bytes, data: bytes) -> UserOperation:
+    def bits() -> int:
+        return chance.choice([10, 100])
+
     plain = UserOperation(
         version, chance.randbytes(20), chance.getrandbits(200),
         chance.randbytes(chance.choice([0, 20, 88])), chance.randbytes(chance.choice([0, 4, 100, 1000])),
-        *(chance.getrandbits(chance.choice([10, 100])) for _ in range(5)), b"", b"",
+        chance.getrandbits(bits()), chance.getrandbits(bits()), chance.getrandbits(bits()), chance.getrandbits(bits()),
+        chance.getrandbits(bits()), b"", b"",
     )  # fmt: skip
     return paymaster.funded(plain, payer, gas=(chance.getrandbits(30), chance.getrandbits(10)), data=data)
 
@@ -308,7 +312,7 @@ async def test_nonce_that_was_paid_for_is_not_sponsored_again(gas: Service, seen
     body = {"chain": "dev", "policy_id": found["policy"], "user_operation": given}
 
     async def is_known() -> bool:
-        return (await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0"
+        return bool((await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0")
 
     await until(is_known, within_s=WITHIN_S)
     status, answer = await ask(gas, "POST", "/gas/sponsor", body)
@@ -386,7 +390,7 @@ async def test_reorganisation_reopens_what_it_removed(gas: Service) -> None:
 
 
 def call(signature: str, types: list[str], values: list[Any]) -> str:
-    return "0x" + (sha3.keccak_256(signature.encode()).digest()[:4] + encode(types, values)).hex()
+    return "0x" + bytes(sha3.keccak_256(signature.encode()).digest()[:4] + encode(types, values)).hex()
 
 
 async def sent(service: Service, sender: str, to: str, data: str) -> None:

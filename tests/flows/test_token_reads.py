@@ -111,7 +111,7 @@ def test_holder_of_five_hundred_tokens_costs_two_upstream_calls_and_then_one(dat
             looked = found.requests
 
             async def is_newer() -> bool:
-                return (await found.balances())["as_of_block"] == 1001
+                return bool((await found.balances())["as_of_block"] == 1001)
 
             await until(is_newer)
             assert found.requests - looked == 1  # names are known by now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ async def test_balances_of_everybody_are_what_the_contracts_say_at_that_block(se
     held = 0
     for holder in holders(service)[:6]:
         found = await indexed(service, block, holder)
-        wanted = await chain.run(lambda at=found["as_of_block"], who=holder: expected(chain, service, who, at))
+        wanted = await chain.run(partial(expected, chain, service, holder, found["as_of_block"]))
         told = {item["contract"]: item for item in found["tokens"]}
         assert set(told) == {item["address"] for item in wanted}
         assert found["total"] == len(wanted)
@@ -193,9 +194,9 @@ async def test_metadata_of_every_token_is_what_its_contract_says(service: Servic
         contract = token["address"]
         found = conforms(await get(service, f"/tokens/dev/metadata/{contract.lower()}"), "TokenMetadata")
         at = found["as_of_block"]
-        supply = await chain.run(lambda c=contract, at=at: chain.read(c, "totalSupply", block=at))
-        decimals = await chain.run(lambda c=contract, at=at: chain.read(c, "decimals", block=at))
-        texts = [await chain.run(lambda c=contract, n=n: chain.text(c, n)) for n in ("name", "symbol")]
+        supply = await chain.run(partial(chain.read, contract, "totalSupply", block=at))
+        decimals = await chain.run(partial(chain.read, contract, "decimals", block=at))
+        texts = [await chain.run(partial(chain.text, contract, n)) for n in ("name", "symbol")]
         assert (found["contract"], found["chain"]) == (contract, "dev")
         assert (found["name"], found["symbol"]) == SHOWN.get(token["kind"], tuple(texts))
         assert found["decimals"] == decimals == token["decimals"]
@@ -204,7 +205,7 @@ async def test_metadata_of_every_token_is_what_its_contract_says(service: Servic
         assert found["formatted_total_supply"] == (formatted(supply, decimals) if known else None)
         feed = feeds.get(contract)
         if feed is not None and feed["updated_at"] is None and int(feed["answer"]) > 0:
-            price = await chain.run(lambda f=feed: chain.price(f["address"]))
+            price = await chain.run(partial(chain.price, feed["address"]))
             assert Decimal(found["price_usd"]) == price
             worth = EXACT.multiply(Decimal(formatted(supply, decimals)), price)
             assert abs(Decimal(found["market_cap_usd"]) - worth) <= Decimal("0.000000005")

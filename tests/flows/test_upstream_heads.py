@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -20,16 +22,20 @@ from tests.service import until
 from tests.web.worker import LIVE, on_uvloop, worker
 
 SEED = 4711
-NO_CACHE = {"enabled": False, "coalesce": False}
+NO_CACHE: Mapping[str, Any] = {"enabled": False, "coalesce": False}
 # Fifteen seconds are sixty blocks of it.
 QUICK = "arbitrum/mainnet"
 TX = "0x" + "cd" * 32
 
 
+def large_block(upstream: ScriptedUpstream, params: list[Any]) -> dict[str, Any]:
+    return {**(upstream._eth_getBlockByNumber(params) or {}), "transactions": ["0x" + "ab" * 32] * 2000}
+
+
 async def heads_told(of: Scene, rounds: int, **headers: str) -> list[int]:
     """One caller that asks for the head in three ways, one after the other, on one connection."""
     told: list[int] = []
-    ways = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest", False]))
+    ways: Sequence[tuple[str, list[Any]]] = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest", False]))
     async with await of.worker.talk() as talk:
         for n in range(rounds):
             method, params = ways[n % 2]
@@ -47,7 +53,7 @@ def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: b
     async def run() -> None:
         chance = random.Random(SEED)
         # Blocks come far faster here than on the network that this is taken for: it is one that is used to quick ones.
-        async with scene(3, network=QUICK, **({} if cached else {"cache": NO_CACHE})) as found:
+        async with scene(3, network=QUICK, cache={} if cached else NO_CACHE) as found:
             stop = asyncio.Event()
 
             async def advance() -> None:
@@ -71,7 +77,6 @@ def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: b
                 assert told == sorted(told)
                 assert len(told) > 600
                 assert told[-1] > told[0] + 10
-            print(f"\n{sum(len(task.result()) for task in asking)} of 2100 answered, heads up to {told[-1]}")
 
     run()
 
@@ -183,10 +188,7 @@ def test_large_block_is_compared_with_the_head_before_it_is_told(cached: bool) -
     async def run() -> None:
         async with scene(2, cache={"enabled": cached, "coalesce": cached}) as found:
             for upstream in found.upstreams:
-                upstream.answers["eth_getBlockByNumber"] = lambda params, of=upstream: {
-                    **(of._eth_getBlockByNumber(params) or {}),
-                    "transactions": ["0x" + "ab" * 32] * 2000,
-                }
+                upstream.answers["eth_getBlockByNumber"] = partial(large_block, upstream)
             await never_told_the_block_before(found)
 
     run()

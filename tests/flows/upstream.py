@@ -60,7 +60,13 @@ class Upstream:
         for answer in answers:
             if answer.status != 200:
                 return answer
-        joined = b"[" + b",".join(bytes(answer.body) for answer in answers if isinstance(answer, web.Response)) + b"]"
+        joined = (
+            b"["
+            + b",".join(
+                answer.body for answer in answers if isinstance(answer, web.Response) and isinstance(answer.body, bytes)
+            )
+            + b"]"
+        )
         return web.Response(body=joined, content_type="application/json")
 
     async def _one(self, call: dict[str, object]) -> web.StreamResponse:

@@ -47,8 +47,13 @@ async def test_more_receipts_than_may_be_asked_for_are_refused(stage: Stage, mon
     monkeypatch.setattr(backtest, "MOST_RECEIPTS", 3)
     with_transaction(stage, "0x" + "77" * 32)
     stage.scene.chain.mine([], [], [], [])
-    answers, asked = stage.scene.upstream.answers, []
-    answers["eth_getTransactionReceipt"] = lambda params: asked.append(params[0]) or {"status": "0x1"}
+    asked: list[str] = []
+
+    def receipt(params: list[Any]) -> dict[str, str]:
+        asked.append(params[0])
+        return {"status": "0x1"}
+
+    stage.scene.upstream.answers["eth_getTransactionReceipt"] = receipt
     trying, network = tried(stage)
     assert (await trying.run(network, "address_activity", CONFIG, first=1, last=3)).events == 3
     asked.clear()

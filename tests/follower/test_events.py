@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -326,7 +327,7 @@ async def test_event_waits_for_the_receipt_of_its_own_block(stage: Stage) -> Non
     answers = stage.scene.upstream.answers
     own = {"blockHash": stage.scene.chain.blocks[1].hash, "blockNumber": "0x1", "status": "0x0", "gasUsed": "0x5208"}
     for receipt in (None, {**own, "blockHash": "0x" + "00" * 32}):
-        answers["eth_getTransactionReceipt"] = lambda _, receipt=receipt: receipt
+        answers["eth_getTransactionReceipt"] = partial(lambda receipt, _: receipt, receipt)
         composing.start_over()
         await composing.compose()
         assert await stage.told() == []

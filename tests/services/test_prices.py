@@ -215,7 +215,7 @@ def _json(body: Any) -> web.Response:
     return web.Response(body=orjson.dumps(body), content_type="application/json")
 
 
-ONLY_HTTP = {"sources": ("http",)}
+ONLY_HTTP: dict[str, Any] = {"sources": ("http",)}
 
 
 async def test_price_api_is_asked_for_the_coin_and_for_tokens_in_parts(api: Pages) -> None:

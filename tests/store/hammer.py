@@ -68,7 +68,7 @@ def take(shared: Windows, *, slot: int, tries: int, now: float, request_s: float
 def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
     """Ask without a pause until the end: how many were granted, and the first and last moments of asking."""
     granted = 0
-    first = now = time.monotonic()
+    first = last = now = time.monotonic()
     while now < end:
         granted += not shared.take(slot, now, request_s, 0.0)
         last, now = now, time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ async def account(store: KeyStore) -> str:
     return str((await store.create_account(name="Acme", email="ops@example.com", plan="free"))["id"])
 
 
-async def create(store: KeyStore, account: str, **facts: object) -> tuple[dict, str]:
-    return await store.create_key(account, **({"name": "default", "mode": "live"} | facts))  # type: ignore[arg-type]
+async def create(store: KeyStore, account: str, **facts: Any) -> tuple[dict[str, Any], str]:
+    return await store.create_key(account, **({"name": "default", "mode": "live"} | facts))
 
 
 # Accounts
@@ -131,7 +132,7 @@ async def test_limit_of_minus_one_is_inherited_again(store: KeyStore, account: s
     ],
 )
 async def test_wrong_value_is_refused_by_name_at_creation_and_at_change(
-    store: KeyStore, account: str, change: dict, named: str
+    store: KeyStore, account: str, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=named):
         await store.create_account(**({"name": "a", "email": "a@b", "plan": "free"} | change))
@@ -165,6 +166,7 @@ async def test_key_is_shown_once_and_only_its_digest_is_kept(store: KeyStore, ac
     assert "digest" not in await store.read_key(row["id"])
     async with pool.connection() as connection:
         kept = await connection.fetchrow("select * from keys where id = $1", row["id"])
+    assert kept is not None
     assert kept["digest"] == access.digest(PEPPER.encode(), key)
     assert key not in repr(dict(kept))
 
@@ -196,11 +198,12 @@ async def test_change_of_a_key_touches_only_what_is_given(store: KeyStore, accou
 
 async def test_wrong_scope_name_or_limit_of_a_key_is_refused(store: KeyStore, account: str) -> None:
     row, _ = await create(store, account)
-    for change in ({"scopes": ["rpc:reed"]}, {"name": ""}, {"own": LimitChange(units_per_second=0)}):
+    changes: list[dict[str, Any]] = [{"scopes": ["rpc:reed"]}, {"name": ""}, {"own": LimitChange(units_per_second=0)}]
+    for change in changes:
         with pytest.raises(InvalidRequest):
             await create(store, account, **change)
         with pytest.raises(InvalidRequest):
-            await store.update_key(row["id"], **change)  # type: ignore[arg-type]
+            await store.update_key(row["id"], **change)
 
 
 async def test_disabled_key_can_be_enabled_and_a_revoked_one_never(store: KeyStore, account: str) -> None:

@@ -259,8 +259,9 @@ async def test_operation_under_an_unknown_hash_is_paid_by_what_was_reserved_for_
     assert await totals(ledger, policy) == (0, 30, 1)
     assert (await ledger.reserve(want(policy, 1))).kind == "used"
     # Nothing was signed for any other.
-    for name, value in (("sender", BOB), ("nonce", 1), ("entry_point", b"\x06" * 20)):
-        assert await settle(pool, event(wanted, 30, op_hash=b"!" * 32, **{name: value})) == [False]
+    others: list[dict[str, Any]] = [{"sender": BOB}, {"nonce": 1}, {"entry_point": b"\x06" * 20}]
+    for other in others:
+        assert await settle(pool, event(wanted, 30, op_hash=b"!" * 32, **other)) == [False]
 
 
 async def test_unknown_hash_costs_at_the_highest_price_and_no_more_than_is_held(
@@ -296,7 +297,7 @@ async def test_of_several_policies_one_pays_for_an_unknown_hash_and_always_the_s
 
 async def test_accounts_day_bounds_all_its_policies_together(ledger: LedgerStore, pool: Pool, account: str) -> None:
     one, other = await make(pool, account), await make(pool, account)
-    most = {"account_most": 100 * DOLLAR}
+    most: dict[str, Any] = {"account_most": 100 * DOLLAR}
     first = want(one, 60, **most)
     assert (await ledger.reserve(first)).kind == "granted"
     refused = await ledger.reserve(want(other, 41, **most))

@@ -7,6 +7,7 @@ import datetime
 import pytest
 
 from proxy.chains.evm.facts import BlockFacts
+from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, ReserveRequest
@@ -24,7 +25,6 @@ from tests.store.test_ledger_machine import (
     Block,
     Landed,
     ModelChain,
-    read_rules,
 )
 
 ENDS = BEGAN + 270

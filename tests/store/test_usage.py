@@ -117,7 +117,7 @@ async def test_rows_are_those_of_the_filters(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(1) | batch(2, key="key_2") | batch(4, key="key_2", method="n"))
 
-    async def found(**filters: str) -> list[int]:
+    async def found(**filters: Any) -> list[int]:
         return [row["requests"] for row in await store.rows(wanted(**filters), 10)]
 
     assert await found() == [1, 2, 4]

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def hammers(fd: int) -> Iterator[list[Hammer]]:
         hammer.close()
 
 
-def ask_all(hammers: list[Hammer], what: str, **how: object) -> list:
+def ask_all(hammers: list[Hammer], what: str, **how: object) -> list[Any]:
     for hammer in hammers:
         hammer.tell(what, **how)
     return [hammer.hear() for hammer in hammers]

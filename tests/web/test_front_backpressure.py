@@ -83,7 +83,7 @@ async def test_reply_that_begins_while_its_client_is_stalled_waits_as_well() -> 
     async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
         await talk.send(found.post(CALL))
         await until(lambda: upstream.bodies, within_s=2.0)
-        (front,) = found.app.door.guests
+        front = found.only_connection
         front.pause_writing()
         gate.set()
         assert await settled(upstream) < 16 * MB
@@ -227,7 +227,7 @@ async def test_stalled_client_is_served_when_it_reads_again_however_its_request_
         data = found.post(CALL)
         for cuts in ([], [], [20], [len(data) - 5], [20, len(data) - 5]):
             assert is_good(await talk.ask(data))
-            (front,) = found.app.door.guests
+            front = found.only_connection
             served = len(upstream.bodies)
             if cuts:
                 # What began before the stall goes on in it.

@@ -17,9 +17,9 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.services.rpc.tracker import Tracker
-from tests.flows.talk import Reply, rpc
+from tests.flows.talk import Reply, Talk, rpc
 from tests.service import until
-from tests.web.worker import LIVE, NO_CACHE, TEST, Client, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, TEST, Worker, on_uvloop, worker
 from tests.wire.upstreams import Scripted, answer, http, replies, stub
 
 # Numbers of the moment: they must be there, and may differ.
@@ -249,13 +249,14 @@ async def test_key_that_expires_between_two_requests_of_a_connection(cache: dict
 async def test_key_in_either_header() -> None:
     async with both_ways() as (worker, _):
         key = worker.keys["main"]
-        for headers in (
+        good: list[dict[str, Any]] = [
             {"Authorization": f"Bearer {key}"},
             {"Authorization": f"bearer   {key}"},
             {"Authorization": f"BEARER {key}", "X_API_Key": ""},
             {"X_API_Key": f"  {key}  "},
             {"X_API_Key": key, "Authorization": "Basic abc"},
-        ):
+        ]
+        for headers in good:
             assert (await ask_both(worker, CALL, key=None, **headers)).status == 200, headers
         for headers in ({"Authorization": key}, {"Authorization": f"Bearer\t{key}"}, {"X_API_Key": f"{key}é"}, {}):
             (await ask_both(worker, CALL, key=None, hot=False, **headers)).fault(401)
@@ -425,7 +426,7 @@ def _any_case(name: str, chance: random.Random) -> str:
 # Framing: the same bytes, however they are cut
 
 
-async def send_cut(talk: Client, data: bytes, cuts: Iterable[int]) -> None:
+async def send_cut(talk: Talk, data: bytes, cuts: Iterable[int]) -> None:
     """In as many segments; between two of them the service has read the first."""
     at = 0
     for cut in (*cuts, len(data)):

@@ -155,7 +155,7 @@ async def test_rest_of_a_body_is_never_taken_for_a_request(cache: dict[str, Any]
 async def test_reply_that_waits_for_its_turn_is_written_before_the_connection_goes_over() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
         assert is_good(await talk.ask(found.post(CALL)))
-        (front,) = found.app.door.guests
+        front = found.only_connection
         # Two segments in one turn of the loop, as the transport may bring them.
         front.data_received(found.post(b"{}"))
         front.data_received(found.post(CALL, TE="trailers"))

@@ -243,7 +243,7 @@ def head_with(worker: Worker, *lines: str, length: int = 5, without: str = "") -
 async def test_ordinary_heads_are_kept_and_others_left_to_aiohttp() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found, max_body=10)
-        kept = (
+        kept: tuple[list[str], ...] = (
             [], ["Accept: */*", "Accept-Encoding: gzip, br", "User-Agent: x", "Origin: https://x"], ["Connection: keep-alive"],
             ["Cache-Control: no-cache"], ["X-Request-Id: a"], ["traceparent: 00-1-2-01"], ["X-Forwarded-For: 1.2.3.4"],
         )  # fmt: skip

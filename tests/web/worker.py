@@ -34,7 +34,7 @@ PEPPER = "a pepper that no attacker can guess"
 # A live network and a test network, and what a request to them begins with.
 LIVE, TEST = "ethereum/mainnet", "ethereum/sepolia"
 # Reads that no method's rule keeps: with the cache off all reads are like them.
-NO_CACHE = {"cache": {"enabled": False, "coalesce": False}}
+NO_CACHE: dict[str, Any] = {"cache": {"enabled": False, "coalesce": False}}
 PLENTY = Limits(100_000, 10_000_000, 0)
 
 
@@ -92,6 +92,13 @@ class Worker:
     def post(self, body: bytes, *, key: str | None = "main", network: str = LIVE, **headers: str) -> bytes:
         """A whole request; `key` is a name of `keys`."""
         return post_to(body, key=self.keys[key] if key else None, network=network, **headers)
+
+    @property
+    def only_connection(self) -> asyncio.Protocol:
+        """The server's end of the one connection that is open."""
+        (found,) = self.app.door.guests
+        assert isinstance(found, asyncio.Protocol)
+        return found
 
     async def talk(self) -> Client:
         return Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -352,11 +353,11 @@ async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come()
         upstream.tick(time.monotonic())
         connection = several[0].connection
         assert connection is not None
-        first, second = connection.sinks
+        first, second = (number for sink in connection.sinks for number, each in enumerate(several) if each is sink)
         turn.write(SimpleNamespace(transport=None), b"")
-        connection.data_received(reply(several.index(first)))
+        connection.data_received(reply(first))
         corked, waited = ask(upstream, 10), ask(upstream, 11)
-        connection.data_received(reply(several.index(second)))
+        connection.data_received(reply(second))
         assert await corked.result() == [10]
         assert await waited.result() == [11]
 
@@ -398,7 +399,7 @@ async def test_lost_connection_fails_every_call_behind_it(how: str) -> None:
             count += 1
             call = await exchange.call()
             if count <= 2:
-                extra = {"Connection": "close"} if how == "says close" and count == 2 else {}
+                extra: dict[str, Any] = {"Connection": "close"} if how == "says close" and count == 2 else {}
                 await exchange.send(http(answer(call, result="0x1"), **extra))
             elif how == "close":
                 exchange.close()

@@ -178,7 +178,8 @@ async def test_silent_upstream_is_not_waited_for() -> None:
 
 @on_uvloop
 async def test_message_over_the_limit_ends_the_stream() -> None:
-    limit, upstream_stream.MOST = upstream_stream.MOST, 1000
+    limit = vars(upstream_stream)["MOST"]
+    vars(upstream_stream)["MOST"] = 1000
 
     async def flood(socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
         await socket.send_str(notice("0x1", "x" * 5000))
@@ -191,7 +192,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
             async with asyncio.timeout(10):
                 await lost.wait()
     finally:
-        upstream_stream.MOST = limit
+        vars(upstream_stream)["MOST"] = limit
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/key", "ws://nowhere.invalid/key"])

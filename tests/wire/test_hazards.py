@@ -165,7 +165,7 @@ async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
         place = id(exchange.writer)
         served[place] = served.get(place, 0) + 1
         last = served[place] % 20 == 0
-        extra = {"Connection": "close"} if last and how == "says close" else {}
+        extra: dict[str, Any] = {"Connection": "close"} if last and how == "says close" else {}
         await exchange.send(http(answer(call, result=call["params"]), **extra))
         if last:
             served.pop(place)

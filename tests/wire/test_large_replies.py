@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -70,8 +72,11 @@ async def test_reply_that_ends_with_its_connection_is_never_given_in_pieces() ->
 
 @on_uvloop
 async def test_reply_around_the_size_of_a_large_one() -> None:
+    def sized(call: dict[str, Any], size: int) -> bytes:
+        return http(answer(call, result="a" * (size - 36)))
+
     for size in range(LARGE - 40, LARGE + 3):
-        async with pool(replies(lambda call, size=size: http(answer(call, result="a" * (size - 36))))) as (upstream, _):
+        async with pool(replies(partial(sized, size=size))) as (upstream, _):
             asked = ask(upstream, takes_large=True)
             assert await asked.result() == "a" * (size - 36)
 
@@ -109,16 +114,14 @@ async def test_connection_paused_at_the_end_of_a_reply_serves_the_next_call(has_
             def __init__(self) -> None:
                 self.size = 0
 
-            def on_piece(self, connection: UpstreamConnection, piece: bytes) -> None:
+            def on_piece(self, connection: UpstreamConnection, piece: bytes | memoryview) -> None:
                 self.size += len(piece)
                 connection.pause()
                 if self.size + len(asked.body) < (1 << 20) - 2:
                     asyncio.get_running_loop().call_later(0.0005, connection.resume)
 
         slow = Slow()
-        take = asked.on_piece
         asked.on_piece = slow.on_piece  # type: ignore[method-assign]
-        del take
         async with asyncio.timeout(10):
             await asked.done.wait()
         assert asked.told[-1] == "end"
