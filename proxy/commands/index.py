@@ -101,7 +101,7 @@ async def _forget(running: Background, route: Route) -> None:
     from proxy.services.follower.network_follower import forget
 
     network = route.network.id
-    async with running.blocks.backfill(network, hurries=False) as term:
+    async with running.blocks.backfill(network, no_timeout=True) as term:
         await forget(term, [*running.sinks, running.events(route).sink])
     print(f"the index of {network} is empty; its follower begins anew")
 

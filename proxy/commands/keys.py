@@ -81,7 +81,7 @@ async def _create(store: KeyStore, args: argparse.Namespace) -> None:
         mode=args.mode,
         scopes=args.scope,
         own=own_limits(args),
-        fence=KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin),
+        restrictions=KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin),
     )
     output.row(row, as_json=args.json, key=key)
     _remind(args)
@@ -107,10 +107,12 @@ async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     scopes = [] if args.all_scopes else args.scope
-    fence = KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin)
+    restrictions = KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin)
     if args.from_anywhere:
-        fence = KeyRestrictionChange(ips=(), origins=())
-    row = await store.update_key(args.id, name=args.name, scopes=scopes, own=own_limits(args), fence=fence)
+        restrictions = KeyRestrictionChange(ips=(), origins=())
+    row = await store.update_key(
+        args.id, name=args.name, scopes=scopes, own=own_limits(args), restrictions=restrictions
+    )
     output.row(row, as_json=args.json)
 
 

@@ -82,7 +82,7 @@ class DeliveryFeature:
     async def _unpark(self) -> None:
         while True:
             try:
-                await WebhookStore(self.pool).unpark_left()
+                await WebhookStore(self.pool).requeue_parked()
             except Unavailable as exc:
                 log.warning("parked deliveries were not looked at", extra={"reason": str(exc)})
             await asyncio.sleep(UNPARK_S)

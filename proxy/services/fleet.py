@@ -37,7 +37,7 @@ class Cordons:
         self._store = store
         self._networks = tuple(networks)
         self._wake = asyncio.Event()
-        notices.hear(CHANNEL, self._note)
+        notices.listen(CHANNEL, self._note)
 
     def __repr__(self) -> str:
         return f"<Cordons {[health.label for health in self._healths() if health.cordoned]}>"
@@ -120,15 +120,15 @@ class FleetView:
         """A supervised loop."""
         while True:
             try:
-                await self._store.tell(self._worker, self.view())
-                await self._store.keep()
+                await self._store.write_view(self._worker, self.view())
+                await self._store.purge_views()
             except Unavailable:
                 pass
             await asyncio.sleep(self._report_s)
 
     async def close(self) -> None:
         try:
-            await self._store.leave(self._worker)
+            await self._store.delete_view(self._worker)
         except Unavailable:
             pass
 

@@ -140,7 +140,7 @@ class UsageService:
             now = datetime.datetime.now(datetime.UTC)
             until = {step: now - datetime.timedelta(seconds=keep_s) for step, keep_s in self._keep_s.items() if keep_s}
             try:
-                await self._store.keep(until)
+                await self._store.purge(until)
             except Unavailable:
                 pass
             await asyncio.sleep(KEEP_EVERY_S)

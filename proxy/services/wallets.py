@@ -167,7 +167,7 @@ class WalletService:
         found = abi.unhex(block.get("hash")) if isinstance(block, dict) else None
         if found is None or found == wallet.deploy_block_hash:
             return WalletState(wallet, is_deployed=True)
-        await self._store.lost(wallet)
+        await self._store.unmark_deployed(wallet)
         gone = dataclasses.replace(wallet, deployed_at=None, deploy_tx=None, deploy_block=None, deploy_block_hash=None)
         return WalletState(gone, is_deployed=False)
 
@@ -186,7 +186,7 @@ class WalletService:
             found = None
         if found is None:
             return wallet
-        await self._store.found(network.id, found)
+        await self._store.mark_deployed(network.id, found)
         return dataclasses.replace(
             wallet,
             deployed_at=found.at,

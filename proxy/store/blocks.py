@@ -1,11 +1,12 @@
-"""How far a network is written, and by whom.
+"""Block cursors: how far each network is indexed, and which process may write it.
 
-One session at a time may write a network's blocks: the one that holds its advisory lock. It writes through that very session,
-so that losing the lock is losing the transaction. As a second wall, every transaction moves the cursor from the block where
-its writer believes it to be, compared by hash in the row that it locks: whoever is mistaken changes nothing and is told so.
+Only one session at a time writes a network's blocks: the one that holds its advisory lock. It writes through that same
+session, so losing the lock also loses the transaction. As a second safeguard, every transaction moves the cursor from the
+block where its writer expects it, compared by hash under a row lock. A writer with the wrong block changes nothing and gets
+LeadershipLost.
 
-A leader says something every few seconds. One that dies loses its session, and with it the lock, at once; one that hangs (a
-stopped process, a machine that is gone) is found silent by those who wait for the lock, and its session is ended for it.
+A leader sends a statement every few seconds. If its process dies, its session ends and the lock is free at once. If it hangs
+(a stopped process, a lost machine), the processes that wait for the lock find its session silent and terminate it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from proxy.errors import InvalidRequest
 from proxy.store import sql
 from proxy.store.pool import DatabaseConnection, Pool, translated
 
-# The first half of the lock's name, the network's number is the second: the letters "foll" and "back".
+# The first half of the advisory lock's key; the second is the network's number. The letters "foll" and "back".
 FOLLOWING = 0x666F6C6C
 BACKFILLING = 0x6261636B
-# How often those who wait try, and how often a leader speaks. A silent one is given this much time.
+# How often a waiting process tries to take the lock, how often a leader sends a statement, and how long a leader may be
+# silent before its session is terminated.
 TRY_S = 0.5
 ALIVE_S = 2.0
 SILENT_S = 15.0
-# No statement of a leader's takes as long; one that does stands on a line that is dead.
+# Longer than any statement of a leader: one that takes longer is on a dead connection.
 STATEMENT_S = 30.0
-# So that the server, too, sees soon that a leader's machine is gone.
+# Let the server notice soon that a leader's machine is gone.
 _SESSION = {
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
@@ -40,7 +42,7 @@ _SESSION = {
 
 
 class LeadershipLost(Exception):
-    """The cursor is not where it was believed to be: somebody else writes this network, or it was begun anew."""
+    """The cursor is at another block: another process writes this network, or its index was reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,13 @@ class BlockMark:
     hash: bytes
 
 
-# Before the first block of a chain, whose parent is nothing.
+# The parent of a chain's first block.
 NOTHING = BlockMark(-1, bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A network as the store knows it: `cursor` is the last block written, None before the first."""
+    """The indexing state of a network. `cursor` is the last block written, or None before the first."""
 
     id: str
     number: int
@@ -66,7 +68,7 @@ class Followed:
 
 
 class LeaderSession:
-    """The session that holds a network's lock. `transaction` is the only way to write."""
+    """The session that holds a network's lock. All writes go through `transaction`."""
 
     def __init__(self, connection: DatabaseConnection, network: str, number: int) -> None:
         self._connection = connection
@@ -75,7 +77,7 @@ class LeaderSession:
         self.number = number
 
     def __repr__(self) -> str:
-        return f"<LeaderSession of {self.network}, {'over' if self._connection.is_closed() else 'open'}>"
+        return f"<LeaderSession {self.network}, {'closed' if self._connection.is_closed() else 'open'}>"
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[DatabaseConnection]:
@@ -84,8 +86,8 @@ class LeaderSession:
                 async with self._connection.transaction():
                     yield self._connection
 
-    async def stay(self) -> None:
-        """Say something now and then; raises when the session is lost. Runs beside the work."""
+    async def keep_alive(self) -> None:
+        """Send a statement every few seconds; raise when the session is lost. Runs beside the work."""
         while True:
             await asyncio.sleep(ALIVE_S)
             async with self._turn:
@@ -97,14 +99,14 @@ class LeaderSession:
             return _followed(await connection.fetchrow(sql.blocks.read_network, self.network))
 
     async def begin(self, first: int, parent: bytes) -> Followed:
-        """Follow from this block on, whose parent this is; where somebody has begun already, from where they did."""
+        """Start following at the block `first` with this parent hash, unless the network is followed already."""
         async with self.transaction() as connection:
             if await connection.fetchrow(sql.blocks.begin_following, self.number, first, parent):
-                await remember(connection, self.number, [BlockMark(first - 1, parent)])
+                await record(connection, self.number, [BlockMark(first - 1, parent)])
         return await self.read()
 
     async def recent(self, cursor: BlockMark, count: int) -> list[BlockMark]:
-        """The cursor's block and those below it that are remembered, the newest first."""
+        """Return recorded blocks from the cursor's downwards, newest first."""
         async with self.transaction() as connection:
             rows = await connection.fetch(sql.blocks.recent_blocks, self.number, cursor.number, count)
         return [BlockMark(row["number"], row["hash"]) for row in rows]
@@ -114,7 +116,7 @@ class LeaderSession:
             await connection.execute(sql.blocks.set_fault, self.number, fault)
 
     async def uncovered(self, contract: bytes, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of a range that no back-fill of this contract, or of all, has covered."""
+        """Return the parts of a range that no back-fill has covered, neither for this contract nor for all."""
         if first > last:
             return []
         async with self.transaction() as connection:
@@ -122,7 +124,7 @@ class LeaderSession:
         return [(row["first"], row["last"]) for row in rows]
 
     async def covered_contracts(self, first: int, last: int) -> list[tuple[bytes, int, int]]:
-        """Contracts that were indexed alone, and where within the range."""
+        """Return the contracts that were back-filled individually, and their ranges within this one."""
         async with self.transaction() as connection:
             rows = await connection.fetch(sql.blocks.covered_contracts, self.number, first, last)
         return [(row["contract"], row["first"], row["last"]) for row in rows]
@@ -136,7 +138,7 @@ class BlockStore:
 
     @asynccontextmanager
     async def lead(self, network: str) -> AsyncIterator[LeaderSession]:
-        """Wait until nobody else follows the network, then be the one who does."""
+        """Wait for the network's lock, then hold it."""
         async with self._session(network, self._statement_s) as (connection, number):
             with translated():
                 while not await connection.fetchval(sql.blocks.try_lead, FOLLOWING, number):
@@ -145,10 +147,12 @@ class BlockStore:
             yield LeaderSession(connection, network, number)
 
     @asynccontextmanager
-    async def backfill(self, network: str, *, hurries: bool = True) -> AsyncIterator[LeaderSession]:
-        """One back-fill of a network at a time; the follower goes on beside it. To delete a large network takes minutes: who
-        does that does not hurry."""
-        async with self._session(network, self._statement_s if hurries else None) as (connection, number):
+    async def backfill(self, network: str, *, no_timeout: bool = False) -> AsyncIterator[LeaderSession]:
+        """Hold the back-fill lock of a network; the follower continues meanwhile.
+
+        `no_timeout` removes the statement timeout: deleting a large network takes minutes.
+        """
+        async with self._session(network, None if no_timeout else self._statement_s) as (connection, number):
             with translated():
                 free = await connection.fetchval(sql.blocks.try_lead, BACKFILLING, number)
             if not free:
@@ -171,7 +175,7 @@ class BlockStore:
             assert row is not None
             yield connection, row["number"]
         finally:
-            # Not a polite good-bye: it could wait for a line that is dead, and the lock with it.
+            # Terminate, not close: closing could wait for a dead connection and hold the lock meanwhile.
             connection.terminate()
 
 
@@ -181,39 +185,39 @@ def _followed(row: asyncpg.Record | None) -> Followed:
     return Followed(row["network"], row["number"], row["first_block"] or 0, cursor)
 
 
-# For those who write, in their transaction; `network` is its number
+# Writes, on the caller's connection and in its transaction. `network` is the network's number.
 
 
 async def move(connection: DatabaseConnection, network: int, *, cursor: BlockMark, to: BlockMark, time: int) -> None:
-    """The first step of every transaction: it locks the cursor, or finds that it is not ours to move."""
+    """Lock and move the cursor, as the first step of every transaction; raise LeadershipLost if it is elsewhere."""
     arguments = (network, cursor.number, cursor.hash, to.number, to.hash, float(time))
     if await connection.fetchval(sql.blocks.move_cursor, *arguments) is None:
         raise LeadershipLost(f"the cursor is not at block {cursor.number}")
 
 
-async def tell(connection: DatabaseConnection, network: int) -> None:
-    """Whoever listens on penstock_blocks hears of it when the transaction is through."""
+async def notify(connection: DatabaseConnection, network: int) -> None:
+    """Notify the listeners of penstock_blocks when the transaction commits."""
     await connection.execute(sql.blocks.notify_block, network)
 
 
-async def remember(connection: DatabaseConnection, network: int, blocks: Sequence[BlockMark]) -> None:
+async def record(connection: DatabaseConnection, network: int, blocks: Sequence[BlockMark]) -> None:
     numbers, hashes = [block.number for block in blocks], [block.hash for block in blocks]
-    await connection.execute(sql.blocks.remember_blocks, network, numbers, hashes)
+    await connection.execute(sql.blocks.record_blocks, network, numbers, hashes)
 
 
-async def forget_above(connection: DatabaseConnection, network: int, number: int) -> None:
-    await connection.execute(sql.blocks.forget_blocks_above, network, number)
+async def delete_above(connection: DatabaseConnection, network: int, number: int) -> None:
+    await connection.execute(sql.blocks.delete_blocks_above, network, number)
 
 
-async def forget_below(connection: DatabaseConnection, network: int, number: int) -> None:
-    await connection.execute(sql.blocks.forget_blocks_below, network, number)
+async def delete_below(connection: DatabaseConnection, network: int, number: int) -> None:
+    await connection.execute(sql.blocks.delete_blocks_below, network, number)
 
 
-async def forget(connection: DatabaseConnection, network: int) -> None:
-    """As if the network had never been followed."""
-    await connection.execute(sql.blocks.forget_blocks_above, network, -2)
-    await connection.execute(sql.blocks.forget_backfills, network)
-    await connection.execute(sql.blocks.forget_network, network)
+async def reset(connection: DatabaseConnection, network: int) -> None:
+    """Reset the network as if it had never been followed."""
+    await connection.execute(sql.blocks.delete_blocks_above, network, -2)
+    await connection.execute(sql.blocks.delete_backfills, network)
+    await connection.execute(sql.blocks.reset_network, network)
 
 
 async def cover(

@@ -1,11 +1,11 @@
-"""What is kept beside the hot path, by aiocache: in bounded memory, or on Redis or Valkey where one is configured.
+"""Caches outside the hot path, built on aiocache: in bounded memory, or on Redis or Valkey if one is configured.
 
-`SharedReplies` are JSON-RPC results that can never change, shared by all workers and hosts. Nothing waits for them: a look that
-takes longer than a quick upstream would is given up, and after one that failed nobody looks for a while. What is to be kept
-goes through a bounded queue that one loop empties; what does not fit is not kept.
+`SharedReplies` holds JSON-RPC results that can never change, shared by all workers and hosts. No request waits for it: a
+lookup that takes longer than a fast upstream is abandoned, and after a failure lookups stop for a while. Writes go through a
+bounded queue that one loop empties; results that do not fit the queue are dropped.
 
-`Kept` is data that took work to find: tokens, metadata, prices. It is named by its network first, so that no answer crosses
-from one to another, and whoever asks while somebody looks waits for what that one finds.
+`DataCache` holds data that is expensive to find: tokens, metadata, prices. Names start with the network, so no entry is ever
+returned for another network. Concurrent requests for the same entry share one lookup.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from yarl import URL
 
 log = logging.getLogger("penstock.cache")
 
-# Longer than this an upstream takes, too.
+# A slower lookup than this gains nothing over calling an upstream.
 LOOK_S = 0.05
 WRITE_S = 1.0
-# How long nobody looks after a failure.
+# How long lookups stop after a failure.
 AWAY_S = 1.0
-# Writes that wait, and how many go out at once.
+# The most queued writes, and the most in one request.
 QUEUE = 1024
 AT_ONCE = 64
-# A larger reply is not worth the way.
+# Larger replies are not cached: transferring them costs more than it saves.
 LARGEST = 1 << 20
-# For ever, as far as replies go; but what nobody asks for must not fill the server.
+# The replies never change; they expire so that unused ones do not fill the server.
 KEPT_S = 7 * 86_400
-# The version of what is stored: a change of its form changes the names.
+# The number is the version of the stored format: a new format gets new names.
 NAMESPACE = "penstock:1:"
 KEPT_NAMESPACE = "penstock:data:1:"
-# What `Kept` looks up stands before work of many milliseconds: it may be waited for longer; and after a failure, so may Redis.
+# A DataCache lookup saves many milliseconds of work, so it may take longer, and the pause after a failure is longer too.
 READ_S = 0.5
 READ_AWAY_S = 5.0
-# Its questions at once: few, because each is answered in a fraction of a millisecond, and a connection costs more than that.
+# Its concurrent lookups. Few, because each takes a fraction of a millisecond and opening a connection takes longer.
 QUESTIONS = 8
-# Of an entry in memory beside its own bytes.
+# Memory overhead of an entry in bytes, on top of its key and value.
 ENTRY = 250
 
 _AWAY = (RedisError, OSError, TimeoutError)
 
 
 class SharedReplies:
-    """Results by name. No method raises, and none waits for long."""
+    """Results by name. No method raises or blocks for long."""
 
     def __init__(self, url: str) -> None:
         self._cache = _redis(url, NAMESPACE)
@@ -63,11 +63,11 @@ class SharedReplies:
     def __repr__(self) -> str:
         return f"<SharedReplies {self._queue.qsize()} to write, {self.dropped} dropped>"
 
-    def is_there(self, now: float) -> bool:
+    def is_available(self, now: float) -> bool:
         return now >= self._away_until
 
     async def get(self, names: Sequence[str]) -> list[bytes | None]:
-        """What is kept under each name; nothing at all where the answer does not come at once."""
+        """Return the cached result for each name, or None; all None if the lookup fails or times out."""
         try:
             async with asyncio.timeout(LOOK_S):
                 return cast(list[bytes | None], await self._cache.multi_get(list(names)))
@@ -76,7 +76,7 @@ class SharedReplies:
             return [None] * len(names)
 
     def put(self, name: str, result: bytes) -> None:
-        """Keep it, some time soon."""
+        """Queue the result to be written."""
         try:
             if len(result) <= LARGEST:
                 self._queue.put_nowait((name, result))
@@ -84,10 +84,10 @@ class SharedReplies:
             self.dropped += 1
 
     async def run(self) -> None:
-        """A supervised loop: writes what waits, one request at a time.
+        """Write queued results, one request at a time. A supervised loop.
 
-        The Redis client may take a cancellation for a lost connection and go on: so the loop looks for itself whether it is
-        to end, or a drain would wait for it for ever.
+        The Redis client may mistake a cancellation for a lost connection and swallow it. The loop therefore checks for
+        cancellation itself; otherwise a drain would wait for it forever.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -106,7 +106,7 @@ class SharedReplies:
 
     def _went_away(self, exc: Exception) -> None:
         now = time.monotonic()
-        if self.is_there(now):
+        if self.is_available(now):
             log.warning("shared cache skipped", extra={"reason": type(exc).__name__, "for_s": AWAY_S})
         self._away_until = now + AWAY_S
 
@@ -134,15 +134,17 @@ def _redis(url: str, namespace: str) -> RedisCache:
 async def _close(cache: RedisCache) -> None:
     try:
         async with asyncio.timeout(WRITE_S):
-            # Not the cache's own close: that calls what redis-py has renamed, which warns.
+            # Not the cache's own close: it calls a method that redis-py has deprecated, which warns.
             await cache.client.aclose(close_connection_pool=True)
     except _AWAY:
         pass
 
 
 class BoundedMemory(BaseCache):  # type: ignore[misc]
-    """Memory with a bound, which aiocache's own has not: what was set first goes first. What is too old is not found; no timer
-    waits for it, since 500 of those cost more than what they are about."""
+    """A memory backend with a size limit, which aiocache's own lacks. The oldest entries are evicted first.
+
+    Expired entries are skipped on reading. There are no expiry timers: 500 of them cost more than the entries themselves.
+    """
 
     NAME = "bounded"
 
@@ -160,25 +162,25 @@ class BoundedMemory(BaseCache):  # type: ignore[misc]
         ends, entries = time.monotonic() + ttl, self._entries
         for key, value in pairs:
             if key in entries:
-                self._forget(key)
+                self._evict(key)
             entries[key] = value, ends
             self.used += len(key) + len(value) + ENTRY
         while self.used > self._limit and self._entries:
-            self._forget(next(iter(self._entries)))
+            self._evict(next(iter(self._entries)))
         return True
 
-    def _forget(self, key: str) -> None:
+    def _evict(self, key: str) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self.used -= len(key) + len(entry[0]) + ENTRY
 
 
-# Looks under way, by what they look for and whether it must be fresh.
+# Lookups in progress, by name and whether the value must be fresh.
 _Flights = dict[tuple[str, bool], "asyncio.Future[bytes]"]
 
 
 class DataCache:
-    """Data by network, kind and name. Anything that is JSON: what is read is a copy, which its reader may change."""
+    """Any JSON data by network, kind and name. Readers get a copy that they may change."""
 
     def __init__(self, *, bytes: int, redis_url: str = "", enabled: bool = True) -> None:  # noqa: A002
         self._cache: BaseCache = _redis(redis_url, KEPT_NAMESPACE) if redis_url else BoundedMemory(bytes)
@@ -188,7 +190,7 @@ class DataCache:
         self._away_until = 0.0
 
     def __repr__(self) -> str:
-        return f"<DataCache by {type(self._cache).__name__}, {len(self._flights)} under way>"
+        return f"<DataCache on {type(self._cache).__name__}, {len(self._flights)} lookups in progress>"
 
     async def once(
         self,
@@ -201,13 +203,13 @@ class DataCache:
         fresh: bool = False,
         read: Callable[[bytes], Any] = msgspec.json.decode,
     ) -> Any:
-        """What is kept, or what `make` finds: one of all that ask at once looks, and the others wait for it.
+        """Return the cached value, or the result of `make`, which is then cached. Concurrent callers share one lookup.
 
-        A failure is told to those who wait, and not kept. Where the one who looks is cancelled, the next one does. `read`: what
-        makes data of the JSON, where not all of it is wanted as such.
+        A failure is raised in every waiting caller and not cached. If the caller that runs the lookup is cancelled, another
+        takes over. `read` decodes the JSON; pass one that decodes only the part that is needed.
         """
         whole = _name(network, kind, name)
-        # Who wants it fresh does not wait for one who may find what is kept.
+        # A caller that needs a fresh value must not join a lookup that may return a cached one.
         place = (whole, fresh)
         while (flight := self._flights.get(place)) is not None:
             try:
@@ -224,7 +226,7 @@ class DataCache:
             raise
         except BaseException as exc:
             flight.set_exception(exc)
-            flight.exception()  # nobody may be waiting for it
+            flight.exception()  # mark it as retrieved: there may be no waiter
             raise
         finally:
             del self._flights[place]
@@ -233,7 +235,7 @@ class DataCache:
     async def get(
         self, network: str, kind: str, names: Sequence[str], *, read: Callable[[bytes], Any] = msgspec.json.decode
     ) -> list[Any]:
-        """What is kept under each name; None where nothing is."""
+        """Return the cached value for each name, or None."""
         found = await self._look([_name(network, kind, name) for name in names])
         return [None if each is None else read(each) for each in found]
 

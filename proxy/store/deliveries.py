@@ -1,8 +1,8 @@
-"""The outbox of webhooks in Postgres: what is due, who has taken it, and how it went.
+"""The webhook outbox in Postgres: due deliveries, claims and attempts.
 
-A delivery is taken by moving its time to the end of a lease, and given back by what is written after the attempt; who dies in
-between gives it back by dying. Every claim has a number, and a result counts only under the number that it was claimed with.
-The times are Postgres's own: `at` is for tests.
+Claiming a delivery moves its due time to the end of a lease; recording the attempt ends the lease. If the process dies in
+between, the lease expires and the delivery is due again. Every claim has a number, and a result is accepted only with the
+number of the current claim. Times come from Postgres; the `at` parameters are for tests.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from proxy.store import events, mails, sql, webhooks
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.webhooks import Webhook
 
-# Longer than an attempt takes: nobody else takes up what is under way.
+# Longer than any attempt, so that no other process claims a delivery while it is being sent.
 LEASE_S = 30.0
-# Rows that one statement moves aside.
+# The most rows that one statement parks, holds or redelivers.
 AT_ONCE = 5_000
-# Attempts that are shown of a delivery.
+# The most attempts listed with a delivery.
 SHOWN_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class DueWebhooks:
-    """Webhooks that have something due, the active ones with their URLs; and in how many seconds the next falls due, if
-    anything does."""
+    """Webhooks with due deliveries, the active ones with their URLs. `next_s`: seconds until the next delivery is due."""
 
     active: dict[str, str]
     inactive: list[str]
@@ -40,7 +39,7 @@ class DueWebhooks:
 
 
 class ClaimedDelivery(NamedTuple):
-    """A delivery that is ours until its lease ends, with all that an attempt needs."""
+    """A delivery claimed until its lease ends, with everything that an attempt needs."""
 
     event_id: str
     webhook_id: str
@@ -57,7 +56,7 @@ class ClaimedDelivery(NamedTuple):
 
 
 class AttemptResult(NamedTuple):
-    """How an attempt ended. `ago_s`: how long before it is written it began."""
+    """The result of an attempt. `ago_s`: the time between its start and the moment it is recorded."""
 
     claimed: ClaimedDelivery
     verdict: AttemptVerdict
@@ -99,7 +98,7 @@ class DeliveryStore:
     def __repr__(self) -> str:
         return f"<DeliveryStore {self._pool!r}>"
 
-    # Taking
+    # Claims
 
     async def list_due(self, at: datetime.datetime | None = None) -> DueWebhooks:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
@@ -116,40 +115,43 @@ class DeliveryStore:
         lease_s: float = LEASE_S,
         at: datetime.datetime | None = None,
     ) -> tuple[list[ClaimedDelivery], list[str]]:
-        """So many of each webhook; and the accounts whose day has just been used up. `day_limits`: by plan; 0: none."""
+        """Claim up to the given number of deliveries per webhook.
+
+        Also returns the accounts whose daily quota was used up by this claim. `day_limits` is by plan; 0 means no limit.
+        """
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.claim, [*rooms], [*rooms.values()], at, lease_s)
-            unpaid = [row for row in rows if not row["counted"] and day_limits.get(row["plan"], 0)]
-            if not unpaid:
+            uncounted = [row for row in rows if not row["counted"] and day_limits.get(row["plan"], 0)]
+            if not uncounted:
                 return [_claimed(row) for row in rows], []
             async with connection.transaction():
-                held, told = await _pay(connection, unpaid, day_limits, at)
-        return [_claimed(row) for row in rows if row["event_id"] not in held], told
+                held, exhausted = await _take_quota(connection, uncounted, day_limits, at)
+        return [_claimed(row) for row in rows if row["event_id"] not in held], exhausted
 
     async def park(self, webhook_ids: Sequence[str], at: datetime.datetime | None = None) -> None:
-        """What is due of webhooks that are not active is put aside, or dropped with its webhook; a bounded number."""
+        """Park due deliveries of inactive webhooks and drop those of deleted ones; a bounded number per call."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.deliveries.park, webhook_ids, at, AT_ONCE)
             await connection.execute(sql.deliveries.drop_orphans, webhook_ids)
 
     async def release_held(self, accounts: Sequence[str]) -> None:
-        """What was held because the day was used up is due again: an account may more than before."""
+        """Make deliveries that were held for lack of daily quota due again, after the quota was raised."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.deliveries.release_held, accounts)
 
-    # Giving back
+    # Results
 
     async def finish(self, results: Sequence[AttemptResult], at: datetime.datetime | None = None) -> None:
-        """Write down attempts after which nothing but their deliveries changes."""
+        """Record attempts that change nothing but their deliveries."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await _finish(connection, results, at)
 
     async def finish_with(
         self, result: AttemptResult, cause: WebhookEnd, about: Mapping[str, Any], at: datetime.datetime | None = None
     ) -> bool:
-        """Write down an attempt that changes its webhook: all of it, and the letter that tells of it, or nothing.
+        """Record an attempt that changes its webhook, and queue the e-mail about it, in one transaction.
 
-        Whether the webhook has changed by it: of many that fail at once, it is changed by one, and one letter goes out.
+        Returns whether this attempt changed the webhook: if several fail at once, only one does, and one e-mail is sent.
         """
         claimed = result.claimed
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
@@ -160,12 +162,12 @@ class DeliveryStore:
                 await mails.add(connection, claimed.webhook_id, "webhook_paused", about)
         return has_changed
 
-    # What owners see and ask for
+    # Reads and redelivery for owners
 
     async def page(
         self, webhook_id: str, page: Page, *, state: str | None, since: datetime.datetime | None
     ) -> tuple[list[Delivery], int]:
-        """The newest first, and how many there are."""
+        """Return a page of deliveries, newest first, and their total number."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(
                 sql.deliveries.list_deliveries, webhook_id, state, since, page.limit, page.offset
@@ -180,43 +182,46 @@ class DeliveryStore:
         return [_delivery(row, attempts[row["event_id"]]) for row in rows], total
 
     async def redeliver(self, webhook_id: str, event_id: str) -> bool:
-        """Whether there is such a delivery, of an event that still holds."""
+        """Make a delivery due again; return False if there is none or its event was removed by a reorganisation."""
         async with self._pool.connection() as connection, connection.transaction():
             found = await connection.fetchval(sql.deliveries.redeliver, webhook_id, event_id)
-            await tell(connection)
+            await notify(connection)
         return found is not None
 
     async def redeliver_since(
         self, webhook_id: str, since: datetime.datetime, until: datetime.datetime, *, state: str | None
     ) -> int:
-        """How many there were; without a state those that are over. Bit by bit: nobody waits for more than a few thousand."""
+        """Make deliveries created in a period due again and return their number; without a state, only finished ones.
+
+        Works in transactions of a few thousand rows, so that other writers do not wait for long.
+        """
         total, last = 0, ""
         while True:
             async with self._pool.connection() as connection, connection.transaction():
                 row = await connection.fetchrow(
                     sql.deliveries.redeliver_since, webhook_id, since, last, until, state, AT_ONCE
                 )
-                await tell(connection)
+                await notify(connection)
             if row is None:
                 return total
             total += row["changed"]
             since, last = row["created_at"], row["event_id"]
 
     async def add_test(self, webhook: Webhook, event_id: str, kind: str, body: bytes) -> None:
-        """An event of nothing that happened, due at once."""
+        """Add a test event with a delivery that is due immediately."""
         async with self._pool.connection() as connection, connection.transaction():
             await events.add_test(
                 connection, event_id=event_id, webhook=webhook.id, network=webhook.network, named=kind, body=body
             )
             await connection.execute(sql.deliveries.add, event_id, webhook.id)
-            await tell(connection)
+            await notify(connection)
 
-    # What is old
+    # Retention
 
     async def purge(self, keep_days: int, *, at_once: int = 1_000) -> bool:
-        """One bite of what is older; whether there may be more."""
+        """Delete one batch of old rows; return whether there may be more."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            gone = [
+            deleted = [
                 await connection.execute(sql.deliveries.purge, keep_days, at_once),
                 await connection.execute(sql.deliveries.purge_addresses, at_once),
                 await connection.execute(sql.deliveries.purge_changes, at_once),
@@ -224,18 +229,21 @@ class DeliveryStore:
             await connection.execute(sql.deliveries.purge_webhooks, keep_days)
             await connection.execute(sql.deliveries.purge_days, keep_days)
             await connection.execute(sql.mails.purge, keep_days)
-        return any(int(said.rsplit(" ", 1)[1]) >= at_once for said in gone)
+        return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
 
 
-async def tell(connection: DatabaseConnection) -> None:
-    """Something is due: whoever delivers wakes up when the transaction is through."""
+async def notify(connection: DatabaseConnection) -> None:
+    """Wake the deliverer when the transaction commits."""
     await connection.execute(sql.deliveries.notify)
 
 
-async def _pay(
+async def _take_quota(
     connection: DatabaseConnection, rows: Sequence[Any], day_limits: Mapping[str, int], at: datetime.datetime | None
 ) -> tuple[set[str], list[str]]:
-    """Take what was claimed from its accounts' days. What is beyond is held until the next: what that is, and whom to tell."""
+    """Count claimed deliveries against their accounts' daily quotas and hold the excess until the next day.
+
+    Returns the ids of the held events, and the accounts to notify.
+    """
     by_account: defaultdict[str, list[Any]] = defaultdict(list)
     for row in rows:
         by_account[row["account_id"]].append(row)
@@ -247,9 +255,9 @@ async def _pay(
         [day_limits[by_account[account][0]["plan"]] for account in accounts],
         at,
     )
-    paid = [row["event_id"] for each in granted for row in by_account[each["account"]][: each["granted"]]]
+    counted = [row["event_id"] for each in granted for row in by_account[each["account"]][: each["granted"]]]
     held = [row for each in granted for row in by_account[each["account"]][each["granted"] :]]
-    await connection.execute(sql.deliveries.mark_counted, paid)
+    await connection.execute(sql.deliveries.mark_counted, counted)
     if held:
         await connection.execute(
             sql.deliveries.hold, [row["event_id"] for row in held], [row["claim"] for row in held], at
@@ -261,7 +269,7 @@ async def _pay(
 async def _finish(
     connection: DatabaseConnection, results: Sequence[AttemptResult], at: datetime.datetime | None
 ) -> None:
-    """As one JSON document: ten arrays of so many would take asyncpg longer than the delivery takes."""
+    """Record results as one JSON document: ten arrays would take asyncpg longer to encode than a delivery takes."""
     done = [
         {
             "event_id": r.claimed.event_id, "claim": r.claimed.claim, "ago_s": r.ago_s, "took_ms": r.took_ms,

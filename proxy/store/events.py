@@ -1,8 +1,8 @@
-"""Events in Postgres: written with the block that they are of, told when they are whole, taken back with the block.
+"""Webhook events in Postgres: written with their block, sent when complete, withdrawn with their block.
 
-Those who write pass their own connection: what they write belongs together with their cursor. Each of them holds the version of
-the network's webhooks (`webhooks.version_of`), so that what is to be told, and what has to wait until a webhook is resumed, is
-decided by how the webhook is, and stays so until the transaction is through.
+Writers pass their own connection, because events and cursor must change in one transaction. Each of them locks the version of
+the network's webhooks (`webhooks.version_of`), so no webhook is paused or resumed between deciding whether its events are
+due and committing them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import orjson
 from proxy.store import sql
 from proxy.store.pool import DatabaseConnection
 
-# Where an event stands in the order of all that lack something; and before the first.
+# The position of an incomplete event in their order; and the position before the first.
 EventCursor = tuple[datetime.datetime, str]
 FIRST: EventCursor = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
-# What a chain calls its blocks.
+# The block tags by which a chain reports finality.
 FinalityTag = Literal["safe", "finalized"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
-    """`lacks`: what must be found out before it is told. `after_block`: the block that must be there first; with `finality`,
-    that must be so first, by the chain's own word."""
+    """`lacks`: data to look up before the event is sent. `after_block`: the event waits until this block is written or, with
+    `finality`, until the chain reports it as safe or finalized. `takes_back`: the event that this one corrects."""
 
     id: str
     webhook: str
@@ -54,7 +54,7 @@ class IncompleteEvent:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawnEvent:
-    """An event that somebody may have been told of, and that is not true any more."""
+    """An event that may have been sent and whose block was removed."""
 
     id: str
     webhook: str
@@ -63,7 +63,7 @@ class WithdrawnEvent:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A block whose calls are to be looked into."""
+    """A block to trace for internal transfers."""
 
     block: int
     hash: bytes
@@ -71,7 +71,7 @@ class TraceJob:
 
 
 async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEvent]) -> set[str]:
-    """Which of them were not there. Whoever has to be told of them is."""
+    """Add events, notify the processes that send or complete them, and return the ids of those that are new."""
     if not new:
         return set()
     columns = zip(
@@ -88,41 +88,44 @@ async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEve
     if any(row["ready"] for row in rows):
         await connection.execute(sql.deliveries.notify)
     if not all(row["ready"] for row in rows):
-        await tell(connection, network)
+        await notify(connection, network)
     return {row["id"] for row in rows}
 
 
-async def taken_back(connection: DatabaseConnection, ids: Sequence[str]) -> set[str]:
-    """Which of these were there before, and are not any more."""
+async def withdrawn(connection: DatabaseConnection, ids: Sequence[str]) -> set[str]:
+    """Return the given events that a reorganisation has removed."""
     return {row["id"] for row in await connection.fetch(sql.events.taken_back, ids)}
 
 
 async def release(connection: DatabaseConnection, network: str, block: int) -> None:
-    """What has waited for this block, or one before it. Who waits for the chain's word on one is told that there is another."""
+    """Release events that waited for a block up to this one; notify if others still wait for finality."""
     row = await connection.fetchrow(sql.events.release, network, block)
     assert row is not None
     if row["queued"]:
         await connection.execute(sql.deliveries.notify)
     if row["waits"]:
-        await tell(connection, network)
+        await notify(connection, network)
 
 
 async def waiting(connection: DatabaseConnection, network: str) -> tuple[list[FinalityTag], int]:
-    """What words of the chain's own are waited for, and the last block that is written."""
+    """Return the finality tags that events wait for, and the last block written."""
     rows = await connection.fetch(sql.events.waiting, network)
     return [row["finality"] for row in rows], max((row["head"] for row in rows), default=0)
 
 
-async def release_final(connection: DatabaseConnection, network: str, word: FinalityTag, block: int) -> None:
-    """What has waited until this block, or one before it, is so."""
-    if await connection.fetchval(sql.events.release_final, network, word, block):
+async def release_final(connection: DatabaseConnection, network: str, tag: FinalityTag, block: int) -> None:
+    """Release events that waited for a block up to this one to reach the finality tag."""
+    if await connection.fetchval(sql.events.release_final, network, tag, block):
         await connection.execute(sql.deliveries.notify)
 
 
-async def lacking(
+async def list_incomplete(
     connection: DatabaseConnection, network: str, *, metadata: bool, after: EventCursor, limit: int
 ) -> list[IncompleteEvent]:
-    """The oldest first, from this place on. `metadata`: those that lack an NFT's, which may take long, or the others."""
+    """Return incomplete events after a position, oldest first.
+
+    `metadata` selects either those that lack NFT metadata, which may take long, or all others.
+    """
     rows = await connection.fetch(sql.events.list_incomplete, network, metadata, *after, limit)
     return [
         IncompleteEvent(
@@ -134,28 +137,29 @@ async def lacking(
 
 
 async def complete(connection: DatabaseConnection, bodies: Mapping[str, bytes], *, dropped: Sequence[str]) -> None:
-    """Bodies that lack nothing any more; and events that turned out to be none."""
+    """Store completed bodies, and drop events that turned out not to have happened."""
     if dropped:
         await connection.execute(sql.events.drop_events, dropped)
     if bodies and await connection.fetchval(sql.events.complete, [*bodies], [*bodies.values()]):
         await connection.execute(sql.deliveries.notify)
 
 
-async def take_back(connection: DatabaseConnection, network: str, above: int) -> list[WithdrawnEvent]:
-    """Blocks above this one are gone: what nobody was told of is forgotten, the rest is returned."""
+async def withdraw(connection: DatabaseConnection, network: str, above: int) -> list[WithdrawnEvent]:
+    """Withdraw the events of removed blocks: delete the unsent ones and return those that may have been sent."""
     await connection.execute(sql.events.drop_jobs, network, above)
     await connection.execute(sql.events.drop_unsent, network, above)
     rows = await connection.fetch(sql.events.take_back, network, above)
     return [WithdrawnEvent(row["id"], row["webhook_id"], row["body"]) for row in rows]
 
 
-async def forget(connection: DatabaseConnection, network: str) -> None:
+async def reset(connection: DatabaseConnection, network: str) -> None:
+    """Delete the network's trace jobs and unsent events."""
     await connection.execute(sql.events.drop_jobs, network, -1)
-    await connection.execute(sql.events.forget_unready, network)
+    await connection.execute(sql.events.delete_unready, network)
 
 
-async def tell(connection: DatabaseConnection, network: str) -> None:
-    """Whoever completes events wakes up."""
+async def notify(connection: DatabaseConnection, network: str) -> None:
+    """Wake the process that completes events when the transaction commits."""
     await connection.execute(sql.events.notify_events, network)
 
 
@@ -165,12 +169,12 @@ async def add_test(
     await connection.execute(sql.events.add_test, event_id, webhook, network, named, body)
 
 
-# Blocks whose calls are to be looked into
+# Blocks to trace
 
 
 async def add_jobs(connection: DatabaseConnection, network: str, blocks: Sequence[tuple[int, bytes]]) -> None:
     await connection.execute(sql.events.add_jobs, network, [each[0] for each in blocks], [each[1] for each in blocks])
-    await tell(connection, network)
+    await notify(connection, network)
 
 
 async def jobs(connection: DatabaseConnection, network: str, *, limit: int) -> list[TraceJob]:
@@ -179,7 +183,7 @@ async def jobs(connection: DatabaseConnection, network: str, *, limit: int) -> l
 
 
 async def end_job(connection: DatabaseConnection, network: str, job: TraceJob) -> bool:
-    """Whether its block is still there: then nobody takes it back before this transaction is through."""
+    """Delete the job. Returns False if its block was removed; otherwise the block stays until the transaction ends."""
     return await connection.fetchval(sql.events.end_job, network, job.block, job.hash) is not None
 
 

@@ -1,4 +1,4 @@
-"""What operators see and say, in Postgres: the views of all workers, upstreams that take no calls, and what waits."""
+"""Data for operators in Postgres: each worker's view of the upstreams, cordoned upstreams, and queue sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Pool
 
 CHANNEL = "penstock_cordons"
-# A view that is older than this is of a worker that is gone.
+# An older view belongs to a worker that is gone.
 FRESH_S = 10.0
 
 
@@ -24,27 +24,27 @@ class FleetStore:
 
     # Views
 
-    async def tell(self, worker: str, view: dict[str, Any]) -> None:
+    async def write_view(self, worker: str, view: dict[str, Any]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.fleet.write_view, worker, orjson.dumps(view).decode())
 
-    async def leave(self, worker: str) -> None:
+    async def delete_view(self, worker: str) -> None:
         async with self._pool.connection() as connection:
-            await connection.execute(sql.fleet.forget_view, worker)
+            await connection.execute(sql.fleet.delete_view, worker)
 
     async def views(self) -> list[dict[str, Any]]:
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.fleet.list_views, FRESH_S)
         return [{**orjson.loads(row["view"]), "worker": row["worker"], "seen_at": row["seen_at"]} for row in rows]
 
-    async def keep(self) -> None:
+    async def purge_views(self) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.fleet.forget_views)
+            await connection.execute(sql.fleet.delete_old_views)
 
     # Cordons
 
     async def cordons(self, *, within_s: float | None = None) -> dict[str, asyncpg.Record]:
-        """By the upstream's mark."""
+        """Return the cordons by the upstream's mark."""
         async with self._pool.connection(within_s=within_s) as connection:
             return {row["upstream"]: row for row in await connection.fetch(sql.fleet.list_cordons)}
 
@@ -56,14 +56,14 @@ class FleetStore:
         async with self._pool.connection() as connection:
             await connection.execute(sql.fleet.drop_cordon, mark)
 
-    # What others have written
+    # Indexing and deliveries
 
     async def followed(self) -> list[asyncpg.Record]:
         async with self._pool.connection() as connection:
             return await connection.fetch(sql.fleet.list_followed)
 
     async def deliveries(self) -> tuple[dict[str, Any], dict[str, int]]:
-        """What waits to be delivered; and webhooks by their status."""
+        """Return the counts of unfinished deliveries, and of webhooks by status."""
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.fleet.count_deliveries)
             found = await connection.fetch(sql.fleet.count_webhooks)

@@ -1,8 +1,8 @@
-"""Who holds what: written by the follower and by back-fills in transactions of theirs, read by whoever answers questions.
+"""Token and NFT holdings: written by the follower and by back-fills, read by the token endpoints.
 
-Those who write pass their own connection, because what they write belongs together with their cursor. Those who read name a
-network by its id and get `Unavailable` when there is no database. Amounts are sums of events: for tokens that pay interest
-they say who to ask about, not how much there is.
+Writers pass their own connection, because holdings and cursor must change in one transaction. Readers name a network by its id
+and get `Unavailable` if there is no database. Amounts are sums of transfer events: for tokens that rebase or pay interest they
+show which contracts to query, not the balance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NftHolding:
 
 @dataclass(frozen=True, slots=True)
 class HolderShare:
-    """How much of one token somebody has."""
+    """The amount of one token that a holder has."""
 
     holder: bytes
     amount: int
@@ -40,8 +40,8 @@ class HolderShare:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """`pieces`: rows, one for each holder of each token. `supply`: how many tokens there are in all. `standard`: 721 or 1155;
-    None where nothing was ever seen of the contract."""
+    """`pieces`: the number of (token, holder) pairs. `supply`: the number of tokens in total. `standard`: 721 or 1155, or None
+    if no transfer of the contract was indexed."""
 
     owners: int
     pieces: int
@@ -51,7 +51,7 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class IndexBlock:
-    """The block that answers are true at. Nothing before `first_block` is in them, but for what a back-fill brought."""
+    """The block that the index has reached. Blocks before `first_block` are included only where a back-fill covered them."""
 
     block: int
     hash: bytes
@@ -61,20 +61,22 @@ class IndexBlock:
 
 
 class HoldingStore:
-    """Questions about holdings."""
+    """Reads holdings."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def tokens_of(self, network: str, holder: bytes, *, limit: int) -> list[TokenHolding]:
-        """Contracts whose token the holder has, or had: the amount may be zero, or less, and wrong where a token rebases. Those
-        that it seems to have come first."""
+        """Return the tokens that the holder has or had, non-zero amounts first.
+
+        An amount may be zero, negative, or wrong for a token that rebases.
+        """
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.holdings.tokens_of, network, holder, limit)
         return [TokenHolding(contract, int(amount)) for contract, amount in rows]
 
     async def nfts_of(self, network: str, holder: bytes, *, limit: int, offset: int = 0) -> list[NftHolding]:
-        """By contract and token id."""
+        """Return the holder's NFTs, ordered by contract and token id."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.holdings.nfts_of, network, holder, limit, offset)
         return [NftHolding(contract, int(token), int(amount), standard) for contract, token, amount, standard in rows]
@@ -84,7 +86,7 @@ class HoldingStore:
             return int(await connection.fetchval(sql.holdings.count_nfts, network, holder))
 
     async def holders_of(self, network: str, contract: bytes, token_id: int, *, limit: int) -> list[HolderShare]:
-        """Some who hold an ERC-1155 token."""
+        """Return up to `limit` holders of an ERC-1155 token."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.holdings.holders_of, network, contract, str(token_id), limit)
         return [HolderShare(holder, int(amount)) for holder, amount in rows]
@@ -92,11 +94,11 @@ class HoldingStore:
     async def collection(self, network: str, contract: bytes) -> Collection:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.holdings.read_collection, network, contract)
-        assert row is not None  # an aggregate always has one
+        assert row is not None  # an aggregate always returns a row
         return Collection(row["owners"], row["pieces"], int(row["supply"]), row["standard"])
 
     async def as_of(self, network: str) -> IndexBlock | None:
-        """None where the network is not followed, or not yet."""
+        """Return the block that the index has reached, or None if the network is not followed yet."""
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.holdings.as_of, network)
         if row is None:
@@ -104,11 +106,11 @@ class HoldingStore:
         return IndexBlock(row["block"], row["block_hash"], row["block_time"], row["first_block"], row["fault"])
 
 
-# For those who write, on their connection and in their transaction; `network` is its number
+# Writes, on the caller's connection and in its transaction. `network` is the network's number.
 
 
 async def add(connection: DatabaseConnection, network: int, changes: HoldingChanges) -> None:
-    """Rows in the order of their keys: whoever else writes locks them in the same order."""
+    """Add changes in key order, so that concurrent writers lock rows in the same order."""
     if changes.tokens:
         keys = sorted(changes.tokens)
         await connection.execute(
@@ -133,28 +135,28 @@ def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-async def remember(connection: DatabaseConnection, network: int, blocks: Sequence[tuple[int, bytes]]) -> None:
-    """What each block changed, packed, to be taken back if the chain drops it."""
+async def record_changes(connection: DatabaseConnection, network: int, blocks: Sequence[tuple[int, bytes]]) -> None:
+    """Record each block's packed changes, to undo them if the block is removed."""
     if blocks:
         numbers, packed = zip(*blocks, strict=True)
-        await connection.execute(sql.holdings.remember_changes, network, numbers, packed)
+        await connection.execute(sql.holdings.record_changes, network, numbers, packed)
 
 
 async def take_back(connection: DatabaseConnection, network: int, above: int) -> None:
-    """All that the blocks above this one changed."""
+    """Undo the changes of all blocks above this one."""
     undone = HoldingChanges()
     for row in await connection.fetch(sql.holdings.take_changes_above, network, above):
         undone.include(HoldingChanges.unpack(row["changes"]).taken_back())
     await add(connection, network, undone)
 
 
-async def settle(connection: DatabaseConnection, network: int, below: int) -> None:
-    """Blocks below this one stay for good."""
-    await connection.execute(sql.holdings.forget_changes_below, network, below)
+async def delete_changes_below(connection: DatabaseConnection, network: int, below: int) -> None:
+    """Delete the recorded changes of blocks that can no longer be removed."""
+    await connection.execute(sql.holdings.delete_changes_below, network, below)
 
 
-async def forget(connection: DatabaseConnection, network: int) -> None:
-    """All of a network."""
-    for query in (sql.holdings.forget_tokens, sql.holdings.forget_nfts):
+async def delete_network(connection: DatabaseConnection, network: int) -> None:
+    """Delete all holdings of a network."""
+    for query in (sql.holdings.delete_tokens, sql.holdings.delete_nfts):
         await connection.execute(query, network)
     await connection.execute(sql.holdings.take_changes_above, network, -1)

@@ -1,4 +1,4 @@
-"""Accounts and keys in Postgres: all that the command line and the dashboard do to them, and what workers load."""
+"""Accounts and keys in Postgres: management for the command line and the dashboard, and the bulk reads of workers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from proxy.store import sql
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 KeyRow = dict[str, Any]
-# What may be seen of a key: not its digest.
+# Columns that are never returned.
 _HIDDEN = frozenset({"digest"})
-# PostgreSQL's integer and bigint, so that a limit out of range is our message and not the driver's.
+# The largest integer and bigint of Postgres. Checked here, so that the error names the field.
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 
@@ -29,7 +29,8 @@ def new_id(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitChange:
-    """An account's or a key's own limits. None: leave as it is; -1: back to what it inherits."""
+    """A change to the limits of an account or key. None leaves a limit unchanged; -1 removes it, so that the plan's or the
+    account's limit applies."""
 
     requests_per_second: int | None = None
     units_per_second: int | None = None
@@ -40,7 +41,7 @@ class LimitChange:
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
             if value is not None and value != -1 and not least <= value <= most:
-                raise InvalidRequest(f"{name} must be between {least} and {most}, or -1 to inherit it")
+                raise InvalidRequest(f"{name} must be between {least} and {most}, or -1 to inherit the default")
 
 
 NO_LIMITS = LimitChange()
@@ -48,7 +49,7 @@ NO_LIMITS = LimitChange()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRestrictionChange:
-    """Where a key may be used from. None: leave as it is; empty: from anywhere."""
+    """A change to where a key may be used from. None leaves it unchanged; empty allows everything."""
 
     ips: Sequence[str] | None = None
     origins: Sequence[str] | None = None
@@ -57,7 +58,7 @@ class KeyRestrictionChange:
         return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
 
 
-NO_FENCE = KeyRestrictionChange()
+NO_RESTRICTIONS = KeyRestrictionChange()
 
 
 class KeyStore:
@@ -137,9 +138,9 @@ class KeyStore:
         mode: access.Mode,
         scopes: Sequence[str] = (),
         own: LimitChange = NO_LIMITS,
-        fence: KeyRestrictionChange = NO_FENCE,
+        restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
     ) -> tuple[KeyRow, str]:
-        """The key's row, and the key itself: the only time that it is seen."""
+        """Create a key. Returns its row and the key itself, which cannot be read again."""
         await self.read_account(account_id)
         _check_scopes(scopes)
         own.check()
@@ -147,12 +148,12 @@ class KeyStore:
         row = await self._row(
             sql.keys.create_key, new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key),
             access.hint_of(key), list(scopes), own.requests_per_second, own.units_per_second,
-            *(found or [] for found in fence.columns()),
+            *(found or [] for found in restrictions.columns()),
         )  # fmt: skip
         return row, key
 
     async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
-        """A successor with the same lineage, scopes and buckets; the old key works on for the overlap."""
+        """Create a successor with the same lineage, scopes and rate limits; the old key works until the overlap ends."""
         if not 0 <= overlap_s <= 366 * 86400:
             raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds")
         old = await self.read_key(key_id)
@@ -170,7 +171,7 @@ class KeyStore:
     async def set_key_status(self, key_id: str, status: str) -> KeyRow:
         await self.read_key(key_id)
         return await self._row(
-            sql.keys.set_key_status, key_id, status, absent=f"key {key_id} is revoked: that is final"
+            sql.keys.set_key_status, key_id, status, absent=f"key {key_id} is revoked and cannot be changed"
         )
 
     async def update_key(
@@ -180,7 +181,7 @@ class KeyStore:
         name: str | None = None,
         scopes: Sequence[str] | None = None,
         own: LimitChange = NO_LIMITS,
-        fence: KeyRestrictionChange = NO_FENCE,
+        restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
     ) -> KeyRow:
         _check_scopes(scopes or ())
         own.check()
@@ -188,8 +189,8 @@ class KeyStore:
         chosen = None if scopes is None else list(scopes)
         return await self._row(
             sql.keys.update_key, key_id, None if name is None else _text(name, "name"), chosen,
-            own.requests_per_second, own.units_per_second, *fence.columns(),
-            absent=f"key {key_id} is revoked: that is final",
+            own.requests_per_second, own.units_per_second, *restrictions.columns(),
+            absent=f"key {key_id} is revoked and cannot be changed",
         )  # fmt: skip
 
     async def read_key(self, key_id: str) -> KeyRow:
@@ -198,7 +199,7 @@ class KeyStore:
     async def list_keys(self, account_id: str | None = None) -> list[KeyRow]:
         return await self._rows(sql.keys.list_keys, account_id)
 
-    # What workers hold in memory
+    # Bulk reads for workers
 
     async def load(self, day: datetime.date) -> list[asyncpg.Record]:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
@@ -214,7 +215,7 @@ class KeyStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             return await connection.fetchval(sql.keys.read_clock)  # type: ignore[no-any-return]
 
-    # Shared steps
+    # Internals
 
     def _check_plan(self, plan: str) -> None:
         if plan not in self._plans:
@@ -232,10 +233,10 @@ class KeyStore:
 
 
 async def _claim_email(connection: DatabaseConnection, email: str, account_id: str | None = None) -> None:
-    """For the rest of the transaction: an e-mail signs in to one account, so no two have the same."""
+    """Reserve an e-mail address until the end of the transaction. It signs in to one account, so it must be unique."""
     await connection.execute(sql.accounts.lock_emails)
     if await connection.fetchval(sql.accounts.is_email_taken, email, account_id):
-        raise InvalidRequest(f"email: another account has {email} already")
+        raise InvalidRequest(f"email: another account already uses {email}")
 
 
 def _shown(row: asyncpg.Record) -> KeyRow:
@@ -258,7 +259,7 @@ def _email(value: str) -> str:
 
 
 def _each(values: Sequence[str] | None, name: str, canonical: Callable[[str], str]) -> list[str] | None:
-    """Each of them once, in its usual form."""
+    """Normalise the values and remove duplicates."""
     if values is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""The ledger of gas policies in Postgres: what is reserved, what was spent, and what is left.
+"""The ledger of gas policies in Postgres: reserved, spent and remaining amounts.
 
-Every step is one statement that either happens as a whole or not at all; its rules are in the schema's functions, which lock
-the policy first. A reservation is written together with what was signed for it: a crash after it loses nothing, and what was
-reserved and never used is free again once it has expired. Amounts are whole pico-dollars.
+Every step is one statement that succeeds or fails as a whole. Its rules are in the schema's functions, which lock the policy
+first. A reservation is stored together with the signed data, so a crash afterwards loses nothing; an unused reservation is
+released after it expires. Amounts are integers in pico-dollars.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from proxy.core.paging import Page
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
-# How long a claim on a reservation keeps other workers from looking at it.
+# How long a claim keeps other workers from checking the same reservation.
 CLAIM_S = 10.0
 CLAIMED_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveRequest:
-    """An operation that is signed, and may be given out if there is room for it.
+    """A signed operation for which budget is requested. The signature is returned to the caller only if granted.
 
-    `digest` names the operation whatever the times; `op_hash` is the EntryPoint's, of exactly what was signed. A signature for
-    the same that is good until `fresh_until` or longer is given out again. `block`: none up to it can have the operation.
-    `account_most`: what the account may have sponsored in a day by all its policies; None for any amount.
+    `digest` identifies the operation regardless of its validity times; `op_hash` is the EntryPoint's hash of exactly what was
+    signed. An existing signature for the same digest is reused if it is valid until `fresh_until` or longer. `block`: the
+    operation cannot be in this block or an earlier one. `account_most`: the account's daily limit over all its policies, or
+    None for no limit.
     """
 
     policy: str
@@ -48,14 +49,27 @@ class ReserveRequest:
     account_most: int | None = None
 
 
+# absent: there is no such policy. used: an operation with this nonce was sponsored and included. The others name the limit
+# that refuses the operation.
+ReserveRefusal = Literal[
+    "absent",
+    "used",
+    "max_total_usd",
+    "max_per_user_usd",
+    "max_per_user_per_day",
+    "sponsored_usd_per_day",
+    "rate_limit",
+]
+# granted: reserved. same: an existing signature is reused. stale: the policy has a newer revision. twice: this exact
+# operation hash was signed before, so it must be signed with another validity time.
+ReserveKind = Literal["granted", "same", "stale", "twice"] | ReserveRefusal
+
+
 @dataclass(frozen=True, slots=True)
 class ReserveOutcome:
-    """`kind`: granted, same, absent, stale, used, twice, or the rule that refuses, of which `left` is left.
+    """`left`: what remains of the limit that refuses; for rate_limit, the seconds until the next operation is allowed."""
 
-    For rate_limit that is the seconds until there is room again.
-    """
-
-    kind: str
+    kind: ReserveKind
     left: int = 0
     data: bytes = b""
     worst: int = 0
@@ -64,7 +78,7 @@ class ReserveOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LandedOperation:
-    """An operation on the chain: there is one at most for a nonce of a sender at an entry point."""
+    """An operation on the chain. An entry point, sender and nonce identify at most one."""
 
     entry_point: bytes
     sender: bytes
@@ -78,7 +92,7 @@ class LandedOperation:
 
 @dataclass(frozen=True, slots=True)
 class DueReservation:
-    """A reservation about which the chain has the last word by now."""
+    """A reservation that can be settled against final blocks."""
 
     id: int
     state: Literal["open", "spent"]
@@ -91,7 +105,7 @@ class DueReservation:
 
 @dataclass(frozen=True, slots=True)
 class LimitMeter:
-    """`used`: what counts towards the limit at the moment."""
+    """`used`: the amount that currently counts towards the limit."""
 
     reserved: int
     spent: int
@@ -129,7 +143,7 @@ class LedgerStore:
             row["valid_until"] or 0,
         )
 
-    # What has the last word
+    # Settlement
 
     async def unsettled_networks(self) -> list[str]:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
@@ -156,7 +170,7 @@ class LedgerStore:
         ]
 
     async def settle(self, network: str, event: LandedOperation, *, coin: int) -> int | None:
-        """The reservation that pays for it."""
+        """Settle one operation and return the reservation that pays for it, if there is one."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             [paying] = await settle(connection, network, [event], coin=coin)
         return paying
@@ -174,7 +188,7 @@ class LedgerStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(query, *values)
 
-    # What owners see
+    # Reads for owners
 
     async def total(self, policy: str, day: datetime.date) -> LimitMeter:
         async with self._pool.connection() as connection:
@@ -193,13 +207,13 @@ class LedgerStore:
         return [UserMeter(row["sender"], _meter(row), row["operations_today"]) for row in rows], total
 
 
-# For those who follow the chain, in their own transaction
+# Writes of the follower, in its transaction
 
 
 async def settle(
     connection: DatabaseConnection, network: str, events: Sequence[LandedOperation], *, coin: int
 ) -> list[int | None]:
-    """For each the reservation that pays for it, if there is one. `coin`: one whole coin in its smallest units."""
+    """Settle operations and return the reservation that pays for each, if any. `coin`: one coin in its smallest units."""
     columns = zip(
         *(
             (e.entry_point, e.sender, e.nonce, e.op_hash, e.cost_wei, e.block, e.block_hash, e.transaction)
@@ -212,7 +226,7 @@ async def settle(
 
 
 async def reopen_above(connection: DatabaseConnection, network: str, block: int) -> None:
-    """Blocks above this one are gone."""
+    """Reopen reservations settled in blocks above this one, which were removed."""
     await connection.execute(sql.ledger.reopen_above, network, block)
 
 

@@ -1,4 +1,4 @@
-"""Letters that are to be sent, in Postgres: written in the transaction that they tell of, sent after it."""
+"""The e-mail queue in Postgres. A mail is added in the transaction of the change it reports, and sent afterwards."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import orjson
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
+# Longer than sending takes; after a crash the mail is sent again.
 LEASE_S = 120.0
 AT_ONCE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedMail:
-    """A letter to an account's holder. `tries`: how often it was taken up, this time included."""
+    """An e-mail to an account's holder. `tries`: how often it was claimed, including this time."""
 
     id: int
     kind: str
@@ -53,12 +54,12 @@ class MailStore:
             await connection.execute(sql.mails.postpone, mail, by_s)
 
     async def next_s(self) -> float | None:
-        """In how many seconds the next is due."""
+        """Return the seconds until the next mail is due, or None if there is none."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             found = await connection.fetchval(sql.mails.next_due)
         return None if found is None else float(found)
 
 
 async def add(connection: DatabaseConnection, webhook_id: str, kind: str, about: Mapping[str, Any]) -> None:
-    """To the holder of the webhook's account."""
+    """Queue a mail to the holder of the webhook's account."""
     await connection.execute(sql.mails.add, webhook_id, kind, orjson.dumps(about).decode())

@@ -1,6 +1,6 @@
-"""What Postgres tells (LISTEN) the rooms of a process, over one connection.
+"""Postgres notifications (LISTEN) for all listeners of a process, over one connection.
 
-A notice that is lost costs time, nothing else: whoever waits for one looks by itself now and then.
+A lost notification only causes a delay: every listener also polls from time to time.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.notices")
 
-# Given what was said; or None: something may have been said while nobody listened.
+# Called with the payload, or with None if notifications may have been missed.
 NoticeListener: TypeAlias = Callable[[str | None], None]
 
-# Who hears nothing may be deaf: a router on the way forgets a connection that is silent, and tells nobody. So often it is asked
-# for a sign of life, and so long that may take.
-ALIVE_S, DEAF_S = 5.0, 2.0
-# How long to wait before Postgres is tried again.
+# A firewall may drop an idle connection without closing it. So an idle connection is checked this often, and the check may
+# take this long.
+CHECK_EVERY_S, CHECK_TIMEOUT_S = 5.0, 2.0
+# How long to wait before connecting to Postgres again.
 RETRY_S = 0.5
 
 
 class Notices:
-    def __init__(self, pool: Pool, *, alive_s: float = ALIVE_S) -> None:
+    def __init__(self, pool: Pool, *, check_every_s: float = CHECK_EVERY_S) -> None:
         self._pool = pool
-        self._alive_s = alive_s
-        self._ears: defaultdict[str, list[NoticeListener]] = defaultdict(list)
-        # Whether there is a new channel, or no connection any more.
+        self._check_every_s = check_every_s
+        self._listeners: defaultdict[str, list[NoticeListener]] = defaultdict(list)
+        # Set when a channel was added or the connection was lost.
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Notices of {sorted(self._ears)}>"
+        return f"<Notices on {sorted(self._listeners)}>"
 
-    def hear(self, channel: str, ear: NoticeListener) -> None:
-        """For good: rooms live as long as their process."""
-        self._ears[channel].append(ear)
+    def listen(self, channel: str, listener: NoticeListener) -> None:
+        """Add a listener. It cannot be removed: listeners live as long as the process."""
+        self._listeners[channel].append(listener)
         self._changed.set()
 
     async def run(self) -> None:
-        """A supervised loop."""
+        """Connect and listen, again after every failure. A supervised loop."""
         while True:
             try:
                 connection = await self._pool.dedicated()
@@ -54,7 +54,9 @@ class Notices:
             try:
                 await self._listen(connection)
             except AWAY as exc:
-                log.warning("notices lost: changes are found by looking", extra={"reason": type(exc).__name__})
+                log.warning(
+                    "notification connection lost; polling until it is back", extra={"reason": type(exc).__name__}
+                )
                 await asyncio.sleep(RETRY_S)
             finally:
                 connection.terminate()
@@ -64,16 +66,16 @@ class Notices:
         listened: set[str] = set()
         while True:
             self._changed.clear()
-            for channel in self._ears.keys() - listened:
-                await connection.add_listener(channel, self._hear)
+            for channel in self._listeners.keys() - listened:
+                await connection.add_listener(channel, self._on_notification)
                 listened.add(channel)
-                self._tell(channel, None)
-            if not await until_set(self._changed, within_s=self._alive_s) or connection.is_closed():
-                await connection.execute("select 1", timeout=DEAF_S)
+                self._notify(channel, None)
+            if not await until_set(self._changed, within_s=self._check_every_s) or connection.is_closed():
+                await connection.execute("select 1", timeout=CHECK_TIMEOUT_S)
 
-    def _hear(self, _connection: Any, _pid: int, channel: str, said: object) -> None:
-        self._tell(channel, str(said))
+    def _on_notification(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:
+        self._notify(channel, str(payload))
 
-    def _tell(self, channel: str, said: str | None) -> None:
-        for ear in self._ears[channel]:
-            ear(said)
+    def _notify(self, channel: str, payload: str | None) -> None:
+        for listener in self._listeners[channel]:
+            listener(payload)

@@ -1,7 +1,7 @@
-"""User operations that were sent through us, in Postgres: each one's life, from before it is sent to its block.
+"""User operations sent through this service, in Postgres, from before they are sent until they are in a block.
 
-A row is written before the operation leaves, so none is ever forgotten that a bundler has taken. Those who follow the chain
-pass their own connection.
+A row is written before the operation is sent, so no operation that a bundler accepted is ever missing. The follower passes its
+own connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OperationRow = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SentOperation:
-    """One operation as one key sends it."""
+    """An operation as sent by one key. `given` is the operation's JSON as the caller sent it."""
 
     network: str
     hash: bytes
@@ -32,7 +32,7 @@ class SentOperation:
     entry_point: bytes
     operation: UserOperation
     given: bytes
-    # The newest block by then, where it is known.
+    # The newest block at that time, if known.
     block: int | None = None
 
 
@@ -51,12 +51,12 @@ class OperationStore:
                 operation.sender, operation.nonce, sent.given.decode(), sent.block,
             )  # fmt: skip
 
-    async def taken(self, sent: SentOperation) -> None:
-        """A bundler has it."""
+    async def mark_sent(self, sent: SentOperation) -> None:
+        """Record that a bundler has accepted the operation."""
         async with self._pool.connection() as connection:
             await connection.execute(sql.operations.mark_sent, sent.network, sent.hash, sent.lineage)
 
-    async def refused(self, sent: SentOperation, error: bytes) -> None:
+    async def mark_refused(self, sent: SentOperation, error: bytes) -> None:
         async with self._pool.connection() as connection:
             await connection.execute(
                 sql.operations.mark_refused, sent.network, sent.hash, sent.lineage, error.decode("utf-8", "replace")
@@ -68,25 +68,25 @@ class OperationStore:
         return None if row is None else _row(row)
 
     async def list_of(self, lineage: str | None, *, limit: int) -> list[OperationRow]:
-        """The newest first."""
+        """Return operations of one lineage, or of all, newest first."""
         async with self._pool.connection() as connection:
             return [_row(row) for row in await connection.fetch(sql.operations.list_operations, lineage, limit)]
 
     async def purge(self, *, keep_days: int, keep_unsent_days: int, at_once: int = 1_000) -> bool:
-        """One bite of what is older; whether there may be more."""
+        """Delete one batch of old operations; return whether there may be more."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            gone = [
+            deleted = [
                 await connection.execute(sql.operations.purge, keep_days, at_once),
                 await connection.execute(sql.operations.purge_unsent, keep_unsent_days, at_once),
             ]
-        return any(int(said.rsplit(" ", 1)[1]) >= at_once for said in gone)
+        return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
 
 
-# For those who follow the chain
+# Writes of the follower, in its transaction
 
 
 async def mark_included(connection: DatabaseConnection, network: str, events: Sequence[IncludedOperation]) -> None:
-    """And mark those whose nonces they have used."""
+    """Mark operations as included, and others with the same sender and nonce as replaced."""
     columns = zip(
         *((e.hash, e.success, e.place.block, e.place.block_hash, e.place.transaction, e.cost_wei) for e in events),
         strict=True,
@@ -99,7 +99,7 @@ async def mark_included(connection: DatabaseConnection, network: str, events: Se
 
 
 async def take_back(connection: DatabaseConnection, network: str, above: int) -> None:
-    """Blocks above this one are gone: what was in them is on its way again."""
+    """Mark operations in removed blocks, those above this one, as sent but not included."""
     await connection.execute(sql.operations.take_back_inclusions, network, above)
 
 

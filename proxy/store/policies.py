@@ -1,4 +1,4 @@
-"""Gas policies in Postgres. They are the account's; somebody else's is as one that is not there."""
+"""Gas policies in Postgres. A policy belongs to an account; for other accounts it does not exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.store.pool import Pool
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`rules` as the owner gave them."""
+    """`rules`: the JSON as the owner wrote it."""
 
     id: str
     account: str
@@ -43,7 +43,7 @@ class PolicyStore:
     async def create(
         self, *, account: str, network: str, live: bool, name: str, given: Mapping[str, Any], rules: Rules, most: int
     ) -> Policy:
-        """A new policy, if the account has not as many as it may."""
+        """Create a policy; raise Forbidden if the account already has `most`."""
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.policies.lock_policies, account)
             row = await connection.fetchrow(
@@ -62,7 +62,7 @@ class PolicyStore:
         return _policy(row)
 
     async def read(self, policy_id: str, *, account: str | None) -> Policy:
-        """Of this account; of any, without one."""
+        """Return a policy of this account, or of any account if None."""
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.policies.read_policy, policy_id, account)
         if row is None:
@@ -70,7 +70,7 @@ class PolicyStore:
         return _policy(row)
 
     async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Policy], int]:
-        """A page, the newest first, and how many there are. Those on live networks only for who may use them."""
+        """Return a page of policies, newest first, and their total number. Without `live`, only those on test networks."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.policies.list_policies, account, live, status, page.limit, page.offset)
             total = await connection.fetchval(sql.policies.count_policies, account, live, status)
@@ -85,7 +85,7 @@ class PolicyStore:
         given: Mapping[str, Any] | None,
         rules: Rules | None,
     ) -> Policy:
-        """What is None stays. Who has changed it since `before` was read is not overwritten."""
+        """Change a policy; None keeps a value. Raise Unavailable if it has changed since `before` was read."""
         limits = (None,) * 7 if rules is None else _limits(rules)
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(
@@ -93,8 +93,8 @@ class PolicyStore:
                 None if given is None else _json(given), *limits, before.revision,
             )  # fmt: skip
         if row is None:
-            await self.read(before.id, account=before.account)  # which says so where it was deleted
-            raise Unavailable("the policy was changed by somebody else at the same moment; try again")
+            await self.read(before.id, account=before.account)  # raises NotFound if it was deleted
+            raise Unavailable("the policy was changed by another request at the same time; try again")
         return _policy(row)
 
     async def delete(self, policy_id: str, *, account: str) -> None:
@@ -104,12 +104,12 @@ class PolicyStore:
 
 
 def absent(policy_id: str) -> NotFound:
-    named = f" {policy_id}" if policy_id.startswith("gp_") and policy_id[3:].isalnum() else " of this id"
+    named = f" {policy_id}" if policy_id.startswith("gp_") and policy_id[3:].isalnum() else " with this id"
     return NotFound(f"there is no gas policy{named}")
 
 
 def _limits(rules: Rules) -> tuple[Any, ...]:
-    """The rules that the ledger keeps, in the order of their columns."""
+    """Return the limits that the ledger enforces, in the order of their columns."""
     rate = rules.rate_limit
     rated = (None, None, False) if rate is None else (rate.requests, rate.per_seconds, rate.scope == "user")
     return rules.max_total, rules.max_per_user, rules.max_per_user_per_day, rules.reset, *rated

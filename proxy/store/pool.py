@@ -1,7 +1,8 @@
-"""The worker's connections to Postgres.
+"""A process's connections to Postgres.
 
-Foreign errors are translated here: whoever asks while Postgres is away, or while all connections are taken, is told
-`Unavailable` at once. Nothing waits for a database that does not answer. A value that it cannot hold is the caller's fault.
+Driver errors are translated here. If Postgres is down or every connection stays in use, callers get `Unavailable` within the
+acquire timeout; nothing waits longer for a database that does not answer. A value that Postgres cannot store is an
+`InvalidRequest`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import asyncpg
 
 from proxy.errors import InvalidRequest, Unavailable
 
-# Quoted: the class takes parameters in its stubs only.
+# Quoted: the class is generic only in its stubs.
 DatabaseConnection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-# How long work that no request waits for may wait for a connection: a far database takes a while to open one.
+# How long background work may wait for a connection: connecting to a remote database takes a while.
 PATIENT_S = 5.0
-# Whichever of these asyncpg or the kernel raises, the meaning is the same: no database now.
+# Errors of asyncpg and the operating system that all mean that the database is unavailable.
 AWAY = (
     OSError,
     asyncpg.PostgresConnectionError,
@@ -30,7 +31,7 @@ AWAY = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a connection that is lost while a statement begins
+    asyncpg.InternalClientError,  # the connection was lost as a statement began
     TimeoutError,
 )
 
@@ -42,16 +43,16 @@ def translated() -> Iterator[None]:
     except AWAY as exc:
         raise Unavailable("the database is not reachable at the moment; try again shortly") from exc
     except asyncpg.DataError as exc:
-        # Our own values fit; what does not came from outside: a number beyond 64 bits, or text that no text of Postgres can be.
+        # The program's own values always fit; this one came from a client: a number over 64 bits, or text with U+0000.
         raise InvalidRequest("a value is too large, or has characters that cannot be stored, such as U+0000") from exc
 
 
-async def _leave(connection: object) -> None:
-    """As it is: nobody changes a session of the pool beyond a transaction, and to undo nothing costs a statement each time."""
+async def _no_reset(connection: object) -> None:
+    """Skip asyncpg's reset, which costs a statement each time: pooled sessions never change state outside a transaction."""
 
 
 class Pool:
-    """Connections, opened when first needed, so that a worker starts and serves without a database."""
+    """Connections opened on first use, so that a worker can start and serve without a database."""
 
     def __init__(self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock") -> None:
         self.url = url
@@ -68,7 +69,7 @@ class Pool:
             command_timeout=10.0,
             timeout=2.0,
             server_settings={"application_name": self._application},
-            reset=_leave,
+            reset=_no_reset,
         )
 
     async def is_up(self) -> bool:
@@ -91,7 +92,7 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self, *, within_s: float | None = None) -> AsyncIterator[DatabaseConnection]:
-        """A connection for a few statements; `Unavailable` when none is to be had in time."""
+        """Borrow a connection for a few statements; raise `Unavailable` if none is free in time."""
         if self._pool is None:
             raise Unavailable("the database is not open yet; try again shortly")
         with translated():
@@ -99,7 +100,7 @@ class Pool:
                 yield connection  # type: ignore[misc]
 
     async def dedicated(self) -> DatabaseConnection:
-        """A connection of one's own, outside the pool, for LISTEN. The caller closes it."""
+        """Open a connection outside the pool, for LISTEN. The caller closes it."""
         with translated():
             return await asyncpg.connect(
                 self.url, timeout=2.0, server_settings={"application_name": f"{self._application}-notices"}

@@ -1,4 +1,4 @@
-"""What accounts have used of their day, leased by workers in chunks."""
+"""Daily quotas of accounts, which workers lease in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class QuotaStore:
         self._pool = pool
 
     async def lease(self, day: datetime.date, wants: Sequence[tuple[str, int, int]]) -> list[int]:
-        """For each (account, wanted, day limit): how much is granted."""
+        """Return the amount granted for each (account, wanted, day limit)."""
         accounts, wanted, limits = ([want[place] for want in wants] for place in range(3))
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.accounts.lease_quotas, accounts, wanted, limits, day)

@@ -1,4 +1,4 @@
-"""What gas policies refused last, in Postgres: a few of each policy."""
+"""The latest refusals of each gas policy, in Postgres."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Pool
 
-# Of each policy so many are kept.
-KEPT = 50
+# Refusals stored per policy.
+MOST_STORED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class RefusalStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.refusals.add_refusals, *columns)
             for policy in sorted({each.policy for each in refused}):
-                await connection.execute(sql.refusals.trim_refusals, policy, KEPT)
+                await connection.execute(sql.refusals.trim_refusals, policy, MOST_STORED)
 
     async def latest(self, policy: str, most: int) -> list[RefusedOperation]:
-        """The newest first."""
+        """Return up to `most` refusals, newest first."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.refusals.list_refusals, policy, min(most, KEPT))
+            rows = await connection.fetch(sql.refusals.list_refusals, policy, min(most, MOST_STORED))
         return [RefusedOperation(policy, *row) for row in rows]

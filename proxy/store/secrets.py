@@ -1,7 +1,7 @@
 """Signing secrets at rest: AES-256-GCM under a key that is not in the database.
 
-A secret must come back, because every delivery is signed with it, so it cannot be a digest. What is sealed for one webhook
-opens for no other: its id is part of what is authenticated, and a row whose secret was swapped with another's does not open.
+Every delivery is signed with its secret, so the secret must be readable and cannot be stored as a digest. The webhook's id is
+authenticated with it, so a secret copied into another webhook's row does not decrypt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NONCE = 12
 
 
 class SealBroken(Exception):
-    """What is stored was not sealed for this webhook, or with another key."""
+    """The stored secret was encrypted for another webhook or with another key, or was changed."""
 
 
 class Vault:
@@ -37,5 +37,5 @@ class Vault:
             return self._cipher.decrypt(sealed[:_NONCE], sealed[_NONCE:], webhook_id.encode())
         except (InvalidTag, ValueError):
             raise SealBroken(
-                f"the secret of {webhook_id} does not open: it was changed, or webhooks.secret_key was"
+                f"the secret of {webhook_id} cannot be decrypted: the row or the setting webhooks.secret_key has changed"
             ) from None

@@ -1,4 +1,4 @@
-"""Passwords, sessions, one-time links and operators' tokens in Postgres. Secrets are here as digests only."""
+"""Passwords, sessions, one-time links and admin tokens in Postgres. Secrets are stored only as digests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SessionRow = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AccountHolder:
-    """An account as its holder signs in to it. The hash is empty where it has no password."""
+    """The sign-in data of an account. `hash` is empty if it has no password."""
 
     id: str
     email: str
@@ -28,7 +28,7 @@ class AccountHolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Who is signed in: the holder of an account, or an operator."""
+    """A session of an account's holder or of an operator."""
 
     id: str
     name: str
@@ -50,7 +50,7 @@ class SessionStore:
         return f"<SessionStore {self._pool!r}>"
 
     def digest(self, kind: str, text: str) -> bytes:
-        """Keyed, and apart by kind: what is stored opens nothing, and one kind is never taken for another."""
+        """Return a keyed digest. The stored value alone is useless, and a digest of one kind never matches another kind."""
         return hmac.digest(self._pepper, f"{kind}\0{text}".encode("utf-8", "replace"), "sha256")
 
     # Accounts
@@ -66,7 +66,7 @@ class SessionStore:
         return _holder(row)
 
     async def set_password(self, account_id: str, password_hash: str, *, but: str | None = None) -> None:
-        """From now on only this password; all sessions end but one, and no link that is under way works."""
+        """Set the password, end all sessions except `but`, and invalidate pending links."""
         kept = None if but is None else self.digest("session", but)
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.sessions.set_password, account_id, password_hash)
@@ -78,7 +78,7 @@ class SessionStore:
     async def begin(
         self, token: str, *, account: str | None = None, operator: str | None = None, lasts_s: float, instead: str = ""
     ) -> None:
-        """A new session; the one that the browser had before is over."""
+        """Begin a session, and end the browser's previous one (`instead`)."""
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
                 await connection.execute(sql.sessions.end_session, self.digest("session", instead))
@@ -90,7 +90,7 @@ class SessionStore:
             await connection.execute(sql.sessions.end_session, self.digest("session", token))
 
     async def read(self, token: str, *, idle_s: float) -> Session | None:
-        """Who it is, if it holds; that it was used is noted now and then."""
+        """Return the session if it is valid. Its last use is recorded from time to time."""
         digest = self.digest("session", token)
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.sessions.read_session, digest, idle_s)
@@ -106,19 +106,19 @@ class SessionStore:
             return await connection.fetchval(sql.sessions.add_link, digest, account_id, lasts_s)  # type: ignore[no-any-return]
 
     async def take_link(self, token: str) -> str | None:
-        """The account that it signs in to; nobody gets it a second time."""
+        """Use up a link and return its account, or None if the link is not valid."""
         async with self._pool.connection() as connection:
             return await connection.fetchval(sql.sessions.take_link, self.digest("link", token))  # type: ignore[no-any-return]
 
-    # Tries
+    # Sign-in attempts
 
     async def count_try(self, kind: str, subject: str, *, most: int, within_s: float) -> float:
-        """Zero, or the seconds until there is one try again."""
+        """Count an attempt and return zero, or return the seconds until the next attempt is allowed."""
         digest = self.digest(kind, subject.lower())
         async with self._pool.connection() as connection:
             return float(await connection.fetchval(sql.sessions.count_try, digest, within_s, within_s / most) or 0.0)
 
-    # Operators' tokens
+    # Admin tokens
 
     async def add_token(self, name: str, token: str) -> SessionRow:
         if not name.strip() or len(name) > 200 or not name.isprintable():
@@ -141,16 +141,16 @@ class SessionStore:
         return dict(row)
 
     async def find_token(self, token: str) -> tuple[str, str] | None:
-        """Its id and name, if it holds."""
+        """Return the token's id and name if it is valid."""
         row = await self._row(sql.sessions.find_token, self.digest("admin", token))
         return None if row is None else (row["id"], row["name"])
 
-    async def keep(self, *, idle_s: float) -> None:
-        """Remove what is over."""
+    async def purge(self, *, idle_s: float) -> None:
+        """Delete expired sessions, links and attempt counters."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.sessions.forget_sessions, idle_s)
-            await connection.execute(sql.sessions.forget_links)
-            await connection.execute(sql.sessions.forget_tries)
+            await connection.execute(sql.sessions.delete_expired_sessions, idle_s)
+            await connection.execute(sql.sessions.delete_expired_links)
+            await connection.execute(sql.sessions.delete_old_tries)
 
     async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:
         async with self._pool.connection() as connection:

@@ -1,7 +1,7 @@
 """Named queries from `schemas/sql/queries/*.sql`.
 
-A query begins at a line `-- name` and ends where the next begins; comment lines below its name say what it is for.
-Code says `sql.accounts.create_account`; a name that does not exist fails when its module is imported.
+A query starts at a line `-- name` and ends where the next one starts. Comment lines below the name describe it. Code refers
+to a query as `sql.accounts.create_account`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What keys have used, in Postgres: batches in, charts out.
+"""Usage of keys in Postgres: workers write batches, charts read sums.
 
-A batch is written whole and once, into minutes, hours and days together: whoever is not told how a batch ended sends it again
-under its number, and it is not counted twice. What is too old is removed in small pieces.
+A batch is written in one transaction to minutes, hours and days. A worker that does not learn whether a batch was committed
+sends it again with the same number, and it is not counted twice. Old rows are deleted in small pieces.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
-# Account, key, network, method: where some are empty, a sum over them.
+# Account, key, network and method. An empty element means the sum over all its values.
 UsageSeries = tuple[str, str, str, str]
-# What was used, by series and minute.
+# Usage by series and minute.
 UsageTable = Mapping[tuple[UsageSeries, int], UsageSums]
-# Rows in one statement, and rows removed in one.
+# Rows written by one statement, and rows deleted by one.
 ROWS = 1000
 PIECE = 5000
-# Series whose number is remembered.
+# Series whose id is cached; beyond that the cache is cleared.
 REMEMBERED = 200_000
-# Any two numbers that nobody else uses: the lock of who removes what is old.
+# Advisory lock of the worker that deletes old rows: any two numbers that no other lock uses.
 LOCK = (0x70656E73, 9)
-# A batch of many rows, and a chart of many, may take longer than a request's statement.
+# Timeouts for large batches and charts, longer than the pool's default.
 WRITE_S, READ_S = 30.0, 20.0
 
 
-# What stands for a network where an operation has none: empty is a sum.
+# The network of operations that have none; an empty string would mean the sum.
 NO_NETWORK = "-"
 
 
 def with_sums(rows: UsageTable) -> dict[tuple[UsageSeries, int], UsageSums]:
-    """All that a batch is written to: each use under its own series, and under the sums that charts read."""
+    """Add to the series of a batch the sums that charts read."""
     found = dict(rows)
     for ((account, key, network, method), minute), used in rows.items():
         for series in ((key, "", ""), ("", network, ""), ("", "", method), ("", "", "")):
@@ -51,7 +51,7 @@ def with_sums(rows: UsageTable) -> dict[tuple[UsageSeries, int], UsageSums]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """What a chart is of. `account` None: all accounts."""
+    """The data that a chart shows. `account` None means all accounts."""
 
     step: UsageStep
     first: datetime.datetime
@@ -61,12 +61,15 @@ class UsageQuery:
     network: str | None = None
     method: str | None = None
     key: str | None = None
-    # So many lines, those with the most requests; all others are one.
+    # Lines with the most requests; all others are summed up in one.
     top: int = 8
 
     @property
-    def face(self) -> tuple[bool, bool, bool]:
-        """Whether what is read must be apart by key, network, method: by none or one of them, there are sums; else by all."""
+    def split_by(self) -> tuple[bool, bool, bool]:
+        """Return whether to read series split by key, network and method.
+
+        Sums exist for at most one of the three; anything else needs the fully split series.
+        """
         given = {"key": self.key, "network": self.network, "method": self.method}
         found = [self.by == name or value is not None for name, value in given.items()]
         key, network, method = found if sum(found) < 2 else (True, True, True)
@@ -79,22 +82,22 @@ class UsageStore:
         self._numbers: dict[UsageSeries, int] = {}
 
     def __repr__(self) -> str:
-        return f"<UsageStore {len(self._numbers)} series remembered>"
+        return f"<UsageStore {len(self._numbers)} series cached>"
 
     async def write(self, worker: str, number: int, rows: UsageTable) -> None:
-        """A worker's batch, with its sums. Written before under this number: nothing is done."""
+        """Write a worker's batch with its sums, unless a batch with this number was written before."""
         whole = with_sums(rows)
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await self._learn(connection, {series for series, _ in whole})
+            await self._find_series(connection, {series for series, _ in whole})
             async with connection.transaction():
                 if await connection.fetchval(sql.usage.begin_batch, worker, number) is None:
                     return
-                # In one order over all statements: two workers never wait for each other in a circle.
+                # One order over all statements, so that two workers never deadlock.
                 found = sorted((self._numbers[series], minute, used) for (series, minute), used in whole.items())
                 for start in range(0, len(found), ROWS):
                     await _add(connection, found[start : start + ROWS])
 
-    async def _learn(self, connection: DatabaseConnection, series: set[UsageSeries]) -> None:
+    async def _find_series(self, connection: DatabaseConnection, series: set[UsageSeries]) -> None:
         if len(self._numbers) > REMEMBERED:
             self._numbers.clear()
         new = sorted(each for each in series if each not in self._numbers)
@@ -105,17 +108,17 @@ class UsageStore:
             self._numbers.update(zip(part, (row["id"] for row in numbers), strict=True))
 
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
-        """A line for each of what the sums are apart by: the largest, and one of all others. Drawn in a thread."""
+        """Return the chart's largest lines and one for all others. Built in a thread, because there may be many rows."""
         async with self._pool.connection() as connection, connection.transaction(readonly=True):
             await connection.execute(sql.usage.tune_planner)
             rows = await connection.fetch(
-                sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.face,
+                sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.split_by,
                 wanted.key, wanted.network, wanted.method, wanted.top, timeout=READ_S,
             )  # fmt: skip
         return await asyncio.to_thread(lambda: lines_of((row["name"], row["at"], used_in(row)) for row in rows))
 
     async def rows(self, wanted: UsageQuery, most: int) -> list[asyncpg.Record]:
-        """All there is of an account, of what is wanted; up to so many rows."""
+        """Return up to `most` rows of an account's usage that match the query."""
         async with self._pool.connection() as connection:
             return await connection.fetch(
                 sql.usage.rows, wanted.step, wanted.first, wanted.last, wanted.account, most,
@@ -123,7 +126,7 @@ class UsageStore:
             )  # fmt: skip
 
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
-        """By key."""
+        """Return the time of last use by key."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.usage.last_used, account)
         return {row["key_id"]: row["at"] for row in rows}
@@ -133,17 +136,21 @@ class UsageStore:
         async with self._pool.connection() as connection:
             return int(await connection.fetchval(sql.usage.requests_of_day, account, begins))
 
-    async def keep(self, until: Mapping[UsageStep, datetime.datetime]) -> None:
-        """Remove what is older; whoever finds somebody else at it leaves it to them."""
-        queries = {"minute": sql.usage.forget_minutes, "hour": sql.usage.forget_hours, "day": sql.usage.forget_days}
+    async def purge(self, until: Mapping[UsageStep, datetime.datetime]) -> None:
+        """Delete older rows, unless another worker is doing so."""
+        queries = {
+            "minute": sql.usage.delete_old_minutes,
+            "hour": sql.usage.delete_old_hours,
+            "day": sql.usage.delete_old_days,
+        }
         for step, before in until.items():
-            while await self._forget(queries[step], before) == PIECE:
+            while await self._delete_piece(queries[step], before) == PIECE:
                 pass
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.usage.forget_batches)
+            await connection.execute(sql.usage.delete_old_batches)
 
-    async def _forget(self, query: str, before: datetime.datetime) -> int:
-        """One piece: small transactions, so that nobody waits for them."""
+    async def _delete_piece(self, query: str, before: datetime.datetime) -> int:
+        """Delete one piece in a short transaction, so that writers do not wait, and return its number of rows."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             if not await connection.fetchval(sql.usage.try_purge_lock, *LOCK):
                 return 0

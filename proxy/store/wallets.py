@@ -1,7 +1,7 @@
-"""Smart wallets in Postgres: whose they are, and where they were deployed.
+"""Smart wallets in Postgres: their owners and deployments.
 
-A wallet is its lineage's, so a rotated key keeps it. Where it is on the chain is the same for all who hold its address. Those
-who follow the chain pass their own connection: what they write belongs together with their cursor.
+A wallet belongs to a key's lineage, so it survives key rotation. Its deployment is the same for every lineage that has its
+address. The follower passes its own connection, because deployments and cursor must change in one transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WalletOutcome = Literal["new", "known", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """`at`: the block's time, where it is known."""
+    """`at`: the block's time, if known."""
 
     address: bytes
     transaction: bytes
@@ -55,7 +55,7 @@ class WalletStore:
     async def create(
         self, *, account: str, lineage: str, wallet: Wallet, salt: int, most: int
     ) -> tuple[WalletOutcome, Wallet | None]:
-        """The wallet that is there now; None where the account may have no more."""
+        """Create a wallet, or return the existing one; None if the account already has `most`."""
         async with self._pool.connection() as connection, connection.transaction():
             outcome: WalletOutcome = await connection.fetchval(
                 sql.wallets.create_wallet, account, lineage, wallet.network, wallet.address, wallet.owner,
@@ -65,12 +65,12 @@ class WalletStore:
         return outcome, None if row is None else _wallet(row)
 
     async def find(self, lineage: str, address: bytes) -> list[Wallet]:
-        """The lineage's wallets at this address, one for each network."""
+        """Return the lineage's wallets at this address, one per network."""
         async with self._pool.connection() as connection:
             return [_wallet(row) for row in await connection.fetch(sql.wallets.find_wallets, lineage, address)]
 
     async def page(self, lineage: str, page: Page, *, network: str | None = None) -> tuple[list[Wallet], int]:
-        """The newest first, and how many there are in all."""
+        """Return a page of wallets, newest first, and their total number."""
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.wallets.count_wallets, lineage, network)
             rows = []
@@ -78,20 +78,20 @@ class WalletStore:
                 rows = await connection.fetch(sql.wallets.list_wallets, lineage, network, page.limit, page.offset)
         return [_wallet(row) for row in rows], int(total)
 
-    async def found(self, network: str, deployment: Deployment) -> None:
-        """A reader has seen on the chain what the follower has not told yet."""
+    async def mark_deployed(self, network: str, deployment: Deployment) -> None:
+        """Record a deployment that a read found on the chain before the follower wrote it."""
         async with self._pool.connection() as connection:
             await mark_deployed(connection, network, [deployment])
 
-    async def lost(self, wallet: Wallet) -> None:
-        """A reader has seen that the block which deployed it is not on the chain any more."""
+    async def unmark_deployed(self, wallet: Wallet) -> None:
+        """Clear a deployment after a read found that its block is no longer on the chain."""
         async with self._pool.connection() as connection:
             await connection.execute(
                 sql.wallets.unmark_deployed, wallet.network, wallet.address, wallet.deploy_block_hash
             )
 
 
-# For those who follow the chain
+# Writes of the follower, in its transaction
 
 
 async def mark_deployed(connection: DatabaseConnection, network: str, found: Sequence[Deployment]) -> None:
@@ -102,12 +102,12 @@ async def mark_deployed(connection: DatabaseConnection, network: str, found: Seq
 async def keep_only(
     connection: DatabaseConnection, network: str, born: Sequence[bytes], *, blocks: tuple[int, int]
 ) -> None:
-    """No other wallet was deployed in these blocks, whatever a reader has seen in those that stood there before."""
+    """Clear deployments recorded in these blocks except the given ones: reads may have recorded some from removed blocks."""
     await connection.execute(sql.wallets.unmark_absent, network, *blocks, list(born))
 
 
 async def take_back(connection: DatabaseConnection, network: str, above: int) -> None:
-    """Blocks above this one are gone, and so is what they deployed."""
+    """Clear deployments in removed blocks, those above this one."""
     await connection.execute(sql.wallets.take_back_deployments, network, above)
 
 

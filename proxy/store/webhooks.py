@@ -1,8 +1,8 @@
-"""Webhooks in Postgres. They are the account's; somebody else's is as one that is not there.
+"""Webhooks in Postgres. A webhook belongs to an account; for other accounts it does not exist.
 
-Every change counts the network's version up before it touches the webhook (see the migration): so the events of a block are
-matched by all changes that were made before it was written, or by none. What takes long, thousands of addresses, is written
-before that, under a lock of the webhook's own.
+Every change increments the network's version before it touches the webhook (see the migration), so a block's events are
+matched either with all changes of a transaction or with none. Slow changes, such as thousands of addresses, are written before
+that, under a lock on the webhook alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.store import sql
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
-# Whose doing it is that a webhook is in a state.
+# The stored reason for a webhook's state: what paused or disabled it.
 _REASONS: dict[WebhookTrigger, str] = {"pause": "owner", "exhaust": "failures", "gone": "gone", "disable": "operator"}
 _STORED: dict[WebhookState, str] = {
     "active": "active",
@@ -31,15 +31,15 @@ _STORED: dict[WebhookState, str] = {
     "disabled": "disabled",
     "removed": "deleted",
 }
-# Hundreds of thousands of rows take longer than a statement usually may.
+# Timeout for statements that write hundreds of thousands of rows.
 LONG_S = 60.0
-# Deliveries that are made due again together.
+# Deliveries requeued in one statement.
 AT_ONCE = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """`config` without its addresses, of which `addresses` is the number; None: it has no such list."""
+    """`config` excludes the address list. `addresses` is its length, or None if there is no list."""
 
     number: int
     id: str
@@ -70,7 +70,7 @@ class NewWebhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressChange:
-    """Addresses that are added and removed, which have none in common; and how many there may be afterwards."""
+    """Addresses to add and to remove, which are disjoint, and the most that the webhook may have afterwards."""
 
     add: Sequence[bytes]
     remove: Sequence[bytes]
@@ -91,7 +91,7 @@ class WebhookStore:
     async def create(
         self, webhook_id: str, new: NewWebhook, *, addresses: Sequence[bytes] | None, secret: bytes, most: int
     ) -> Webhook:
-        """A new webhook, if the account has not as many as it may. `addresses` are each there once."""
+        """Create a webhook; raise Forbidden if the account already has `most`. `addresses` has no duplicates."""
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.webhooks.lock_webhooks, new.account)
             if await connection.fetchval(sql.webhooks.count_of_account, new.account) >= most:
@@ -111,13 +111,13 @@ class WebhookStore:
         return _webhook(row, webhook_id)
 
     async def addresses(self, found: Webhook) -> list[bytes]:
-        """All that it watches, in order."""
+        """Return the addresses that a webhook watches, in order."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.webhooks.read_addresses, found.number)
         return [row["address"] for row in rows]
 
     async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Webhook], int]:
-        """A page, the newest first, and how many there are. Those on live networks only for who may use them."""
+        """Return a page of webhooks, newest first, and their total number. Without `live`, only those on test networks."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.webhooks.list_webhooks, account, live, status, page.limit, page.offset)
             total = await connection.fetchval(sql.webhooks.count_webhooks, account, live, status)
@@ -133,7 +133,7 @@ class WebhookStore:
         addresses: Sequence[bytes] | None = None,
         delta: AddressChange | None = None,
     ) -> Webhook:
-        """All of it or nothing; what is None stays. A config is replaced as a whole, and its addresses with it."""
+        """Change a webhook in one transaction; None keeps a value. A new config replaces the old one and its addresses."""
         async with self._pool.connection() as connection, connection.transaction():
             if config is not None:
                 await connection.execute(sql.webhooks.lock_webhook, before.id)
@@ -155,7 +155,7 @@ class WebhookStore:
         return found
 
     async def move(self, before: Webhook, cause: WebhookTrigger) -> Webhook:
-        """To the state that follows; InvalidRequest where none does."""
+        """Apply a trigger to the webhook's state; raise InvalidRequest if the state does not allow it."""
         async with self._pool.connection() as connection, connection.transaction():
             await lock(connection, before.network)
             found = await _move(connection, before, cause)
@@ -163,16 +163,19 @@ class WebhookStore:
             await self._unpark(found.id)
         return found
 
-    async def unpark_left(self) -> None:
-        """What whoever resumed a webhook did not come to."""
+    async def requeue_parked(self) -> None:
+        """Requeue deliveries left parked by an interrupted resume."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.webhooks.list_parked)
         for row in rows:
             await self._unpark(row["id"])
 
     async def _unpark(self, webhook_id: str) -> None:
-        """What was kept is due again. Not with the change of its state: nothing new is parked after that, and there may be more
-        than anybody should wait for."""
+        """Make parked deliveries due again.
+
+        A separate step after the state change: no delivery is parked any more by then, and there may be too many for one
+        transaction.
+        """
         count = AT_ONCE
         while count == AT_ONCE:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
@@ -184,16 +187,16 @@ class WebhookStore:
         return _webhook(row, webhook_id)
 
 
-# In somebody's transaction
+# Steps in the caller's transaction
 
 
 async def lock(connection: DatabaseConnection, network: str) -> int:
-    """The network's next version. Before anything else of a webhook is changed, and before its rows are locked."""
+    """Increment, lock and return the network's version. Call it before changing a webhook or locking its rows."""
     return int(await connection.fetchval(sql.webhooks.change_webhooks, network))
 
 
 async def set_status(connection: DatabaseConnection, webhook_id: str, cause: WebhookTrigger) -> bool:
-    """Whether it moved just now: not where it is in the state already, or is gone."""
+    """Apply a trigger and return whether the state changed: not if it is in that state already or was deleted."""
     row = await connection.fetchrow(sql.webhooks.status_of, webhook_id)
     after = None if row is None else lifecycle.after(row["status"], cause)
     if row is None or after is None or after == row["status"]:
@@ -208,7 +211,7 @@ async def _move(connection: DatabaseConnection, before: Webhook, cause: WebhookT
         raise absent(before.id)
     after = lifecycle.after(row["status"], cause)
     if after is None or (cause == "resume" and row["reason"] == "operator"):
-        raise InvalidRequest(f"status: a webhook that is {row['status']} cannot be changed so")
+        raise InvalidRequest(f"status: not possible for a webhook that is {row['status']}")
     reason = row["reason"] if after == row["status"] else _REASONS.get(cause)
     row = await connection.fetchrow(sql.webhooks.set_status, before.id, _STORED[after], reason)
     return _webhook(row)
@@ -217,7 +220,7 @@ async def _move(connection: DatabaseConnection, before: Webhook, cause: WebhookT
 async def _change_addresses(
     connection: DatabaseConnection, before: Webhook, delta: AddressChange
 ) -> tuple[list[bytes], list[bytes]]:
-    """Those that were there and are not, and those that were not and are: before the version is held, because it takes long."""
+    """Change the address list and return the removed and the added addresses. Slow, so it runs before the version is locked."""
     await connection.execute(sql.webhooks.lock_webhook, before.id)
     gone = await connection.fetch(sql.webhooks.remove_addresses, before.number, delta.remove, timeout=LONG_S)
     new = await connection.fetch(sql.webhooks.add_addresses, before.number, delta.add, timeout=LONG_S)
@@ -227,19 +230,19 @@ async def _change_addresses(
 async def _note_addresses(
     connection: DatabaseConnection, found: Webhook, changed: tuple[list[bytes], list[bytes]], *, most: int
 ) -> Webhook:
-    """What has changed, for those who have the others in memory. The webhook has its new version already."""
+    """Record address changes for processes that have the list in memory. The webhook already has its new version."""
     gone, new = changed
     for noted, is_new in ((gone, False), (new, True)):
         await connection.execute(sql.webhooks.note_addresses, found.number, found.version, noted, is_new)
     row = await connection.fetchrow(sql.webhooks.count_addresses, found.id, len(new) - len(gone))
     after = _webhook(row, found.id)
     if (after.addresses or 0) > most:
-        raise InvalidRequest(f"add_addresses: there would be {after.addresses}, at most {most} are allowed")
+        raise InvalidRequest(f"add_addresses: the webhook would have {after.addresses} addresses; the limit is {most}")
     return after
 
 
 def absent(webhook_id: str) -> NotFound:
-    named = f" {webhook_id}" if webhook_id.startswith("wh_") and webhook_id[3:].isalnum() else " of this id"
+    named = f" {webhook_id}" if webhook_id.startswith("wh_") and webhook_id[3:].isalnum() else " with this id"
     return NotFound(f"there is no webhook{named}")
 
 

@@ -1,13 +1,13 @@
-"""The buckets of all keys, shared by the worker processes of one host.
+"""Rate-limit buckets of all keys, shared by the worker processes of one host.
 
-Memory: an anonymous file that the supervisor makes and every worker maps. It holds a row of mutexes, the networks' marks,
-then two doubles (edges, see core/limits) for each key's slot. It outlives a worker, so a restarted one continues where the
-dead one was.
+The memory is an anonymous file that the supervisor creates and every worker maps. It holds an array of mutexes, the shared
+heads of the networks, then two doubles (edges, see core/limits) per key slot. It outlives workers, so a restarted one continues with
+the same buckets.
 
-Mutexes are POSIX robust, process-shared ones: when a holder is killed, the kernel hands the lock to the next one, who
-is told so (EOWNERDEAD). What it guards is two numbers that are each written whole, so there is nothing to repair.
-The calls go through PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await. A host
-with one worker has nobody to lock out and saves that microsecond.
+The mutexes are POSIX robust and process-shared: if a holder is killed, the kernel passes the lock on and the next lock call
+returns EOWNERDEAD. A mutex guards two numbers that are each written atomically, so nothing needs repair. The calls go through
+PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await. A host with one worker needs no
+locks and saves that microsecond.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import os
 
 from proxy.core import limits
 
-# Two keys that share a mutex wait for each other: enough of them that they rarely do.
+# Keys that share a mutex wait for each other; with this many mutexes that is rare.
 STRIPES = 256
-# Room for pthread_mutex_t: 40 bytes on x86-64, 48 on aarch64, and a cache line to itself.
+# One cache line per mutex: pthread_mutex_t takes 40 bytes on x86-64 and 48 on aarch64.
 STRIPE_BYTES = 64
 MUTEX_BYTES = STRIPES * STRIPE_BYTES
-# Two numbers for each network, by which the workers keep in step (services/rpc/networks): room for 2,048 networks.
+# Two numbers per network that keep the workers in step (services/rpc/networks): enough for 2,048 networks.
 SHARED_HEAD_NUMBERS = 4096
 HEAD_BYTES = MUTEX_BYTES + 8 * SHARED_HEAD_NUMBERS
 SLOT_DOUBLES = 2
@@ -41,7 +41,7 @@ _unlock = _libc.pthread_mutex_unlock
 
 
 def create() -> int:
-    """A file descriptor of fresh windows, every bucket full; to be inherited by the workers."""
+    """Create windows with every bucket full and return the file descriptor, which the workers inherit."""
     fd = os.memfd_create("penstock-windows")
     os.ftruncate(fd, HEAD_BYTES + FIRST_SLOTS * SLOT_BYTES)
     attributes = ctypes.create_string_buffer(64)
@@ -71,20 +71,20 @@ class Windows:
         size = os.fstat(self._fd).st_size
         self._memory = memory = mmap.mmap(self._fd, size)
         self._edges = memoryview(memory)[HEAD_BYTES:].cast("d")
-        # A view of an older, smaller map stays good: it is the same memory.
+        # Views of an older, smaller map stay valid: the memory is the same.
         self.shared_heads = memoryview(memory)[MUTEX_BYTES:HEAD_BYTES].cast("q")
         kind = ctypes.c_char * STRIPE_BYTES
         self._locks = [kind.from_buffer(memory, stripe * STRIPE_BYTES) for stripe in range(STRIPES)]
         self.slots = (size - HEAD_BYTES) // SLOT_BYTES
 
     def reserve(self, slot: int) -> None:
-        """Make sure that this slot exists. The file only ever grows, under a file lock; others remap when they need to."""
+        """Ensure that this slot exists. The file only grows, under a file lock; other workers remap when they need to."""
         if slot < self.slots:
             return
         wanted = FIRST_SLOTS
         while wanted <= slot:
             wanted *= 2
-        # Record locks: the workers share one open file description, which flock would take for one holder.
+        # Record locks, not flock: the workers share one open file description, which flock treats as one holder.
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         try:
             if os.fstat(self._fd).st_size < HEAD_BYTES + wanted * SLOT_BYTES:
@@ -94,11 +94,11 @@ class Windows:
         self._map()
 
     def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
-        """Take from both of the slot's buckets or from neither: zero, or the seconds to wait."""
+        """Take from both of the slot's buckets and return zero, or take from neither and return the seconds to wait."""
         mutex = self._locks[slot % STRIPES]
         if held := _lock(mutex):
             _adopt(mutex, held)
-        # A slot that nobody reserved is a bug of ours: it must fail here, not leave the stripe locked for every worker.
+        # An unreserved slot is a bug: it must raise here, not leave the stripe locked for every worker.
         try:
             return limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
         finally:
@@ -114,7 +114,7 @@ class Windows:
             _unlock(mutex)
 
     def edge(self, slot: int) -> float:
-        """The request bucket's edge, for the headers. A single double is read whole: no lock."""
+        """Return the request bucket's edge, for the headers. Reading a single double is atomic and needs no lock."""
         return self._edges[slot * SLOT_DOUBLES]
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ class Windows:
 
 
 class UnsharedWindows(Windows):
-    """The windows of a host's only worker: nobody to lock out. `limits.take` is written out, which saves 0.2 µs a call."""
+    """The windows of a host with a single worker, without locks. `limits.take` is inlined, which saves 0.2 µs per call."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ class UnsharedWindows(Windows):
 
 
 def _adopt(mutex: ctypes.Array[ctypes.c_char], held: int) -> None:
-    """The last holder was killed inside: the lock is ours now, and what it guards is whole."""
+    """Recover a mutex whose holder was killed. This process holds it now, and the guarded numbers are valid."""
     if held != errno.EOWNERDEAD:
         raise OSError(held, os.strerror(held))
     _libc.pthread_mutex_consistent(mutex)

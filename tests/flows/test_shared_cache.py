@@ -226,7 +226,7 @@ def test_queue_of_writes_is_bounded_and_full_it_drops() -> None:
         shared.put("large", bytes(2 << 20))
         assert shared.dropped == 10
         assert await shared.get(["1", "2"]) == [None, None]
-        assert not shared.is_there(time.monotonic())
+        assert not shared.is_available(time.monotonic())
         await shared.close()
 
     run()

@@ -108,7 +108,7 @@ async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: DataC
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
     await until(lambda: make.made)
     others = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(5)]  # noqa: TID251
-    await until(lambda: repr(kept).endswith("1 under way>"))
+    await until(lambda: repr(kept).endswith("1 lookups in progress>"))
     await asyncio.sleep(0.01)  # so that they wait already
     first.cancel()
     make.may.set()

@@ -15,8 +15,8 @@ from tests.store.cable import Cable
 
 
 @asynccontextmanager
-async def listening(pool: Pool, *, alive_s: float = 3600.0) -> AsyncIterator[Notices]:
-    tasks, notices = Tasks(), Notices(pool, alive_s=alive_s)
+async def listening(pool: Pool, *, check_every_s: float = 3600.0) -> AsyncIterator[Notices]:
+    tasks, notices = Tasks(), Notices(pool, check_every_s=check_every_s)
     tasks.start("notices", notices.run)
     try:
         yield notices
@@ -34,10 +34,10 @@ async def test_all_ears_of_a_channel_hear_whenever_they_came(pool: Pool) -> None
     second: list[str | None] = []
     other: list[str | None] = []
     async with listening(pool) as notices:
-        notices.hear("news", first.append)
+        notices.listen("news", first.append)
         await until(lambda: first == [None])
-        notices.hear("news", second.append)
-        notices.hear("others", other.append)
+        notices.listen("news", second.append)
+        notices.listen("others", other.append)
         await until(lambda: other == [None])
         await say(pool, "news", "one")
         await say(pool, "others", "two")
@@ -52,7 +52,7 @@ async def test_connection_that_was_cut_is_replaced_and_everybody_told(
         pooled(database.replace(str(server.sockets), str(cable.directory))) as far,
         listening(far) as notices,
     ):
-        notices.hear("news", heard.append)
+        notices.listen("news", heard.append)
         await until(lambda: heard == [None])
         await cable.cut()
         await asyncio.sleep(0.6)  # longer than one try
@@ -70,9 +70,9 @@ async def test_connection_that_has_gone_deaf_is_replaced(
     heard: list[str | None] = []
     async with (
         pooled(database.replace(str(server.sockets), str(cable.directory))) as far,
-        listening(far, alive_s=0.2) as notices,
+        listening(far, check_every_s=0.2) as notices,
     ):
-        notices.hear("news", heard.append)
+        notices.listen("news", heard.append)
         await until(lambda: heard == [None])
         cable.forget()
         await until(lambda: heard == [None, None])

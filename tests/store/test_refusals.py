@@ -12,7 +12,7 @@ from proxy.services.sponsor.refusals import MOST_POLICIES, RefusalLog
 from proxy.store.keys import KeyStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
-from proxy.store.refusals import KEPT, RefusalStore
+from proxy.store.refusals import MOST_STORED, RefusalStore
 
 SENDER = bytes(20)
 BEGAN = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
@@ -63,12 +63,12 @@ async def test_newest_comes_first_with_its_rule(refusals: RefusalLog, policy_id:
 
 async def test_flood_leaves_no_more_than_is_kept(refusals: RefusalLog, pool: Pool, policy_id: str) -> None:
     for flood in range(3):
-        for number in range(KEPT + 30):
+        for number in range(MOST_STORED + 30):
             refusals.note(policy_id, SENDER, "status", f"{flood}.{number}")
         await refusals.flush()
     async with pool.connection() as connection:
-        assert await connection.fetchval("select count(*) from gas_refusals") == KEPT
-    assert (await refusals.latest(policy_id, 1))[0].message == f"2.{KEPT + 29}"
+        assert await connection.fetchval("select count(*) from gas_refusals") == MOST_STORED
+    assert (await refusals.latest(policy_id, 1))[0].message == f"2.{MOST_STORED + 29}"
 
 
 async def test_many_policies_at_once_take_no_more_room(refusals: RefusalLog) -> None:

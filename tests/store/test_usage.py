@@ -86,8 +86,8 @@ async def test_sums_say_the_same_as_the_rows_that_they_are_of(pool: Pool, by: st
     await store.write("w", 1, rows)
     plain = wanted(by)
     detailed = wanted(by, network="net/one", method="m1")
-    assert plain.face != (True, True, True)
-    assert detailed.face == (True, True, True)
+    assert plain.split_by != (True, True, True)
+    assert detailed.split_by == (True, True, True)
     assert sum((await total(store, plain)).values()) == 78
     assert sum((await total(store, detailed)).values()) == 2 + 5 + 8 + 11
     assert sum((await total(store, wanted(by, key="key_0"))).values()) == 1 + 3 + 5 + 7 + 9 + 11
@@ -140,9 +140,9 @@ async def test_last_use_is_known_as_long_as_anything_is_kept(pool: Pool) -> None
     await store.write("w", 1, batch(1))
     assert await store.last_used("acct_1") == {"key_1": NOW}
     after = NOW + datetime.timedelta(minutes=1)
-    await store.keep({"minute": after})
+    await store.purge({"minute": after})
     assert await store.last_used("acct_1") == {"key_1": NOW.replace(minute=0)}
-    await store.keep({"hour": after})
+    await store.purge({"hour": after})
     assert await store.last_used("acct_1") == {"key_1": NOW.replace(hour=0, minute=0)}
     assert await store.last_used("acct_2") == {}
 
@@ -150,9 +150,9 @@ async def test_last_use_is_known_as_long_as_anything_is_kept(pool: Pool) -> None
 async def test_what_is_old_goes_by_its_step_and_what_is_not_stays(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(4))
-    await store.keep({"minute": NOW, "hour": NOW.replace(minute=0), "day": NOW.replace(hour=0, minute=0)})
+    await store.purge({"minute": NOW, "hour": NOW.replace(minute=0), "day": NOW.replace(hour=0, minute=0)})
     assert await total(store, wanted(step="minute")) == {"": 4}
-    await store.keep({"minute": NOW + datetime.timedelta(seconds=1)})
+    await store.purge({"minute": NOW + datetime.timedelta(seconds=1)})
     assert await total(store, wanted(step="minute")) == {}
     assert await total(store, wanted(step="hour")) == {"": 4}
 
@@ -162,9 +162,9 @@ async def test_whoever_finds_somebody_else_at_it_leaves_it_to_them(pool: Pool, d
     await store.write("w", 1, batch(4))
     async with connected(database) as other, other.transaction():
         await other.execute("select pg_advisory_xact_lock($1::integer, $2::integer)", *LOCK)
-        await store.keep({"minute": NOW + datetime.timedelta(days=1)})
+        await store.purge({"minute": NOW + datetime.timedelta(days=1)})
         assert await total(store, wanted(step="minute")) == {"": 4}
-    await store.keep({"minute": NOW + datetime.timedelta(days=1)})
+    await store.purge({"minute": NOW + datetime.timedelta(days=1)})
     assert await total(store, wanted(step="minute")) == {}
 
 

@@ -191,7 +191,7 @@ async def test_what_a_reader_saw_in_a_block_that_was_replaced_the_follower_takes
     for number in (1, 2, 3):
         await create(store, number)
         seen = Deployment(wallet(number).address, b"\xdd" * 32, 9 + number, b"\xbb" * 32, NOW)
-        await store.found(NETWORK, seen)
+        await store.mark_deployed(NETWORK, seen)
     async with pool.connection() as connection:
         await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11)])
     assert [(await deployed(store, number))[0] for number in (1, 2, 3)] == [10, None, 12]
@@ -205,10 +205,10 @@ async def test_reader_takes_back_only_the_deployment_that_it_saw(store: WalletSt
         (old,) = await store.find(LINEAGE, wallet(1).address)
         await DeploymentSink().undo(connection, FOLLOWED, BlockMark(9, bytes(32)), [BlockMark(10, bytes(32))])
         await DeploymentSink().write(connection, FOLLOWED, [block(11, birth(11, 1))])
-    await store.lost(old)
+    await store.unmark_deployed(old)
     (new,) = await store.find(LINEAGE, wallet(1).address)
     assert new.deploy_block == 11
-    await store.lost(new)
+    await store.unmark_deployed(new)
     assert await deployed(store, 1) == (None, None)
 
 
@@ -236,8 +236,8 @@ async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
         return {row["hash"]: (row["status"], row["block"]) for row in await store.list_of(lineage, limit=10)}
 
     assert await statuses(LINEAGE) == {one: ("seen", None), two: ("seen", None)}
-    await store.taken(sent(one))
-    await store.refused(sent(two), b'{"code":-32500,"message":"\\u0000"}')
+    await store.mark_sent(sent(one))
+    await store.mark_refused(sent(two), b'{"code":-32500,"message":"\\u0000"}')
     assert await statuses(LINEAGE) == {one: ("sent", None), two: ("failed", None)}
     assert await statuses("key_2") == {one: ("seen", None)}
     async with pool.connection() as connection:
@@ -265,7 +265,7 @@ async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_u
     later = dataclasses.replace(sent(b"\x03" * 32).operation, nonce=4)
     await store.record(sent(one))
     await store.record(sent(two))
-    await store.taken(sent(two))
+    await store.mark_sent(sent(two))
     await store.record(dataclasses.replace(sent(b"\x03" * 32), operation=later))
 
     async def told() -> list[tuple[str, int | None, bool]]:
@@ -295,7 +295,7 @@ async def test_refusal_is_kept_in_the_bundlers_words_although_another_has_used_t
     async with pool.connection() as connection:
         await inclusions.write(connection, FOLLOWED, [block(31, event(31, one, success=False, sender=SENDER))])
     for name in (one, two):
-        await store.refused(sent(name), b'{"code":-32500}')
+        await store.mark_refused(sent(name), b'{"code":-32500}')
     rows = {row["hash"]: (row["status"], row["block"], row["error"]) for row in await store.list_of(LINEAGE, limit=10)}
     assert rows == {one: ("failed", 31, None), two: ("failed", None, '{"code":-32500}')}
 
@@ -305,8 +305,8 @@ async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(
     names = {name: bytes([place]) * 32 for place, name in enumerate(("seen", "refused", "sent", "included"))}
     for name in names.values():
         await store.record(sent(name))
-    await store.refused(sent(names["refused"]), b"{}")
-    await store.taken(sent(names["sent"]))
+    await store.mark_refused(sent(names["refused"]), b"{}")
+    await store.mark_sent(sent(names["sent"]))
 
     async def left(days: int) -> list[str]:
         async with pool.connection() as connection:

@@ -233,7 +233,7 @@ async def test_what_was_parked_is_due_again_however_much_it_is(desk: Desk, monke
         "select 'evt_' || n, $1, 'parked' from generate_series(1, 35) n returning 1) select count(*) from made",
         made.id,
     )
-    await desk.store.unpark_left()
+    await desk.store.requeue_parked()
     assert await desk.value("select count(*) from deliveries where state = 'parked'") == 35
     await desk.store.move(made, "resume")
     assert await desk.value("select count(*) from deliveries where state = 'due'") == 35
@@ -244,5 +244,5 @@ async def test_resume_that_was_stopped_in_the_middle_is_ended_by_others(desk: De
     await desk.value(
         "insert into deliveries (event_id, webhook_id, state) values ('evt_1', $1, 'parked') returning 1", made.id
     )
-    await desk.store.unpark_left()
+    await desk.store.requeue_parked()
     assert await desk.value("select state from deliveries") == "due"

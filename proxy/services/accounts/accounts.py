@@ -95,7 +95,7 @@ class AccountService:
         fence: KeyRestrictionChange,
     ) -> tuple[KeyRow, str]:
         await self._check(account, own)
-        return await self._keys.create_key(account, name=name, mode=mode, scopes=scopes, own=own, fence=fence)
+        return await self._keys.create_key(account, name=name, mode=mode, scopes=scopes, own=own, restrictions=fence)
 
     async def update_key(
         self,
@@ -110,7 +110,7 @@ class AccountService:
     ) -> KeyRow:
         await self._own(account, key_id)
         await self._check(account, own)
-        await self._keys.update_key(key_id, name=name, scopes=scopes, own=own, fence=fence)
+        await self._keys.update_key(key_id, name=name, scopes=scopes, own=own, restrictions=fence)
         if status is not None:
             await self._keys.set_key_status(key_id, status)
         return await self.key(account, key_id)

@@ -72,8 +72,8 @@ class Keyring:
         self.touched: TouchedTallies = []
         # Called with each key that is no longer valid: revoked, disabled, expired or replaced by a changed record.
         self.on_removed: list[Callable[[Key], None]] = []
-        notices.hear("penstock_keys", self._note_key)
-        notices.hear("penstock_accounts", self._note_account)
+        notices.listen("penstock_keys", self._note_key)
+        notices.listen("penstock_accounts", self._note_account)
 
     def __len__(self) -> int:
         return len(self._by_id)

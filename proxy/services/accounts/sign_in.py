@@ -221,7 +221,7 @@ class SignIn:
         """Supervised loop: delete expired sessions, links and attempts."""
         while True:
             try:
-                await self._store.keep(idle_s=self._settings.idle_s)
+                await self._store.purge(idle_s=self._settings.idle_s)
             except Unavailable:
                 pass
             await asyncio.sleep(KEEP_EVERY_S)

@@ -164,7 +164,7 @@ class BundlerGuard:
         try:
             result = await self._launch(policy, params).result()
         except RpcError as exc:
-            await self._note(self._store.refused(sent, exc.error))
+            await self._note(self._store.mark_refused(sent, exc.error))
             return exc
         except Unavailable as fault:
             # Nobody took calls: it has not left us.
@@ -184,7 +184,7 @@ class BundlerGuard:
                 "it may have taken the operation",
                 details={"user_operation_hash": named},
             )
-        await self._note(self._store.taken(sent))
+        await self._note(self._store.mark_sent(sent))
         return b'"%b"' % named.encode()
 
     def _launch(self, policy: MethodPolicy, params: bytes) -> PendingReply:

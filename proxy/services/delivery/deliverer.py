@@ -92,8 +92,8 @@ class Deliverer:
         self._finished = asyncio.Event()
         self._changed_accounts: set[str] = set()
         self._stopping = False
-        notices.hear("penstock_deliveries", self._note_due)
-        notices.hear("penstock_accounts", self._note_account)
+        notices.listen("penstock_deliveries", self._note_due)
+        notices.listen("penstock_accounts", self._note_account)
 
     def __repr__(self) -> str:
         return f"<Deliverer {self._lanes!r}{' stopping' if self._stopping else ''}>"

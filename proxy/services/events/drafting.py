@@ -90,7 +90,7 @@ class EventDrafter:
                 if event.id in added:
                     telemetry.events_total.labels(self.network.id, event.type).inc()
             known = [event for event in wanted if event.id not in added]
-            back = await store.taken_back(connection, [event.id for event in known]) if known else set()
+            back = await store.withdrawn(connection, [event.id for event in known]) if known else set()
             time += 1
             wanted = [self._again(event, time) for event in known if event.id in back]
 

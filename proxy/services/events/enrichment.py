@@ -103,7 +103,7 @@ class EventEnricher:
             self.start_over()
         limit = BATCH if self._nfts is None else NFT_BATCH
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            found = await store.lacking(
+            found = await store.list_incomplete(
                 connection, self._network.id, metadata=self._nfts is not None, after=self._place, limit=limit
             )
         if found:

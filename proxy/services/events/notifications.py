@@ -23,7 +23,7 @@ class Notifications:
         """Set by every notice of this channel and network. The caller's own: one who clears it takes nothing from others."""
         if channel not in self._events:
             self._events[channel] = defaultdict(WeakSet)
-            self._notices.hear(channel, partial(self._ring, self._events[channel]))
+            self._notices.listen(channel, partial(self._ring, self._events[channel]))
         event = asyncio.Event()
         self._events[channel][network].add(event)
         return event

@@ -87,11 +87,11 @@ class EventSink:
         self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
     ) -> None:
         await self._watch.hold(connection)
-        gone = await store.take_back(connection, network.id, stays.number)
+        gone = await store.withdraw(connection, network.id, stays.number)
         await store.add(connection, network.id, self._composition.corrections(gone))
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Nothing is kept for taking back that is not kept anyway."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
-        await store.forget(connection, network.id)
+        await store.reset(connection, network.id)

@@ -111,7 +111,7 @@ class NetworkFollower:
         self._failing_s = 0.0
         try:
             async with asyncio.TaskGroup() as group:
-                pulse = group.create_task(term.stay())
+                pulse = group.create_task(term.keep_alive())
                 await self._lead(term)
                 pulse.cancel()
         except BaseExceptionGroup as failed:
@@ -215,14 +215,14 @@ class NetworkFollower:
             await blocks.move(connection, term.number, cursor=self.cursor, to=cursor, time=found[-1].time)
             for sink in self._sinks:
                 await sink.write(connection, self.network, found)
-            await blocks.remember(connection, term.number, [BlockMark(piece.last, piece.hash) for piece in found])
+            await blocks.record(connection, term.number, [BlockMark(piece.last, piece.hash) for piece in found])
             if found[-1].header is None:
                 below = cursor.number
             if found[-1].header is None or cursor.number // SETTLE_BLOCKS != self.cursor.number // SETTLE_BLOCKS:
-                await blocks.forget_below(connection, term.number, below)
+                await blocks.delete_below(connection, term.number, below)
                 for sink in self._sinks:
                     await sink.settle(connection, self.network, below)
-            await blocks.tell(connection, term.number)
+            await blocks.notify(connection, term.number)
         self.cursor = cursor
         telemetry.followed_blocks_total.labels(self.id).inc(sum(piece.blocks for piece in found))
         self._show()
@@ -266,8 +266,8 @@ class NetworkFollower:
             await blocks.move(connection, term.number, cursor=self.cursor, to=mark, time=time)
             for sink in reversed(self._sinks):
                 await sink.undo(connection, self.network, mark, removed)
-            await blocks.forget_above(connection, term.number, mark.number)
-            await blocks.tell(connection, term.number)
+            await blocks.delete_above(connection, term.number, mark.number)
+            await blocks.notify(connection, term.number)
         self.cursor = mark
         telemetry.reorgs_total.labels(self.id).inc()
         telemetry.undone_blocks_total.labels(self.id).inc(len(removed))
@@ -308,7 +308,7 @@ async def forget(term: LeaderSession, sinks: Sequence[FollowerSink]) -> None:
     """All that was ever written of the network, in one transaction."""
     found = await term.read()
     async with term.transaction() as connection:
-        await blocks.forget(connection, term.number)
+        await blocks.reset(connection, term.number)
         for sink in sinks:
             await sink.forget(connection, found)
 

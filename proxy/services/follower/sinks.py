@@ -71,7 +71,7 @@ class HoldingsSink:
             telemetry.odd_logs_total.labels(network.id).inc(piece.odd)
             telemetry.transfers_total.labels(network.id).inc(len(piece.transfers))
         await holdings.add(connection, network.number, whole)
-        await holdings.remember(connection, network.number, packed)
+        await holdings.record_changes(connection, network.number, packed)
 
     async def undo(
         self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
@@ -79,10 +79,10 @@ class HoldingsSink:
         await holdings.take_back(connection, network.number, stays.number)
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
-        await holdings.settle(connection, network.number, below)
+        await holdings.delete_changes_below(connection, network.number, below)
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
-        await holdings.forget(connection, network.number)
+        await holdings.delete_network(connection, network.number)
 
 
 def topics_of(sinks: Sequence[FollowerSink]) -> frozenset[str] | None:

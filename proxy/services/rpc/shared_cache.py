@@ -37,7 +37,7 @@ class SharedCache:
 
     def take(self, flights: Sequence[Flight], now: float) -> Sequence[Flight]:
         """Look for those that may be there; the others are given back, to be launched at once."""
-        if not self.chain or self._open >= MOST_AT_ONCE or not self._store.is_there(now):
+        if not self.chain or self._open >= MOST_AT_ONCE or not self._store.is_available(now):
             return flights
         wanted = [flight for flight in flights if flight.slot is not None and self._may_be_final(flight)]
         if not wanted:

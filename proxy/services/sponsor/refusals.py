@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from proxy.errors import Unavailable
-from proxy.store.refusals import KEPT, RefusalStore, RefusedOperation
+from proxy.store.refusals import MOST_STORED, RefusalStore, RefusedOperation
 
 __all__ = ("RefusalLog", "RefusedOperation")
 
@@ -36,7 +36,7 @@ class RefusalLog:
     def note(self, policy: str, sender: bytes, rule: str, message: str) -> None:
         if policy not in self._noted and len(self._noted) >= MOST_POLICIES:
             return
-        noted = self._noted.setdefault(policy, deque(maxlen=KEPT))
+        noted = self._noted.setdefault(policy, deque(maxlen=MOST_STORED))
         noted.append(RefusedOperation(policy, self._now(), sender, rule, message))
 
     async def latest(self, policy: str, most: int) -> list[RefusedOperation]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 from weakref import WeakValueDictionary
 
 from proxy import telemetry
@@ -32,7 +32,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import EffectivePolicy, PolicyService
-from proxy.store.ledger import LedgerStore, ReserveOutcome, ReserveRequest
+from proxy.store.ledger import LedgerStore, ReserveRefusal, ReserveRequest
 from proxy.store.policies import absent
 
 # A signature begins this long before now, because a block's time is some seconds old when it is asked; its life from its
@@ -190,12 +190,15 @@ class SponsorService:
             async with self._turns.setdefault(turn, asyncio.Lock()):
                 outcome = await self._ledger.reserve(wanted)
             telemetry.sponsorships_total.labels(request.network.id, outcome.kind).inc()
-            if outcome.kind in ("granted", "same"):
-                return Sponsorship(payer, outcome.data, operation.paymaster_gas, outcome.worst)
-            if outcome.kind == "stale":
-                ready = await self._decide(request, worst, fresh=True)
-            elif outcome.kind != "twice":
-                raise _refused(request, outcome)
+            match outcome.kind:
+                case "granted" | "same":
+                    return Sponsorship(payer, outcome.data, operation.paymaster_gas, outcome.worst)
+                case "stale":
+                    ready = await self._decide(request, worst, fresh=True)
+                case "twice":
+                    pass
+                case refusal:
+                    raise _refused(request, refusal, outcome.left)
         raise Unavailable("the policy changes too quickly; try again")
 
     async def _decide(self, request: SponsorRequest, worst: int | None, *, fresh: bool = False) -> EffectivePolicy:
@@ -339,10 +342,9 @@ class SponsorService:
             return None
 
 
-def _refused(request: SponsorRequest, outcome: ReserveOutcome) -> Fault:
+def _refused(request: SponsorRequest, rule: ReserveRefusal, left: int) -> Fault:
     """Why the ledger has not reserved."""
-    left = outcome.left
-    match outcome.kind:
+    match rule:
         case "absent":
             return absent(request.policy_id)
         case "used":
@@ -350,10 +352,10 @@ def _refused(request: SponsorRequest, outcome: ReserveOutcome) -> Fault:
                 "user_operation.nonce: an operation of the sender with this nonce was sponsored and included"
             )
         case "max_total_usd" | "max_per_user_usd":
-            whose = "the policy" if outcome.kind == "max_total_usd" else "the sender"
+            whose = "the policy" if rule == "max_total_usd" else "the sender"
             return _forbidden(
                 Refusal(
-                    outcome.kind,
+                    rule,
                     f"{whose} has {policy.usd(left)} USD left, less than the operation can cost",
                     policy.usd(left),
                 )
@@ -361,19 +363,15 @@ def _refused(request: SponsorRequest, outcome: ReserveOutcome) -> Fault:
         case "sponsored_usd_per_day":
             said = f"the account has {policy.usd(left)} USD left today, less than the operation can cost"
             return Forbidden(
-                f"refused by the plan's limit {outcome.kind}: {said}",
-                details={"rule": outcome.kind, "left": policy.usd(left)},
+                f"refused by the plan's limit {rule}: {said}",
+                details={"rule": rule, "left": policy.usd(left)},
             )
         case "max_per_user_per_day":
-            return _forbidden(
-                Refusal(outcome.kind, "the sender has had as many operations today as the policy allows", left)
-            )
+            return _forbidden(Refusal(rule, "the sender has had as many operations today as the policy allows", left))
         case "rate_limit":
-            return _forbidden(
-                Refusal(outcome.kind, f"the policy sponsors the next one in {left} s", 0), retry_after_s=left
-            )
+            return _forbidden(Refusal(rule, f"the policy sponsors the next one in {left} s", 0), retry_after_s=left)
         case _:
-            raise AssertionError(outcome.kind)
+            assert_never(rule)
 
 
 def _forbidden(refusal: Refusal, **more: Any) -> Forbidden:

@@ -38,7 +38,7 @@ returning block;
 -- set_fault
 update followed_networks set fault = $2, changed_at = now() where number = $1 and fault is distinct from $2;
 
--- remember_blocks
+-- record_blocks
 insert into recent_blocks (network, number, hash)
 select $1, number, hash from unnest($2::bigint[], $3::bytea[]) as block (number, hash);
 
@@ -46,16 +46,16 @@ select $1, number, hash from unnest($2::bigint[], $3::bytea[]) as block (number,
 -- Newest first.
 select number, hash from recent_blocks where network = $1 and number <= $2 order by number desc limit $3;
 
--- forget_blocks_above
+-- delete_blocks_above
 delete from recent_blocks where network = $1 and number > $2;
 
--- forget_blocks_below
+-- delete_blocks_below
 delete from recent_blocks where network = $1 and number < $2;
 
 -- notify_block
 select pg_notify('penstock_blocks', network || ' ' || block) from followed_networks where number = $1;
 
--- forget_network
+-- reset_network
 -- Reset the network as if it had never been followed. Its number stays.
 update followed_networks
 set first_block = null, block = null, block_hash = null, block_time = null, fault = null, changed_at = now()
@@ -80,5 +80,5 @@ where network = $1 and contract <> '';
 insert into backfills as b (network, contract, covered) values ($1, $2, int8multirange(int8range($3, $4, '[]')))
 on conflict (network, contract) do update set covered = b.covered + excluded.covered;
 
--- forget_backfills
+-- delete_backfills
 delete from backfills where network = $1;

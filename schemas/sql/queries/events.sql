@@ -121,7 +121,7 @@ with gone as (
 )
 select id, webhook_id, body from gone;
 
--- forget_unready
+-- delete_unready
 -- The network is indexed again from the start: delete events that are not ready to send.
 delete from events where network = $1 and (lacks is not null or after_block is not null);
 

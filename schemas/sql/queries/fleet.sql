@@ -2,10 +2,10 @@
 insert into worker_views (worker, view) values ($1, $2)
 on conflict (worker) do update set view = excluded.view, seen_at = now();
 
--- forget_view
+-- delete_view
 delete from worker_views where worker = $1;
 
--- forget_views
+-- delete_old_views
 delete from worker_views where seen_at < now() - interval '1 minute';
 
 -- list_views

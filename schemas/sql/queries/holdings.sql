@@ -16,20 +16,20 @@ on conflict (network, holder, contract, token_id) do update set amount = held.am
 -- remove_nfts_at_zero
 delete from nft_holdings where network = $1 and amount = 0;
 
--- remember_changes
+-- record_changes
 insert into holding_changes (network, block, changes)
 select $1, block, changes from unnest($2::bigint[], $3::bytea[]) as change (block, changes);
 
 -- take_changes_above
 delete from holding_changes where network = $1 and block > $2 returning changes;
 
--- forget_changes_below
+-- delete_changes_below
 delete from holding_changes where network = $1 and block < $2;
 
--- forget_tokens
+-- delete_tokens
 delete from token_holdings where network = $1;
 
--- forget_nfts
+-- delete_nfts
 delete from nft_holdings where network = $1;
 
 -- tokens_of

@@ -79,11 +79,11 @@ delete from sessions where admin_token_id = $1;
 -- find_token
 update admin_tokens set last_used_at = now() where digest = $1 and revoked_at is null returning id, name;
 
--- forget_sessions
+-- delete_expired_sessions
 delete from sessions where expires_at < now() or seen_at < now() - make_interval(secs => $1);
 
--- forget_links
+-- delete_expired_links
 delete from sign_in_links where expires_at < now();
 
--- forget_tries
+-- delete_old_tries
 delete from sign_in_tries where edge < now() - interval '1 hour';

@@ -108,14 +108,14 @@ select coalesce((
 -- Held by one worker of the fleet at a time, until the end of the transaction.
 select pg_try_advisory_xact_lock($1::integer, $2::integer);
 
--- forget_minutes
+-- delete_old_minutes
 delete from usage_minutes where ctid = any(array(select ctid from usage_minutes where at < $1 limit $2));
 
--- forget_hours
+-- delete_old_hours
 delete from usage_hours where ctid = any(array(select ctid from usage_hours where at < $1 limit $2));
 
--- forget_days
+-- delete_old_days
 delete from usage_days where ctid = any(array(select ctid from usage_days where at < $1 limit $2));
 
--- forget_batches
+-- delete_old_batches
 delete from usage_batches where written_at < now() - interval '2 days';
