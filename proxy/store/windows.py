@@ -1,8 +1,8 @@
 """Rate-limit buckets of all keys, shared by the worker processes of one host.
 
 The memory is an anonymous file that the supervisor creates and every worker maps. It holds an array of mutexes, the shared
-heads of the networks, then two doubles (edges, see core/limits) per key slot. It outlives workers, so a restarted one continues with
-the same buckets.
+heads of the networks, then two doubles (edges, see core/limits) per key slot. It outlives workers, so a restarted one
+continues with the same buckets.
 
 The mutexes are POSIX robust and process-shared: if a holder is killed, the kernel passes the lock on and the next lock call
 returns EOWNERDEAD. A mutex guards two numbers that are each written atomically, so nothing needs repair. The calls go through

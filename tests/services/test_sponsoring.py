@@ -240,7 +240,7 @@ async def test_policies_in_memory_are_bounded_by_the_members_of_their_lists(
 async def test_change_of_a_policy_that_was_deleted_meanwhile_finds_none(window: Window) -> None:
     policy = await window.make()
     changed = await window.policies.update(policy, name="new", status=None, changes=None)
-    with pytest.raises(Unavailable, match="somebody else"):
+    with pytest.raises(Unavailable, match="another request"):
         await window.policies.update(policy, name="newer", status=None, changes=None)
     await window.policies.delete(policy.id, account=policy.account)
     with pytest.raises(NotFound):

@@ -74,4 +74,4 @@ async def test_flood_leaves_no_more_than_is_kept(refusals: RefusalLog, pool: Poo
 async def test_many_policies_at_once_take_no_more_room(refusals: RefusalLog) -> None:
     for number in range(MOST_POLICIES + 10):
         refusals.note(f"gp_{number}", SENDER, "status", "no")
-    assert repr(refusals) == f"<Refusals of {MOST_POLICIES} policies waiting>"
+    assert f" {MOST_POLICIES} policies" in repr(refusals)

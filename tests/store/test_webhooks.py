@@ -130,7 +130,7 @@ async def test_deltas_at_once_leave_the_number_of_addresses_true(desk: Desk) -> 
 
 async def test_too_many_addresses_change_nothing(desk: Desk) -> None:
     made = await desk.make(addresses=[A])
-    with pytest.raises(InvalidRequest, match="at most 2"):
+    with pytest.raises(InvalidRequest, match="the limit is 2"):
         await desk.store.update(made, delta=AddressChange(add=[B, C], remove=[], most=2))
     assert await desk.store.addresses(made) == [A]
     assert await desk.version() == 1
