@@ -1,4 +1,4 @@
-"""What a call costs, in compute units. The numbers are data: `config/pricing.toml`."""
+"""Prices in compute units. The numbers are data: `config/pricing.toml`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UnitPrices:
+    """`families`: the price of each JSON-RPC method, by chain family."""
+
     archive_minimum: int
     rest: Mapping[str, int]
     events: Mapping[str, int]
     bundler: Mapping[str, int]
     paymaster: Mapping[str, int]
-    evm: Mapping[str, int]
-    svm: Mapping[str, int]
+    families: Mapping[str, Mapping[str, int]]
 
     def of_family(self, family: str) -> Mapping[str, int]:
-        return {"evm": self.evm, "svm": self.svm}[family]
+        return self.families[family]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import orjson
 
+from proxy.chains.families import FAMILIES
 from proxy.chains.registry import Chain, Registry
 from proxy.core.access import Limits
 from proxy.core.pricing import UnitPrices
@@ -58,11 +60,27 @@ def load_tables(config: Path = CONFIG) -> Tables:
     logos = _logos(config / "tokens", faults)
     registry = Registry(chains)
     faults += registry.faults()
+    faults += _family_faults(registry, prices or {})
     if faults:
         raise StartError(faults)
+    by_family = {name: prices.pop(name) for name in FAMILIES if name in prices}
     return Tables(
-        registry, msgspec.convert(plans, dict[str, Plan]), msgspec.convert(prices, UnitPrices), proxies, logos
+        registry,
+        msgspec.convert(plans, dict[str, Plan]),
+        msgspec.convert({**prices, "families": by_family}, UnitPrices),
+        proxies,
+        logos,
     )
+
+
+def _family_faults(registry: Registry, prices: Mapping[str, Any]) -> Iterator[str]:
+    """Chains of a family that does not exist, and methods without a price."""
+    for chain in registry.chains.values():
+        if chain.family not in FAMILIES:
+            yield f"{chain.name}.toml: family: there is no family {chain.family!r}; use one of {', '.join(FAMILIES)}"
+    for name, family in FAMILIES.items() if prices else ():
+        if missing := sorted(set(family.methods).difference(prices.get(name, ()))):
+            yield f"pricing.toml: {name}: no price for {', '.join(missing)}"
 
 
 def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import TABLES, on_uvloop
 
-EVM = TABLES.prices.evm
+EVM = TABLES.prices.of_family("evm")
 ADDRESS = "0x" + "ab" * 20
 TX = "0x" + "cd" * 32
 ARCHIVE = TABLES.prices.archive_minimum

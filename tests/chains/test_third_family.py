@@ -1,0 +1,163 @@
+"""A third chain family, added from the test tree only: one package, one registration, and data files.
+
+It runs through the product's worker against a real upstream server. No file of `proxy/` names it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.chains.families import FAMILIES
+from proxy.errors import StartError
+from proxy.settings import CONFIG, Tables, load_tables
+from tests.chains.third_family.toy import TOY
+from tests.flows.talk import Reply, request
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import ScriptedUpstream
+from tests.web import worker as worker_module
+from tests.web.worker import on_uvloop
+
+HERE = Path(__file__).with_name("third_family")
+NETWORK = "toychain/mainnet"
+ALICE = "red-green-blue"
+
+
+class ToyUpstream(ScriptedUpstream):
+    def _toyHeight(self, params: list[Any]) -> int:
+        return self.head
+
+    def _toyGenesis(self, params: list[Any]) -> str:
+        return "genesis"
+
+    def _toyBalance(self, params: list[Any]) -> list[Any]:
+        number = self.head if params[1] == "newest" else params[1]
+        return [params[0], number]
+
+    def _toySend(self, params: list[Any]) -> str:
+        return f"sent {params[0]}"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped data files, without the token lists, and the family's own."""
+    found = tmp_path_factory.mktemp("third") / "config"
+    shutil.copytree(CONFIG, found, ignore=shutil.ignore_patterns("tokens", "devnet"))
+    shutil.copy(HERE / "toychain.toml", found / "chains")
+    with (found / "pricing.toml").open("a") as prices:
+        prices.write("\n" + (HERE / "prices.toml").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables(config: Path) -> Tables:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAMILIES, TOY.name, TOY)
+        return load_tables(config)
+
+
+@pytest.fixture
+def registered(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, TOY.name, TOY)
+    monkeypatch.setattr(worker_module, "TABLES", tables)
+
+
+@asynccontextmanager
+async def toy_scene(count: int = 1, **sections: Any) -> AsyncIterator[Scene]:
+    async with scene(count, kind=ToyUpstream, network=NETWORK, **sections) as found:
+        yield found
+
+
+async def get(of: Scene, path: str) -> Reply:
+    async with await of.worker.talk() as talk:
+        return await talk.ask(request("GET", path, key=of.worker.keys["main"]))
+
+
+@on_uvloop
+async def test_call_is_answered_and_priced_by_its_table(registered: None) -> None:
+    async with toy_scene() as found:
+        reply = await found.ask("toyBalance", [ALICE, "newest"])
+        assert reply.json["result"] == [ALICE, found.chain.head]
+        assert reply.headers["x-compute-units"] == "3"
+        assert await found.result("toySend", ["x"]) == "sent x"
+
+
+@on_uvloop
+async def test_final_block_is_cached_forever_and_the_newest_until_the_head_moves(registered: None) -> None:
+    async with toy_scene() as found:
+        final = found.chain.head - 20
+        for _ in range(3):
+            assert await found.result("toyBalance", [ALICE, final]) == [ALICE, final]
+            assert await found.result("toyBalance", [ALICE, "newest"]) == [ALICE, found.chain.head]
+        assert found.count("toyBalance") == 2
+        reply = await found.ask("toyBalance", [ALICE, final])
+        assert reply.headers["x-cache"] == "hit"
+        found.chain.head += 1
+        await found.look()
+        assert await found.result("toyBalance", [ALICE, "newest"]) == [ALICE, found.chain.head]
+        assert await found.result("toyBalance", [ALICE, final]) == [ALICE, final]
+        assert found.count("toyBalance") == 3
+
+
+@on_uvloop
+async def test_old_state_costs_the_archive_price(registered: None) -> None:
+    async with toy_scene() as found:
+        found.chain.head = 1000
+        await found.look()
+        reply = await found.ask("toyBalance", [ALICE, 5])
+        assert reply.headers["x-compute-units"] == "20"
+
+
+@on_uvloop
+async def test_head_comes_from_its_own_call_and_never_goes_back(registered: None) -> None:
+    async with toy_scene(2) as found:
+        assert found.route.heads.tip == found.chain.head
+        found.upstreams[0].behind = 1
+        found.chain.head += 1
+        await found.look()
+        for _ in range(4):
+            assert await found.result("toyHeight") == found.chain.head
+
+
+@on_uvloop
+async def test_unknown_method_does_not_exist(registered: None) -> None:
+    async with toy_scene() as found:
+        for method in ("toyMint", "eth_blockNumber", "getSlot"):
+            reply = await found.ask(method)
+            assert reply.json["error"]["code"] == -32601
+        assert found.count("toyMint") == found.count("eth_blockNumber") == found.count("getSlot") == 0
+
+
+@on_uvloop
+async def test_features_that_it_lacks_are_refused(registered: None) -> None:
+    async with toy_scene() as found:
+        for path in (
+            "/v1/tokens/toychain/balances/some.name",
+            "/v1/tokens/toychain/metadata/some.name",
+            "/v1/nfts/toychain/owned/some.name",
+            "/v1/gas/toychain/prices",
+        ):
+            reply = await get(found, path)
+            assert reply.status == 404, (path, reply)
+            assert "toychain" in reply.json["error"]["message"], (path, reply)
+        assert found.worker.app.networks.routes[NETWORK].head_reader is TOY.head
+
+
+def test_method_without_a_price_stops_the_start(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(FAMILIES, TOY.name, TOY)
+    broken = tmp_path / "config"
+    shutil.copytree(config, broken)
+    text = (config / "pricing.toml").read_text()
+    (broken / "pricing.toml").write_text(text.replace("toySend = 7\n", ""))
+    with pytest.raises(StartError, match=r"pricing\.toml: toy: no price for toySend"):
+        load_tables(broken)
+
+
+def test_chain_of_an_unknown_family_stops_the_start(config: Path) -> None:
+    with pytest.raises(StartError, match=r"toychain\.toml: family: there is no family 'toy'"):
+        load_tables(config)
