@@ -127,7 +127,7 @@ class Gate:
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """The headers that every reply carries."""
         reply.headers["X-Request-Id"] = request[REQUEST_ID]
-        reply.headers["ServerSettings"] = SERVER
+        reply.headers["Server"] = SERVER
         if (units := request.get(UNITS)) is not None:
             reply.headers["X-Compute-Units"] = str(units)
         if cache := request.get(CACHE):
