@@ -48,13 +48,13 @@ TOGETHER: dict[tuple[str, str], str] = {
 }
 # Where web reaches past services.
 PAST_SERVICES: dict[tuple[str, str], str] = {
-    ("front.client", "wire"): "a call goes from the client's connection to the upstream's, and its reply back",
+    ("front.front_connection", "wire"): "a call goes from the client's connection to the upstream's, and its reply back",
     (
-        "front.writing",
+        "front.reply_writer",
         "wire",
     ): "a large reply is passed on as it arrives, from the upstream's connection to the client's",
-    ("front.reading", "wire"): "a client that does not read stops the reading of its reply from the upstream",
-    ("front.shared", "wire"): "replies and calls of one turn of the loop leave together",
+    ("front.request_reader", "wire"): "a client that does not read stops the reading of its reply from the upstream",
+    ("front.front_context", "wire"): "replies and calls of one turn of the loop leave together",
 }
 
 # What core and chains may import from outside. No clock, no randomness, no I/O, no logging: whoever adds a module here

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.services.rpc.flights import Flight
-from proxy.web.front.client import FrontConnection
+from proxy.web.front.front_connection import FrontConnection
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker

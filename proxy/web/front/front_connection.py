@@ -28,14 +28,14 @@ from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.web.front.request_heads import RequestHead
-from proxy.web.front.writing import ReplyWriting
+from proxy.web.front.reply_writer import ReplyWriting
 from proxy.wire.connection import NEVER, Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
 if TYPE_CHECKING:
     from proxy.web.front.connection_limiter import ConnectionLimiter
-    from proxy.web.front.shared import FrontContext
+    from proxy.web.front.front_context import FrontContext
 
 # A call that has been under way for this long is looked at by the sweep.
 LOOK_AFTER_S: Final = 0.05

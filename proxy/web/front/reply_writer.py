@@ -18,18 +18,18 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.front.reading import RequestReading
+from proxy.web.front.request_reader import RequestReading
 from proxy.web.front.request_heads import RequestHead
-from proxy.web.front.shared import CACHE as _CACHE
-from proxy.web.front.shared import DIGITS as _DIGITS
-from proxy.web.front.shared import REPLY_LENGTHS as _REPLY_LENGTHS
-from proxy.web.front.shared import reply_length
+from proxy.web.front.front_context import CACHE as _CACHE
+from proxy.web.front.front_context import DIGITS as _DIGITS
+from proxy.web.front.front_context import REPLY_LENGTHS as _REPLY_LENGTHS
+from proxy.web.front.front_context import reply_length
 from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
 if TYPE_CHECKING:
     from proxy.web.front.connection_limiter import ConnectionLimiter
-    from proxy.web.front.shared import FrontContext
+    from proxy.web.front.front_context import FrontContext
 
 _monotonic: Final = time.monotonic
 

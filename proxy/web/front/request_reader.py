@@ -18,7 +18,7 @@ from proxy.wire.connection import NEVER, UpstreamConnection
 
 if TYPE_CHECKING:
     from proxy.web.front.connection_limiter import ConnectionLimiter
-    from proxy.web.front.shared import FrontContext
+    from proxy.web.front.front_context import FrontContext
 
 # What a client may send ahead while its request is under way.
 MAX_AHEAD = 262_144

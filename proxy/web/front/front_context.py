@@ -25,7 +25,7 @@ from proxy.web.reply import SERVER
 from proxy.wire.write_buffer import WriteBuffer
 
 if TYPE_CHECKING:
-    from proxy.web.front.writing import ReplyWriting
+    from proxy.web.front.reply_writer import ReplyWriting
 
 _LINE: Final = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
