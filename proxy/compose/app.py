@@ -60,7 +60,7 @@ from proxy.wire.write_buffer import WriteBuffer
 # How often deadlines and hedges of calls are looked at.
 SWEEP_S = 0.02
 TALLY_S = 1.0
-# The door has waited for everybody in flight before: a handler that still runs has nobody left to answer.
+# The connection limiter has waited for requests in flight already: a handler that still runs has no client left.
 AFTER_DRAIN_S = 0.1
 
 
@@ -120,7 +120,7 @@ class App:
         self.smart = SmartWalletFeature(settings, tables, self.pool, internal_calls, self.networks, builder, self.tasks)
         self.gas = GasFeature(settings, tables, self.pool, internal_calls, self.data.prices)
         self.hooks = WebhookFeature(settings, tables, self.pool, internal_calls)
-        self.door = ConnectionLimiter(settings.server)
+        self.limiter = ConnectionLimiter(settings.server)
         self.dashboard = DashboardFeature(
             settings,
             tables,
@@ -130,11 +130,11 @@ class App:
             usage=self.usage,
             networks=self.networks,
             bundlers=self.smart.bundlers,
-            figures=lambda: {"connections": len(self.door.guests), "keys": len(self.keyring)},
+            figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
         )
         self.access = AccessLines() if settings.log.access else None
-        gate = Gate(self.admission, self.door, settings.server, access_log=settings.log.access)
+        gate = Gate(self.admission, self.limiter, settings.server, access_log=settings.log.access)
         self.contract = api_spec.load(SCHEMAS)
         largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
@@ -145,7 +145,7 @@ class App:
         self.feeds = feeds_of(self.networks)
         self.sockets = self._sockets(tables)
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, where, self.sockets).answer, allow_head=False)])
-        self.hot = FrontContext(
+        self.front = FrontContext(
             self._head_reader(tables),
             self.rpc,
             self.admission,
@@ -196,7 +196,7 @@ class App:
     def _sockets(self, tables: Tables) -> ClientSockets:
         return ClientSockets(
             self.settings.sockets,
-            door=self.door,
+            limiter=self.limiter,
             admission=self.admission,
             keys=self.keyring,
             rpc=self.rpc,
@@ -257,13 +257,13 @@ class App:
         self.dashboard.listens_on(*listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
-        self.door.open(self._runner.server, lambda: FrontConnection(self.door, self.hot))
+        self.limiter.open(self._runner.server, lambda: FrontConnection(self.limiter, self.front))
         for route in self.networks.routes.values():
             self.logs.serve(route)
         self.smart.serve()
         for name, feed in self.feeds.by_network.items():
             self.tasks.start(f"feed {name}", feed.run)
-        self.tasks.start("door", self.door.sweep)
+        self.tasks.start("connections", self.limiter.sweep)
         self.tasks.start("date", self._tell_date)
         self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
@@ -271,7 +271,7 @@ class App:
         self.tasks.start("sweep", self._sweep)
         if self.shared is not None:
             self.tasks.start("shared cache", self.shared.run)
-        self._server = await asyncio.get_running_loop().create_server(self.door, sock=listener, backlog=4096)
+        self._server = await asyncio.get_running_loop().create_server(self.limiter, sock=listener, backlog=4096)
 
     async def _sweep(self) -> None:
         while True:
@@ -282,7 +282,7 @@ class App:
     async def _tell_date(self) -> None:
         """Once a second, when it changes."""
         while True:
-            self.hot.tick()
+            self.front.tick()
             await asyncio.sleep(1.0 - time.time() % 1.0)
 
     async def _tally(self) -> None:
@@ -301,9 +301,9 @@ class App:
         self.readiness.draining = True
         if self._server is not None:
             self._server.close()
-        self.hot.drain()
+        self.front.drain()
         self.sockets.drain()
-        await self.door.drain(self.settings.server.drain_s)
+        await self.limiter.drain(self.settings.server.drain_s)
         await self._runner.cleanup()
         await self.tasks.close()
         await self.dashboard.close()

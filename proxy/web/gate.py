@@ -61,10 +61,10 @@ def new_request_id() -> str:
 
 class Gate:
     def __init__(
-        self, admission: Admission, door: ConnectionLimiter, settings: ServerSettings, *, access_log: bool
+        self, admission: Admission, limiter: ConnectionLimiter, settings: ServerSettings, *, access_log: bool
     ) -> None:
         self._admission = admission
-        self._door = door
+        self._limiter = limiter
         self._settings = settings
         self._access_log = access_log
 
@@ -138,8 +138,8 @@ class Gate:
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
         connection = request.protocol
-        is_last = isinstance(connection, HandlerConnection) and connection.has_had_its_share
-        if is_last or self._door.draining or reply.status in (408, 413):
+        is_last = isinstance(connection, HandlerConnection) and connection.is_at_last_request
+        if is_last or self._limiter.draining or reply.status in (408, 413):
             reply.force_close()
 
     def _record(self, request: web.Request, reply: web.StreamResponse, took_s: float) -> None:
@@ -174,12 +174,12 @@ class Gate:
     def enter(self, request: web.Request, operation: str) -> str:
         """What is asked for, for the metrics; and the address of whoever asks."""
         request[_OPERATION] = operation
-        return self._door.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
+        return self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
 
     def is_secure(self, request: web.Request) -> bool:
         """Whether the client came over https: a balancer that is believed says so."""
         is_told = request.headers.get("X-Forwarded-Proto", "").split(",")[-1].strip().lower() == "https"
-        return request.secure or (is_told and self._door.trusts(request.remote or ""))
+        return request.secure or (is_told and self._limiter.trusts(request.remote or ""))
 
     async def read_body(self, request: web.Request, *, most: int | None = None, larger: int = 0) -> bytes:
         """The body, within its deadline and its cap: everybody's, or a smaller one; or a larger one."""

@@ -282,7 +282,7 @@ async def test_solanas_subscriptions_have_their_own_form() -> None:
 
 
 def held_by(running: Worker) -> list[str]:
-    return [repr(held) for each in running.app.door.guests if (held := getattr(each, "held", None))]
+    return [repr(held) for each in running.app.limiter.connections if (held := getattr(each, "held", None))]
 
 
 async def subscribed(client: Bare) -> str:
@@ -306,7 +306,7 @@ async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and
         others = [await stack.enter_async_context(bare(running)) for _ in range(999)]
         for client in others:
             await subscribed(client)
-        sockets = [guest for guest in running.app.door.guests if isinstance(guest, ClientSocket)]
+        sockets = [connection for connection in running.app.limiter.connections if isinstance(connection, ClientSocket)]
         (slow,) = (socket for socket in sockets if socket.transport and is_held_little(socket.transport))
         assert slow.transport is not None
         most = queue + slow.transport.get_write_buffer_limits()[1] + 2 * size
@@ -330,9 +330,9 @@ async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and
 
 def hold_little(running: Worker) -> None:
     """The kernel holds megabytes for a client that does not read, before anybody notices: let it hold less for those of now."""
-    for guest in running.app.door.guests:
-        assert guest.transport is not None
-        guest.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)
+    for connection in running.app.limiter.connections:
+        assert connection.transport is not None
+        connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)
 
 
 def is_held_little(transport: asyncio.Transport) -> bool:
@@ -388,7 +388,7 @@ async def test_client_that_asks_and_does_not_read_is_not_read_either() -> None:
             client.write(rpc("eth_getCode", [f"0x{n:040x}", "latest"], id=n))
         await until(lambda: held_by(running))
         # Whatever was in flight is answered, and then no more is asked.
-        await until(lambda: not any(guest.calls for guest in running.app.door.guests))  # type: ignore[attr-defined]
+        await until(lambda: not any(connection.calls for connection in running.app.limiter.connections))  # type: ignore[attr-defined]
         asked = upstream.count("eth_getCode")
         assert asked < 400
         ids = [(await client.json())["id"] for _ in range(600)]
@@ -579,7 +579,7 @@ async def test_drain_closes_with_1012_after_what_is_queued_and_in_flight() -> No
             assert (await busy.json())["id"] == 7
             assert await busy.close_code() == 1012
             busy.write((1012).to_bytes(2, "big"), frames.CLOSE)
-        assert not running.app.door.guests
+        assert not running.app.limiter.connections
 
 
 # Many
@@ -601,7 +601,7 @@ async def test_many_sockets_get_every_event_in_order_and_leave_nothing_behind() 
             assert [len(event.frames) for event in events] == [1] * 20
         await until(lambda: len(running.app.sockets) == 0)
         assert feed.count == 0
-        assert not running.app.door.guests
+        assert not running.app.limiter.connections
         await until(lambda: not in_memory(running))
 
 

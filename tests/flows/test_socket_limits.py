@@ -21,7 +21,7 @@ from tests.web.worker import Worker, on_uvloop
 
 def socket_of(running: Worker) -> ClientSocket:
     """The only one."""
-    (found,) = running.app.door.guests
+    (found,) = running.app.limiter.connections
     assert isinstance(found, ClientSocket)
     return found
 

@@ -147,7 +147,7 @@ async def test_sockets_of_a_key_are_limited_by_its_plan() -> None:
         for each in opened:
             await each.__aexit__(None, None, None)
         await until(lambda: len(running.app.sockets) == 0)
-        assert not running.app.door.guests
+        assert not running.app.limiter.connections
 
 
 # Calls

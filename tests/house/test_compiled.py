@@ -60,7 +60,7 @@ def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_sources_run_where_somebody_wants_them_to() -> None:
-    code = "from proxy import compiled; import proxy.web.front.front_connection as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
+    code = "from proxy import compiled; import proxy.wire.http1 as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
     told = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -90,7 +90,7 @@ def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: 
         "[place.joinpath(name + compiled.SUFFIX).write_text(sys.argv[3]) for name in compiled.MODULES]; "
         "place.joinpath('it__mypyc' + compiled.SUFFIX).write_text(sys.argv[2]); "
         "compiled.shelf = compiled.place = lambda: place; compiled.use(); "
-        "import proxy.web.front.front_connection as it; print(it.__file__)"
+        "import proxy.wire.http1 as it; print(it.__file__)"
     )
     environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}
     argv = [sys.executable, "-c", code, str(tmp_path), library, module]

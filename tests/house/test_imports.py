@@ -48,12 +48,12 @@ TOGETHER: dict[tuple[str, str], str] = {
 }
 # Where web reaches past services.
 PAST_SERVICES: dict[tuple[str, str], str] = {
-    ("front.front_connection", "wire"): "a call goes from the client's connection to the upstream's, and its reply back",
     (
-        "front.reply_writer",
+        "front.front_connection",
         "wire",
-    ): "a large reply is passed on as it arrives, from the upstream's connection to the client's",
-    ("front.request_reader", "wire"): "a client that does not read stops the reading of its reply from the upstream",
+    ): "a call goes from the client's connection to the upstream's, and its reply back",
+    ("front.reply_writer", "wire"): "a large reply streams from the upstream's connection to the client's",
+    ("front.request_reader", "wire"): "bytes that no message begins with mark a head that is not known",
     ("front.front_context", "wire"): "replies and calls of one turn of the loop leave together",
 }
 

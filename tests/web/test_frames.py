@@ -114,7 +114,7 @@ def test_flood_of_empty_fragments_holds_no_memory() -> None:
     for _ in range(10_000):
         reader.feed(sent(b"", CONTINUATION, final=False))
         assert reader.take() is None
-    assert repr(reader) == "<Reader 0 bytes, in a message>"
+    assert repr(reader) == "<FrameReader 0 bytes, in a message>"
 
 
 def test_dripping_message_is_collected_once() -> None:

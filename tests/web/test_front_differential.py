@@ -54,7 +54,7 @@ async def both_ways(**sections: Any) -> AsyncIterator[tuple[Worker, Scripted]]:
 
 def ways_in(worker: Worker) -> list[str]:
     """What the open connections are: `FrontConnection` or `HandlerConnection`."""
-    return [type(guest).__name__ for guest in worker.app.door.guests]
+    return [type(connection).__name__ for connection in worker.app.limiter.connections]
 
 
 async def ask_both(worker: Worker, body: bytes, *, hot: bool = True, **options: Any) -> Reply:
@@ -73,7 +73,7 @@ async def ask_both(worker: Worker, body: bytes, *, hot: bool = True, **options: 
 
 
 async def until_empty(worker: Worker) -> None:
-    await until(lambda: not worker.app.door.guests, within_s=5.0, every_s=0.0)
+    await until(lambda: not worker.app.limiter.connections, within_s=5.0, every_s=0.0)
 
 
 def batch(*calls: bytes) -> bytes:

@@ -22,7 +22,7 @@ WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
 
 
 def ways_in(worker: Worker) -> list[str]:
-    return [type(guest).__name__ for guest in worker.app.door.guests]
+    return [type(connection).__name__ for connection in worker.app.limiter.connections]
 
 
 def is_good(reply: Reply) -> bool:
@@ -240,7 +240,7 @@ async def test_write_of_a_client_that_left_goes_on(way: str) -> None:
             body = b"[%b]" % WRITE if "batch" in way else WRITE
             await talk.send(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
             await until(lambda: upstream.bodies, within_s=2.0)
-        await until(lambda: not found.app.door.guests, within_s=2.0)
+        await until(lambda: not found.app.limiter.connections, within_s=2.0)
         await asyncio.sleep(0.05)
         assert upstream.alive == 1
         gate.set()
@@ -261,7 +261,7 @@ def test_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours(
                 async with await found.talk() as talk:
                     await talk.send(data[:cut])
                     await asyncio.sleep(0.01)
-                await until(lambda: not found.app.door.guests, within_s=2.0)
+                await until(lambda: not found.app.limiter.connections, within_s=2.0)
             assert not upstream.bodies
 
     leave()
@@ -309,7 +309,7 @@ async def test_one_of_two_who_share_a_call_may_leave() -> None:
             await until(lambda: upstream.bodies, within_s=2.0)
             await stays.send(found.post(rpc("eth_gasPrice", id="stays")))
             await asyncio.sleep(0.02)
-        await until(lambda: len(found.app.door.guests) == 1, within_s=2.0)
+        await until(lambda: len(found.app.limiter.connections) == 1, within_s=2.0)
         gate.set()
         said = await stays.reply()
         assert said.json == {"jsonrpc": "2.0", "id": "stays", "result": "0x5"}
@@ -346,12 +346,12 @@ async def test_what_comes_behind_the_last_request_of_a_connection_is_not_served(
         worker(upstream.url, server={"keepalive_requests": 2}, **NO_CACHE) as found,
         await found.talk() as talk,
     ):
-        (front,) = await until(lambda: found.app.door.guests)
+        (front,) = await until(lambda: found.app.limiter.connections)
         await talk.send(found.post(CALL))
         await until(lambda: upstream.bodies, every_s=0.001)
         await talk.send(found.post(rpc("eth_nope")))
         assert isinstance(front, FrontConnection)
-        await until(lambda: front._ahead, every_s=0.001)
+        await until(lambda: front._reader.ahead, every_s=0.001)
         asked = found.app.networks.routes[LIVE].upstreams[0]
         (connection,) = asked._open
         (flight,) = connection.sinks
@@ -396,7 +396,7 @@ async def test_worker_that_drains_answers_what_is_under_way_and_closes(cache: di
         idle = await found.talk()
         await until(lambda: len(upstream.bodies) == 4, within_s=2.0)
         stopping = asyncio.get_running_loop().create_task(found.app.stop())
-        await until(lambda: found.app.hot.draining, within_s=2.0)
+        await until(lambda: found.app.front.draining, within_s=2.0)
         await asyncio.sleep(0.05)
         assert not stopping.done()
         gate.set()
@@ -418,7 +418,7 @@ async def test_request_that_comes_while_the_worker_drains_is_answered_and_closed
         for talk in talks:
             assert is_good(await talk.ask(found.post(CALL)))
         stopping = asyncio.get_running_loop().create_task(found.app.stop())
-        await until(lambda: found.app.hot.draining, within_s=2.0)
+        await until(lambda: found.app.front.draining, within_s=2.0)
         for talk in talks:
             reply = await talk.ask(found.post(CALL))
             assert is_good(reply)

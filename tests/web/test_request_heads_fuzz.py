@@ -357,7 +357,7 @@ async def test_request_that_comes_in_pieces_is_one_sighting(cuts: int) -> None:
                 for _ in range(3):
                     await asyncio.sleep(0)
             assert (await talk.reply()).status == 200
-        assert remembered(found.app.hot.heads) == 0
+        assert remembered(found.app.front.heads) == 0
 
 
 # Heads that differ in one value

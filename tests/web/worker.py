@@ -58,7 +58,7 @@ class Worker:
         self.headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Worker {self.app.door!r}>"
+        return f"<Worker {self.app.limiter!r}>"
 
     def add_key(
         self,
@@ -96,7 +96,7 @@ class Worker:
     @property
     def only_connection(self) -> asyncio.Protocol:
         """The server's end of the one connection that is open."""
-        (found,) = self.app.door.guests
+        (found,) = self.app.limiter.connections
         assert isinstance(found, asyncio.Protocol)
         return found
 

@@ -230,7 +230,7 @@ async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: d
             async with await found.talk() as talk:
                 await talk.send(found.post(CALL))
                 await asyncio.sleep(0.02)
-            await until(lambda: not found.app.door.guests, within_s=2.0)
+            await until(lambda: not found.app.limiter.connections, within_s=2.0)
         upstream.script = stub()
         assert is_good(await found.ask(CALL))
 

@@ -1,9 +1,9 @@
-"""The door: every client connection, its deadlines and its limits.
+"""The client connections of a worker: how many there are, and how long each may take.
 
-A connection comes in as a `Front` (the hot path) and becomes a `Visitor`, which is aiohttp's own handler with a clock, when
-it asks for anything else. aiohttp bounds no time but idling: the door bounds the head, the body and the taking of replies,
-with one sweep over the connections whose clock runs. It also counts connections per address, answers what cannot be parsed
-with the contract's error body, and leads everybody out when the worker drains.
+A connection starts as a `FrontConnection` (the hot path). It becomes a `HandlerConnection`, aiohttp's own handler with
+deadlines, when it sends any other request. aiohttp limits only idle time, so the limiter adds deadlines for request heads,
+request bodies and unread replies; one sweep checks the connections that have one running. The limiter also caps connections
+in total and per address, answers unparsable requests with the API's error body, and closes all connections on a drain.
 """
 
 from __future__ import annotations
@@ -30,61 +30,59 @@ from proxy.web.reply import fault_reply, raw_fault
 log = logging.getLogger("penstock.front")
 
 SWEEP_S = 0.5
-# A drained connection that was quiet for this long has no request on its way.
+# During a drain, a connection that was quiet for this long has no request on its way.
 QUIET_S = 1.0
-# Headers in one request; with MAX_LINE_BYTES this bounds what the parser holds for a head that never ends.
+# Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
 MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
 
 _LATE_HEAD = raw_fault(RequestTimeout("the request's head did not arrive in time"))
 _NOT_HTTP = raw_fault(InvalidRequest("the request is not valid HTTP"))
-# To whoever is turned away: by whose doing there is no room.
-_NO_ROOM = {
+# Sent to refused connections, by the limit that was reached.
+_REFUSALS = {
     "full": raw_fault(Unavailable("too many connections; try again shortly")),
     "address": raw_fault(RateLimited("too many connections from this address", retry_after_s=1)),
 }
 
 
 def require_c_parser() -> None:
-    """aiohttp's Python parser accepts more malformed requests than its C parser: never run on it."""
+    """Refuse to start on aiohttp's Python parser, which accepts more malformed requests than its C parser."""
     if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
-        raise StartError(
-            ["aiohttp: its C parser is missing (AIOHTTP_NO_EXTENSIONS is set, or the wheel is incomplete)"]
-        )
+        raise StartError(["aiohttp has no C parser: unset AIOHTTP_NO_EXTENSIONS, or install a wheel with extensions"])
 
 
 class LimitedConnection(Protocol):
-    """A connection as the door sees it."""
+    """A connection as the limiter sees it."""
 
-    transport: asyncio.Transport | None
-
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
     def check(self, now: float) -> None: ...
     def close_if_quiet(self, now: float, quiet_s: float) -> None: ...
     def force_close(self) -> None: ...
 
 
 class HandlerConnection(web.RequestHandler):
-    """One connection in aiohttp's hands: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
+    """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
-    __slots__ = ("_address", "_door", "_left", "_phase", "_since", "_stalled_since", "_unsent", "on_lost")
+    __slots__ = ("_address", "_left", "_limiter", "_phase", "_since", "_stalled_since", "_unsent", "on_lost")
 
-    def __init__(self, door: ConnectionLimiter, address: str, server: web.Server, **options: Any) -> None:
+    def __init__(self, limiter: ConnectionLimiter, address: str, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
-        self._door = door
+        self._limiter = limiter
         self._address = address
         self._phase: Literal["idle", "reading", "busy"] = "idle"
-        self._left = door.limits.keepalive_requests
-        self._since = door.now()
+        self._left = limiter.limits.keepalive_requests
+        self._since = limiter.now()
         self._stalled_since = 0.0
         self._unsent = 0
-        # aiohttp lets a handler run on when its client has left; one that must know sets this.
+        # aiohttp does not cancel a handler whose client has left. A handler that needs to know sets this callback.
         self.on_lost: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"<HandlerConnection {self._phase}>"
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._door.leave(self, self._address)
+        self._limiter.remove(self, self._address)
         if self.on_lost is not None:
             self.on_lost()
         super().connection_lost(exc)
@@ -92,23 +90,23 @@ class HandlerConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._phase == "idle":
             self._phase = "reading"
-            self._since = self._door.now()
-            self._door.timed.add(self)
+            self._since = self._limiter.now()
+            self._limiter.timed.add(self)
         super().data_received(data)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled_since = self._door.now()
-        self._door.timed.add(self)
+        self._stalled_since = self._limiter.now()
+        self._limiter.timed.add(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stalled_since = 0.0
 
     def release(self) -> tuple[asyncio.Transport | None, str, bytes]:
-        """The connection is no longer HTTP's: its transport, its address, and what came behind the request.
+        """Detach the connection from aiohttp: its transport, its address, and the bytes behind the request.
 
-        To aiohttp it looks as if the client had left; no transport where it really has.
+        aiohttp sees a client that has left. The transport is None if the client really has.
         """
         transport, ahead = self.transport, self._message_tail
         self.transport = None
@@ -117,28 +115,28 @@ class HandlerConnection(web.RequestHandler):
         return transport, self._address, ahead
 
     def begin_request(self) -> None:
-        """The head is complete and its handler runs."""
+        """Called when the head is complete, before its handler runs."""
         self._phase = "busy"
         self._left -= 1
-        self._door.timed.discard(self)
+        self._limiter.timed.discard(self)
 
     @property
-    def has_had_its_share(self) -> bool:
-        """Whether its request is the last that the connection may make."""
+    def is_at_last_request(self) -> bool:
+        """Whether this request is the last that the connection may make."""
         return self._left <= 0
 
     def end_request(self) -> None:
         self._phase = "idle"
-        self._since = self._door.now()
+        self._since = self._limiter.now()
 
     def check(self, now: float) -> None:
-        limits = self._door.limits
+        limits = self._limiter.limits
         if self._stalled_since:
-            self._stalled_since, self._unsent = self._door.watch_reader(self, now, self._stalled_since, self._unsent)
+            self._stalled_since, self._unsent = self._limiter.watch_reader(self, now, self._stalled_since, self._unsent)
         elif self._phase != "reading":
-            self._door.timed.discard(self)
+            self._limiter.timed.discard(self)
         elif now - self._since > limits.head_timeout_s:
-            self._door.show_out(self)
+            self._limiter.close_late_head(self)
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:
         if self._phase == "idle" and now - self._since >= quiet_s:
@@ -147,7 +145,7 @@ class HandlerConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """What aiohttp itself refuses before the gate sees it, such as an expectation on a path that nobody serves."""
+        """Replace aiohttp's error pages with ours, such as the 404 it sends before the gate sees the request."""
         if isinstance(resp, web.HTTPException):
             resp = self.handle_error(request, resp.status)
         return await super().finish_response(request, resp, start_time)
@@ -155,14 +153,14 @@ class HandlerConnection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp could not parse, or a bug above all handlers: the contract's body, never a page."""
+        """Answer an unparsable request, or a bug outside all handlers, with the API's error body."""
         if status >= 500:
-            # A client that leaves in the middle of its request is nobody's error.
+            # A client that leaves in the middle of its request is not an error.
             if not isinstance(exc, ConnectionError):
                 log.error("unhandled", exc_info=exc)
             reply = fault_reply(of_status(status, "internal error"))
         else:
-            reply = fault_reply(of_status(status, _words_of(exc)))
+            reply = fault_reply(of_status(status, _parse_error(exc)))
         reply.force_close()
         return reply
 
@@ -174,7 +172,7 @@ class ConnectionLimiter:
         self.limits = limits
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_address: Counter[str] = Counter()
-        self.guests: set[LimitedConnection] = set()
+        self.connections: set[LimitedConnection] = set()
         self._server: web.Server | None = None
         self._front: Callable[[], asyncio.Protocol] | None = None
         self._loop = asyncio.get_running_loop()
@@ -183,7 +181,7 @@ class ConnectionLimiter:
         self.draining = False
 
     def __repr__(self) -> str:
-        return f"<ConnectionLimiter {len(self.guests)} connections{', draining' if self.draining else ''}>"
+        return f"<ConnectionLimiter {len(self.connections)} connections{', draining' if self.draining else ''}>"
 
     def open(self, server: web.Server, front: Callable[[], asyncio.Protocol]) -> None:
         self._server = server
@@ -194,34 +192,34 @@ class ConnectionLimiter:
         assert self._front is not None
         return self._front()
 
-    def enter(self, guest: LimitedConnection, address: str) -> None:
-        """Count a new connection in, or turn it away."""
-        self.guests.add(guest)
+    def add(self, connection: LimitedConnection, address: str) -> None:
+        """Count a new connection, or refuse it."""
+        self.connections.add(connection)
         self._by_address[address] += 1
         reason = None
-        if len(self.guests) > self.limits.max_connections:
+        if len(self.connections) > self.limits.max_connections:
             reason = "full"
         elif self._by_address[address] > self.limits.connections_per_address and not self.trusts(address):
             reason = "address"
         if reason is not None:
             telemetry.connections_refused_total.labels(reason).inc()
-            self._end_with(guest, _NO_ROOM[reason])
+            self._end_with(connection, _REFUSALS[reason])
 
-    def leave(self, guest: LimitedConnection, address: str) -> None:
-        self.timed.discard(guest)
-        if guest not in self.guests:
+    def remove(self, connection: LimitedConnection, address: str) -> None:
+        self.timed.discard(connection)
+        if connection not in self.connections:
             return
-        self.guests.discard(guest)
+        self.connections.discard(connection)
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
 
     def hand_over(self, front: LimitedConnection, transport: asyncio.Transport, address: str, data: bytes) -> None:
-        """The connection is aiohttp's from here on; the bytes of its message are replayed."""
+        """Give a connection to aiohttp for good, and replay the bytes of its message."""
         assert self._server is not None
         self.timed.discard(front)
-        self.guests.discard(front)
-        visitor = HandlerConnection(
+        self.connections.discard(front)
+        handler = HandlerConnection(
             self,
             address,
             self._server,
@@ -233,42 +231,44 @@ class ConnectionLimiter:
             max_headers=MAX_HEADERS,
             auto_decompress=False,
         )
-        self.guests.add(visitor)
-        transport.set_protocol(visitor)
-        visitor.connection_made(transport)
-        visitor.data_received(data)
+        self.connections.add(handler)
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
+        handler.data_received(data)
 
-    def take_over(self, visitor: LimitedConnection, guest: LimitedConnection) -> None:
-        """The same connection, in other hands."""
-        self.timed.discard(visitor)
-        self.guests.discard(visitor)
-        self.guests.add(guest)
+    def replace(self, old: LimitedConnection, new: LimitedConnection) -> None:
+        """The same connection has another protocol object."""
+        self.timed.discard(old)
+        self.connections.discard(old)
+        self.connections.add(new)
 
     def watch_reader(
-        self, guest: LimitedConnection, now: float, stalled_since: float, unsent: int
+        self, connection: LimitedConnection, now: float, stalled_since: float, unsent: int
     ) -> tuple[float, int]:
-        """A client that takes some of its reply, however slowly, goes on; one that takes none for too long is dropped."""
-        if guest.transport is None:
+        """Abort the connection of a client that has read nothing of its reply for too long.
+
+        Any progress restarts the clock. Returns the time of the last progress and the bytes that are unread.
+        """
+        if connection.transport is None:
             return stalled_since, unsent
-        waiting = _untaken(guest.transport)
+        waiting = _unread(connection.transport)
         if waiting != unsent:
             return now, waiting
         if now - stalled_since > self.limits.write_timeout_s:
-            guest.transport.abort()
+            connection.transport.abort()
         return stalled_since, unsent
 
-    def show_out(self, guest: LimitedConnection) -> None:
-        """Too slow."""
-        self._end_with(guest, _LATE_HEAD)
+    def close_late_head(self, connection: LimitedConnection) -> None:
+        self._end_with(connection, _LATE_HEAD)
 
-    def turn_away(self, guest: LimitedConnection) -> None:
-        """A request line without a version: aiohttp would take it for HTTP/0.9 and answer in kind."""
-        self._end_with(guest, _NOT_HTTP)
+    def close_not_http(self, connection: LimitedConnection) -> None:
+        """Refuse a request line without a version, which aiohttp would serve as HTTP/0.9."""
+        self._end_with(connection, _NOT_HTTP)
 
-    def _end_with(self, guest: LimitedConnection, reply: bytes) -> None:
-        if guest.transport is not None:
-            guest.transport.write(reply)
-        guest.force_close()
+    def _end_with(self, connection: LimitedConnection, reply: bytes) -> None:
+        if connection.transport is not None:
+            connection.transport.write(reply)
+        connection.force_close()
 
     def trusts(self, address: str) -> bool:
         if not self._trusted:
@@ -277,7 +277,7 @@ class ConnectionLimiter:
         return found is not None and any(found in block for block in self._trusted)
 
     def client_address(self, peer: str, forwarded: Sequence[str]) -> str:
-        """The right-most address that no trusted proxy has: what stands left of it anyone can write."""
+        """The right-most forwarded address that is not a trusted proxy. Clients can forge those left of it."""
         if not self.trusts(peer):
             return peer
         for hop in reversed([part.strip() for line in forwarded for part in line.split(",")]):
@@ -286,43 +286,43 @@ class ConnectionLimiter:
         return peer
 
     async def sweep(self) -> None:
-        """A supervised loop: deadlines of the few whose clock runs, idleness of all."""
+        """A supervised loop: check the deadlines that run, and now and then all connections for idleness."""
         idle_check_at = 0.0
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self.now()
-            for guest in tuple(self.timed):
-                guest.check(now)
+            for connection in tuple(self.timed):
+                connection.check(now)
             if now >= idle_check_at:
                 idle_check_at = now + min(5.0, self.limits.keepalive_s / 4)
                 self._close_idle(now)
-                telemetry.connections_open.set(len(self.guests))
+                telemetry.connections_open.set(len(self.connections))
 
     def _close_idle(self, now: float) -> None:
-        for guest in tuple(self.guests):
-            guest.close_if_quiet(now, self.limits.keepalive_s)
+        for connection in tuple(self.connections):
+            connection.close_if_quiet(now, self.limits.keepalive_s)
 
     async def drain(self, deadline_s: float) -> None:
-        """Let what is in flight finish. Replies say `Connection: close`; whoever is quiet is shown out."""
+        """Let requests in flight finish, with `Connection: close` in their replies; close quiet connections."""
         self.draining = True
         end = self.now() + deadline_s
-        while self.guests and self.now() < end:
+        while self.connections and self.now() < end:
             now = self.now()
-            for guest in tuple(self.guests):
-                guest.close_if_quiet(now, QUIET_S)
+            for connection in tuple(self.connections):
+                connection.close_if_quiet(now, QUIET_S)
             await asyncio.sleep(0.05)
-        for guest in tuple(self.guests):
-            guest.force_close()
+        for connection in tuple(self.connections):
+            connection.force_close()
 
 
-def _words_of(exc: BaseException | None) -> str:
-    """The parser's own words repeat what it was given."""
+def _parse_error(exc: BaseException | None) -> str:
+    """An error message that does not repeat the client's bytes, as the parser's own message does."""
     if isinstance(exc, LineTooLong):
         return f"a line of the request's head is longer than {MAX_LINE_BYTES} bytes"
     return "the request is not valid HTTP"
 
 
-def _untaken(transport: asyncio.Transport) -> int:
-    """Bytes that the client has not taken: ours, and those in the kernel, which holds megabytes before it asks for more."""
-    asked = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    return transport.get_write_buffer_size() + int.from_bytes(asked, sys.byteorder)
+def _unread(transport: asyncio.Transport) -> int:
+    """Bytes that the client has not acknowledged: in our buffer and in the kernel's, which can hold megabytes."""
+    queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)

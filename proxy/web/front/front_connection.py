@@ -1,21 +1,21 @@
-"""The hot path: complete, length-framed POSTs on RPC routes with a known key. Bytes in, bytes out.
+"""The hot path: complete POSTs with a known length and a known key on JSON-RPC routes.
 
-Every connection starts here; `messages.py` reads it and `answers.py` writes to it. A message that is anything else changes
-the connection's protocol for good: aiohttp's own handler gets the bytes, from the start of that message. One request of a
-connection is under way at a time, so the connection can hold all the state that its request needs, and nothing is
-allocated for it.
+Every client connection starts as a `FrontConnection`. Its `RequestReader` turns bytes into requests; its `ReplyWriter` waits
+for their outcomes and writes the replies. A message of any other form changes the connection's protocol for good: aiohttp's
+own handler gets the bytes from the start of that message. A connection serves one request at a time, so it holds the state of
+that request itself and allocates nothing for it.
 
-Most calls take the *short way*: a plain read, an idle connection to the one upstream, a good reply. The front is then the
-upstream connection's sink itself, and both halves, `_ask` and `on_reply`, are written out in one piece: a function
-call costs 0.1 µs, half a percent of the time that nginx takes for a whole request. Whatever does not go that
-way becomes a `Flight` or goes through `Rpc`, with the same outcome.
+Most calls take the *short path*: a plain read, an idle connection to the only upstream, a good reply. The client connection
+is then itself the sink of the upstream connection. Both halves, `_serve_call` and `on_reply`, are written in one piece,
+because a function call costs up to 0.1 µs. All other calls become a `Flight` or go through `Rpc`, with the same outcome.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
@@ -23,77 +23,180 @@ from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MAX_DEPTH, MalformedCall
 from proxy.core.nesting import is_deeper
 from proxy.core.usage import LATENCY_S
-from proxy.errors import Fault, InvalidRequest
+from proxy.errors import Fault, InvalidRequest, RequestTimeout
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.web.front.connection_limiter import ConnectionLimiter
+from proxy.web.front.front_context import FrontContext
+from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
-from proxy.web.front.reply_writer import ReplyWriting
-from proxy.wire.connection import NEVER, Piece, UpstreamConnection
+from proxy.web.front.request_reader import LARGE_BODY, RequestReader
+from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream
 
-if TYPE_CHECKING:
-    from proxy.web.front.connection_limiter import ConnectionLimiter
-    from proxy.web.front.front_context import FrontContext
-
-# A call that has been under way for this long is looked at by the sweep.
-LOOK_AFTER_S: Final = 0.05
+# Bytes that a client may send ahead while its request is served. Beyond that it is not read.
+MAX_AHEAD: Final = 262_144
+# Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
+SHORT_PATH_S: Final = 0.05
+# JSON-RPC ids longer than this take the long path, which has their limit.
+_LONGEST_SHORT_ID: Final = 64
 _OPENERS: Final = b"[{"
 _monotonic: Final = time.monotonic
-_envelope: Final = jsonrpc.read_envelope
-_reply: Final = jsonrpc.read_any_reply
-_NOT_ONE: Final = jsonrpc.NOT_JSON
+_read_envelope: Final = jsonrpc.read_envelope
+_read_reply: Final = jsonrpc.read_any_reply
+_NOT_JSON: Final = jsonrpc.NOT_JSON
 _NO_REPLY: Final = jsonrpc.UpstreamReply()
 _ID_STARTS: Final = jsonrpc.ID_STARTS
 
 
-class FrontConnection(ReplyWriting):
-    """One client connection on the hot path; the waiter of its request, and on the short way its sink."""
+class FrontConnection(asyncio.Protocol):
+    """One client connection, and on the short path the sink of its call."""
 
-    __slots__ = ("_params", "_upstream", "_wire_id")
+    __slots__ = (
+        "_address", "_context", "_limiter", "_params", "_reader", "_replies", "_since", "_unsent", "_upstream", "_wire_id",
+    )  # fmt: skip
 
-    def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
-        super().__init__(door, hot)
-        # The request under way, on the short way.
+    def __init__(self, limiter: ConnectionLimiter, context: FrontContext) -> None:
+        self._limiter = limiter
+        self._context = context
+        self._address = ""
+        # When the connection was made, or when the first byte of an incomplete message came.
+        self._since = 0.0
+        # Unread bytes at the last check of a client that does not read.
+        self._unsent = 0
+        # The call under way on the short path: its params, the id it was sent under, its upstream.
         self._params = b""
         self._wire_id = b""
         self._upstream: Upstream | None = None
+        self._reader = RequestReader(context.heads, context.max_head)
+        self._replies = ReplyWriter(context, self._reader, self._go_on)
 
-    # What the transport calls, and what its bytes come to
+    def __repr__(self) -> str:
+        state = "busy" if self._replies.busy else "idle" if self._reader.is_empty else "reading"
+        return f"<FrontConnection {state}>"
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._replies.transport
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._replies.transport = transport  # type: ignore[assignment]
+        peer = transport.get_extra_info("peername")
+        self._address = peer[0] if isinstance(peer, tuple) else ""
+        self._since = _monotonic()
+        self._limiter.add(self, self._address)
 
     def data_received(self, data: bytes) -> None:
-        if not self.busy and not self._ahead and data.startswith(self._known_bytes):
-            head: RequestHead = self._known  # type: ignore[assignment]
+        reader, replies = self._reader, self._replies
+        if not replies.busy and not reader.ahead and data.startswith(reader.known_bytes):
+            head: RequestHead = reader.known  # type: ignore[assignment]
             if len(data) == head.total and head.key.alive:
-                self.busy = True
-                self._head = head
-                self._ask(head, data[head.size :])
+                replies.busy = True
+                replies.head = head
+                self._serve_call(head, data[head.size :])
                 return
-        self._unusual(data)
+        self._read(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
-        self._door.leave(self, self._address)
-        self._known_bytes = NEVER
-        self._source = None
-        if self.flight is not None:
-            self.flight.leave(self)
+        replies = self._replies
+        replies.close()
+        self._limiter.remove(self, self._address)
+        self._reader.forget_known()
+        if replies.flight is not None:
+            replies.flight.leave(replies)
         elif self._upstream is not None:
             upstream, self._upstream = self._upstream, None
             upstream.health.inflight -= 1
             upstream.leave(self)
-        elif self.batch is not None:
-            self.batch.leave()
+        elif replies.batch is not None:
+            replies.batch.leave()
 
-    # A request
+    def pause_writing(self) -> None:
+        self._replies.pause(_monotonic())
+        self._reader.forget_known()
+        self._limiter.timed.add(self)
 
-    def _ask(self, head: RequestHead, body: bytes) -> None:
-        """Ask on the short way, if the call may take it; nothing is taken from a key whose call then goes the long one."""
+    def resume_writing(self) -> None:
+        self._replies.resume()
+
+    # Reading
+
+    def _read(self, data: bytes) -> None:
+        """Read a new head, a part of a message, or several messages."""
+        reader, replies = self._reader, self._replies
+        is_new = reader.is_empty
+        is_free = not replies.busy and not replies.stalled_since
+        message = reader.take(data, is_free=is_free)
+        if message is not None:
+            if message.head is not None:
+                self._serve(message.head, message.data, message.start)
+            else:
+                self._hand_over(message.data)
+        elif is_free:
+            self._run_clock(is_new=is_new)
+        elif len(reader.ahead) > MAX_AHEAD:
+            self._pause_reading()
+
+    def _run_clock(self, *, is_new: bool) -> None:
+        """Put a deadline on an incomplete message, counted from its first byte."""
+        if is_new or self not in self._limiter.timed:
+            self._since = _monotonic()
+            self._limiter.timed.add(self)
+
+    def _pause_reading(self) -> None:
+        replies = self._replies
+        if not replies.paused_reading and replies.transport is not None:
+            replies.paused_reading = True
+            replies.transport.pause_reading()
+
+    def _go_on(self) -> None:
+        """Serve the requests that the client has sent ahead, in the next turn of the loop."""
+        replies = self._replies
+        if replies.paused_reading and replies.transport is not None:
+            replies.paused_reading = False
+            replies.transport.resume_reading()
+        if self._reader.ahead:
+            self._context.loop.call_soon(self._read_ahead)
+
+    def _read_ahead(self) -> None:
+        reader, replies = self._reader, self._replies
+        if reader.ahead and not replies.busy and not replies.stalled_since and replies.transport is not None:
+            data, reader.ahead = reader.ahead, b""
+            self._read(data)
+
+    def _hand_over(self, data: bytes) -> None:
+        """Give the connection to aiohttp, with every byte of the message."""
+        transport = self._replies.transport
+        assert transport is not None
+        self._context.write_buffer.flush()
+        # RFC 9112, 2.2: empty lines before a request are ignored.
+        line = data.lstrip(b"\r\n").partition(b"\r\n")[0]
+        if line and b" HTTP/" not in line:
+            self._limiter.close_not_http(self)
+            return
+        self._limiter.hand_over(self, transport, self._address, data)
+        self._replies.close()
+
+    # Serving
+
+    def _serve(self, head: RequestHead, data: bytes, start: int) -> None:
+        self._replies.busy = True
+        self._replies.head = head
+        if head.length < LARGE_BODY:
+            self._serve_call(head, data[start:])
+        else:
+            self._serve_large(head, data, start)
+
+    def _serve_call(self, head: RequestHead, body: bytes) -> None:
+        """Take the short path if the call allows it. Nothing is charged to a key before that is certain."""
         try:
-            envelope = _envelope(body)
-        except _NOT_ONE:
-            self._ask_long(head, body, None)
+            envelope = _read_envelope(body)
+        except _NOT_JSON:
+            self._serve_in_full(head, body, None)
             return
         policy = head.policies.get(envelope.method)
         params, call_id = bytes(envelope.params), bytes(envelope.id)
@@ -103,7 +206,7 @@ class FrontConnection(ReplyWriting):
             or params[0] not in _OPENERS
             or not call_id
             or call_id[0] not in _ID_STARTS
-            or len(call_id) > 64
+            or len(call_id) > _LONGEST_SHORT_ID
             or (
                 policy.has_block
                 and (params[1] != policy.opens or params.partition(policy.before_latest)[2] != policy.latest)
@@ -112,102 +215,103 @@ class FrontConnection(ReplyWriting):
             or not body.isascii()
             or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
         ):
-            self._ask_long(head, body, envelope)
+            self._serve_in_full(head, body, envelope)
             return
-        key, hot = head.key, self._hot
-        windows, units = hot.windows, policy.units
-        self._began = now = _monotonic()
-        if windows.take(key.slot, now, key.request_s, units * key.unit_s):
-            self._ask_long(head, body, envelope)
+        key, context, replies = head.key, self._context, self._replies
+        units = policy.units
+        replies.began = now = _monotonic()
+        if context.windows.take(key.slot, now, key.request_s, units * key.unit_s):
+            self._serve_in_full(head, body, envelope)
             return
-        self.policy = policy
-        self.id = call_id
-        self.units = units
+        replies.policy = policy
+        replies.id = call_id
+        replies.units = units
         route = head.route
         if policy.shared:
-            self._ask_memory(route, key, policy, params, now)
+            self._serve_shared(route, key, policy, params, now)
             return
         upstream: Upstream = route.only  # type: ignore[assignment]
         sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
         if sent is None:
-            self.cache = ""
-            hot.rpc.answer(self, route, key, policy, params, now)
+            replies.cache = ""
+            context.rpc.answer(replies, route, key, policy, params, now)
             return
         self._params = params
         self._wire_id = sent
         self._upstream = upstream
         upstream.health.inflight += 1
 
-    def _ask_large(self, head: RequestHead, data: bytes, start: int) -> None:
-        """The long way from the start: what the short one saves is nothing to what a copy of a large body costs."""
-        call = outline.read_call(data, start)
-        self._ask_long(head, b"" if call else data[start:], None, call=call)
+    def _serve_shared(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
+        """Serve a call whose result may be cached, or requested by another client already.
 
-    def _ask_memory(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
-        """A call whose answer may be known, or asked for already."""
+        The same as `Rpc.answer`, which is not compiled: cache hits are the most frequent calls of all.
+        """
+        replies = self._replies
         if route.shared_head.moves != route.seen_moves:
             route.catch_up()
         slot = key_of(policy.request_tail, params)
         known = route.replies.get(slot) if route.keeps else None
-        if known is None:
-            flight = route.flights.get(slot)
-            if flight is None:
-                self._hot.rpc.answer(self, route, key, policy, params, now, slot=slot)
-                return
-            self.cache = "join"
-            self.flight = flight
-            flight.waiters.append(self)
+        if known is not None:
+            replies.cache = "hit"
+            tally = key.sheet[policy.tally]
+            tally.results += 1
+            tally.hits += 1
+            tally.units += replies.units
+            tally.buckets[0] += 1
+            replies.write_result(known, now)
             return
-        if self._ahead or self.left <= 1 or self._hot.careful:
-            self._hot.rpc.answer(self, route, key, policy, params, now, slot=slot)
+        flight = route.flights.get(slot)
+        if flight is None:
+            self._context.rpc.answer(replies, route, key, policy, params, now, slot=slot)
             return
-        self.cache = "hit"
-        tally = key.sheet[policy.tally]
-        tally.results += 1
-        tally.hits += 1
-        tally.units += self.units
-        tally.buckets[0] += 1
-        self._reply_shortly(known, policy, now)
+        replies.cache = "join"
+        replies.flight = flight
+        flight.waiters.append(replies)
 
-    def _ask_long(
+    def _serve_large(self, head: RequestHead, data: bytes, start: int) -> None:
+        """Skip the short path: it would save less than another copy of a large body costs."""
+        call = outline.read_call(data, start)
+        self._serve_in_full(head, b"" if call else data[start:], None, call=call)
+
+    def _serve_in_full(
         self, head: RequestHead, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.RawCall | None = None
     ) -> None:
-        """The way of everything else. The envelope or the call is given where it was read already."""
-        self._began = now = _monotonic()
-        self.policy = None
-        self.units = 0
-        self.cache = ""
-        key = head.key
-        route = head.route
+        """Serve any request, with all checks. `envelope` or `call` is given if it was read already."""
+        replies, key, route = self._replies, head.key, head.route
+        replies.began = now = _monotonic()
+        replies.policy = None
+        replies.units = 0
+        replies.cache = ""
         if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
-            self.on_fault(self._hot.refusal(head, now))
+            replies.on_fault(self._context.refusal(head, now))
             return
         try:
             if call is None and envelope is None and jsonrpc.is_batch(body):
-                self._ask_batch(head, jsonrpc.parse_batch(body), now)
+                self._serve_batch(head, jsonrpc.parse_batch(body), now)
             else:
                 call = call or jsonrpc.parse(body, envelope)
-                self.id = call[2]
-                self._hot.rpc.ask(self, route, key, call, now, fresh=head.fresh)
+                replies.id = call[2]
+                self._context.rpc.ask(replies, route, key, call, now, fresh=head.fresh)
         except MalformedCall as exc:
-            self.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
+            replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
-    def _ask_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
-        asked = self._hot.rpc.ask_batch(items, head.route, head.key, now, self._on_batch, fresh=head.fresh)
-        if isinstance(asked, Fault):
-            self.on_fault(asked)
-        elif self.busy:
-            self.batch = asked
+    def _serve_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
+        replies = self._replies
+        batch = self._context.rpc.ask_batch(items, head.route, head.key, now, replies.on_batch, fresh=head.fresh)
+        if isinstance(batch, Fault):
+            replies.on_fault(batch)
+        elif replies.busy:
+            replies.batch = batch
 
-    # A sink's side: the short way back
+    # The sink of the short path
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
-        upstream = connection.upstream
-        client: RequestHead = self._head  # type: ignore[assignment]
-        policy: MethodPolicy = self.policy  # type: ignore[assignment]
+        upstream, replies = connection.upstream, self._replies
+        client: RequestHead = replies.head  # type: ignore[assignment]
+        policy: MethodPolicy = replies.policy  # type: ignore[assignment]
         try:
-            reply = _reply(body)
-        except _NOT_ONE:
+            reply = _read_reply(body)
+        except _NOT_JSON:
             reply = _NO_REPLY
         result = reply.result
         if (
@@ -222,36 +326,38 @@ class FrontConnection(ReplyWriting):
             self._take_off(upstream).on_reply(connection, head, body)
             return
         now = _monotonic()
-        took = now - self._began
+        took = now - replies.began
         self._upstream = None
         health = upstream.health
         health.inflight -= 1
         health.good += 1
-        # The averages need not see every call: one in eight says as much.
+        # One call in eight is enough for the averages.
         if not health.good & 7 or health.failures_in_a_row or health.pause_s:
             health.succeeded(took)
             health.good -= 1
-        units = self.units
         tally = client.key.sheet[policy.tally]
         tally.results += 1
-        tally.units += units
+        tally.units += replies.units
         tally.seconds += took
         tally.buckets[bisect_left(LATENCY_S, took)] += 1
-        hot = self._hot
-        self.cache = ""
-        if self._ahead or self.left <= 1 or hot.careful:
-            self._finish(hot.result(self, result, now))
-            return
-        self._reply_shortly(result, policy, now)
+        replies.cache = ""
+        replies.write_result(result, now)
 
     def _take_off(self, upstream: Upstream) -> Flight:
-        """The call becomes a flight: it did not go as usual."""
-        assert self._head is not None
-        assert self.policy is not None
+        """Turn the call into a flight, because it is slow, failed, or has an unusual reply."""
+        replies = self._replies
+        assert replies.head is not None
+        assert replies.policy is not None
         self._upstream = None
-        self.cache = ""
-        self.flight = flight = Flight.taking_over(
-            self._head.route, self.policy, self._params, self, upstream, id_=self._wire_id, began=self._began
+        replies.cache = ""
+        replies.flight = flight = Flight.taking_over(
+            replies.head.route,
+            replies.policy,
+            self._params,
+            replies,
+            upstream,
+            id_=self._wire_id,
+            began=replies.began,
         )
         return flight
 
@@ -259,19 +365,20 @@ class FrontConnection(ReplyWriting):
         self._take_off(upstream).on_fail(upstream, reason, sent=sent)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        """One that is all there is passed on as it is; with others it takes a flight to see them to their end."""
-        policy: MethodPolicy = self.policy  # type: ignore[assignment]
+        """Pass on a large reply that is complete. One that comes in pieces needs a flight to follow it to its end."""
+        replies = self._replies
+        policy: MethodPolicy = replies.policy  # type: ignore[assignment]
         start = result_at(policy, self._wire_id, head, beginning) if len(beginning) == head.length else 0
         if not start:
             flight = self._take_off(connection.upstream)
             connection.replace(self, flight)
             return flight.on_large(connection, head, beginning)
-        self.cache = ""
-        self.on_stream(memoryview(beginning)[start:], head.length - start, connection)
+        replies.cache = ""
+        replies.on_stream(memoryview(beginning)[start:], head.length - start, connection)
         return True
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
-        if connection is not None and now - self._began > LOOK_AFTER_S:
+        if connection is not None and now - self._replies.began > SHORT_PATH_S:
             flight = self._take_off(connection.upstream)
             connection.replace(self, flight)
             flight.on_tick(connection, now)
@@ -280,8 +387,38 @@ class FrontConnection(ReplyWriting):
         self._upstream = None
         health = connection.upstream.health
         health.inflight -= 1
-        health.succeeded(_monotonic() - self._began)
-        self.on_stream_end()
+        health.succeeded(_monotonic() - self._replies.began)
+        self._replies.on_stream_end()
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
-        raise AssertionError("what comes in pieces is a flight's")
+        raise AssertionError("a reply in pieces belongs to a flight")
+
+    # Called by the connection limiter
+
+    def check(self, now: float) -> None:
+        """Enforce the deadline that runs, if any."""
+        limiter, reader, replies = self._limiter, self._reader, self._replies
+        limits = limiter.limits
+        if replies.stalled_since:
+            replies.stalled_since, self._unsent = limiter.watch_reader(self, now, replies.stalled_since, self._unsent)
+        elif replies.busy or reader.is_empty:
+            limiter.timed.discard(self)
+        elif now - self._since > (limits.body_timeout_s if reader.is_in_body else limits.head_timeout_s):
+            self._time_out()
+
+    def _time_out(self) -> None:
+        if not self._reader.is_in_body:
+            self._limiter.close_late_head(self)
+            return
+        # The head had a key, so this reply has its rate headers.
+        self._replies.on_body_timeout(RequestTimeout("the request's body did not arrive in time"))
+        self.force_close()
+
+    def close_if_quiet(self, now: float, quiet_s: float) -> None:
+        is_quiet = not self._replies.busy and self._reader.is_empty
+        if is_quiet and now - max(self._since, self._replies.began) >= quiet_s:
+            self.force_close()
+
+    def force_close(self) -> None:
+        if self._replies.transport is not None:
+            self._replies.transport.close()

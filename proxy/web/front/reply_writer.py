@@ -1,15 +1,20 @@
-"""What a client is told: the waiter's half of a connection on the hot path.
+"""Writes the replies of a client connection on the hot path.
 
-A call ends with a result, an error, a fault, or a large result in pieces; a batch with the replies of its items. Each becomes
-bytes here (`hot.py` has their parts), leaves at the end of the turn, and makes way for the next request.
+A call ends with a result, an error, a fault, or a large result in pieces; a batch ends with the replies of its items. The
+writer is the `Waiter` of the request under way, and holds all that the reply needs. One request of a connection is served at
+a time, so one writer is reused for all of them and nothing is allocated per request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
 
 import msgspec
+import orjson
 
 from proxy.core import jsonrpc
 from proxy.core.limits import TOLERANCE_S
@@ -18,190 +23,317 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.front.request_reader import RequestReading
+from proxy.web.front.front_context import FrontContext
 from proxy.web.front.request_heads import RequestHead
-from proxy.web.front.front_context import CACHE as _CACHE
-from proxy.web.front.front_context import DIGITS as _DIGITS
-from proxy.web.front.front_context import REPLY_LENGTHS as _REPLY_LENGTHS
-from proxy.web.front.front_context import reply_length
+from proxy.web.front.request_reader import RequestReader
 from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
-if TYPE_CHECKING:
-    from proxy.web.front.connection_limiter import ConnectionLimiter
-    from proxy.web.front.front_context import FrontContext
-
+_LOG_LINE: Final = (
+    b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
+    b'"method":"%b","status":%d,"ms":%.3f,"key":"%b","units":%d,"cache":"%b"}\n'
+)
+_CLOSE: Final = b"Connection: close\r\n"
+_DIGITS: Final = [b"%d" % number for number in range(1024)]
+_UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
+_CACHE: Final = {"": b"", "hit": b"X-Cache: hit\r\n", "miss": b"X-Cache: miss\r\n", "join": b"X-Cache: join\r\n"}
 _monotonic: Final = time.monotonic
 
 
-class ReplyWriting(RequestReading):
-    """One client connection and the request that is under way on it; how it is asked is its heir's."""
+def _reply_length(size: int) -> bytes:
+    """The last header line and the start of the body, for an id and a result of this combined size."""
+    return b"Content-Length: %d\r\n\r\n%b" % (size + len(jsonrpc.HEAD) + len(',"result":}'), jsonrpc.HEAD)
 
-    __slots__ = ("batch", "cache", "chunked", "flight", "id", "policy", "units")
 
-    def __init__(self, door: ConnectionLimiter, hot: FrontContext) -> None:
-        super().__init__(door, hot)
-        self.policy: MethodPolicy | None = None
-        self.flight: Flight | None = None
-        self.batch: CallBatch | ShortBatch | None = None
+_REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
+
+
+class ReplyWriter:
+    __slots__ = (
+        "_chunked", "_context", "_on_free", "_reader", "_source", "batch", "began", "busy", "cache", "flight", "head", "id",
+        "left", "paused_reading", "policy", "stalled_since", "transport", "units",
+    )  # fmt: skip
+
+    def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
+        """`on_free` is called after a reply when the client has sent more, or when its reading was paused."""
+        self._context = context
+        self._reader = reader
+        self._on_free = on_free
+        self.transport: asyncio.Transport | None = None
+        # Replies that may still be sent on this connection: with one left, the next reply is the last.
+        self.left = context.max_requests
+        # When the client stopped reading; 0.0 while it reads.
+        self.stalled_since = 0.0
+        # Whether reading from the client is paused because it has sent too much ahead.
+        self.paused_reading = False
+        # The request under way.
+        self.busy = False
+        self.head: RequestHead | None = None
+        self.began = 0.0
         self.id = b""
+        self.policy: MethodPolicy | None = None
         self.units = 0
         self.cache = ""
-        self.chunked = False
+        self.flight: Flight | None = None
+        self.batch: CallBatch | ShortBatch | None = None
+        # The upstream connection that streams the reply, and whether the reply has no length.
+        self._source: UpstreamConnection | None = None
+        self._chunked = False
+
+    def __repr__(self) -> str:
+        return f"<ReplyWriter {'busy' if self.busy else 'idle'}, {self.left} replies left>"
+
+    @property
+    def streams(self) -> bool:
+        """A notification has no reply, so there is nothing to stream."""
+        return bool(self.id)
+
+    # Outcomes
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         self._count("results")
-        policy = self.policy
-        if policy is not None and self._is_usual(policy) and len(result) <= DEFER_BELOW:
-            self.flight = None
-            self._reply_shortly(result, policy, _monotonic())
-            return
-        self._finish(self._hot.result(self, result, _monotonic()) if self.id else self._hot.empty(self))
+        if self.id:
+            self.write_result(result, _monotonic())
+        else:
+            self._finish(self._no_content())
 
-    def _is_usual(self, policy: MethodPolicy) -> bool:
-        """Whether nothing but the reply itself is to be written: its price is the plan's, and the connection goes on."""
-        is_whole = self.id and self.units == policy.units
-        return bool(is_whole and not (self._ahead or self.left <= 1 or self._hot.careful))
-
-    def _reply_shortly(self, result: bytes | msgspec.Raw, policy: MethodPolicy, now: float) -> None:
-        """Write what `Hot.result` would, put together from the same parts with less ado."""
-        hot = self._hot
-        client: RequestHead = self._head  # type: ignore[assignment]
-        key = client.key
-        # As the bucket is now, and not as this call left it: others have taken from it since.
-        edge = hot.windows.edge(key.slot)
+    def write_result(self, result: bytes | msgspec.Raw, now: float) -> None:
+        """Send the reply to a good call. In one piece, since almost every request ends here."""
+        context = self._context
+        head: RequestHead = self.head  # type: ignore[assignment]
+        key = head.key
+        # The bucket's state now: other calls may have taken from it since this one was admitted.
+        edge = context.windows.edge(key.slot)
         if edge < now - 1.0:
             edge = now - 1.0
         rate = key.requests_per_second
-        held = int((now - edge + TOLERANCE_S) * rate)
-        if held < 0:
-            held = 0
-        resets = int(edge + hot.resets)
+        remaining = int((now - edge + TOLERANCE_S) * rate)
+        if remaining < 0:
+            remaining = 0
+        elif remaining > rate:
+            remaining = rate
+        resets = int(edge + context.resets)
+        units = self.units
         size = len(self.id) + len(result)
-        request_id = client.request_id or hot.request_id()
+        request_id = head.request_id or context.request_id()
         reply = (
-            hot.ok_stamp,
+            context.ok_stamp,
             request_id,
             key.limit_line,
-            _DIGITS[held if held < rate else rate] if held < 1024 else b"%d" % (held if held < rate else rate),
-            hot.reset_lines.get(resets) or hot.reset_line(resets),
-            policy.units_line,
+            _DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
+            context.reset_lines.get(resets) or context.reset_line(resets),
+            _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
             _CACHE[self.cache],
-            _REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
+            self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
+            _REPLY_LENGTHS[size] if size < 1024 else _reply_length(size),
             self.id,
             b',"result":',
             result,
             b"}",
         )
-        if hot.log is not None:
-            hot.note(self, 200, request_id, now)
-        self.left -= 1
-        self.busy = False
-        hot.write_buffer.write(self, b"".join(reply))
+        if context.log is not None:
+            self._log(200, request_id, now)
+        self._finish(b"".join(reply))
 
     def on_error(self, error: bytes) -> None:
         self._count("errors")
-        self._finish(self._hot.error(self, error) if self.id else self._hot.empty(self))
+        if not self.id:
+            self._finish(self._no_content())
+            return
+        body = jsonrpc.error_reply(self.id, error)
+        self._finish(self._ok(len(body)) + body)
 
     def on_fault(self, fault: Fault) -> None:
-        self._give_back(fault)
-        self._finish(self._hot.fault(self, fault))
+        self._refund(fault)
+        self._finish(self._fault(fault))
 
-    def _give_back(self, fault: Fault) -> None:
-        """A fault costs nothing: it was refused before it was charged, or it is ours."""
-        self._hot.rpc.refund(self.head.key, fault, 1, self.units)
+    def _refund(self, fault: Fault) -> None:
+        """A fault costs nothing: the call was refused before it was charged, or the failure is ours."""
+        assert self.head is not None
+        self._context.rpc.refund(self.head.key, fault, 1, self.units)
         self.units = 0
         self._count("faults")
 
-    def _on_batch(self, batch: CallBatch | ShortBatch) -> None:
+    def on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self.batch = None
-        assert self._head is not None
-        self.units = self._hot.rpc.settle_batch(self._head.key, batch)
+        assert self.head is not None
+        self.units = self._context.rpc.settle_batch(self.head.key, batch)
         body = batch.body()
-        self._finish(self._hot.ok(self, len(body)) + body if body else self._hot.empty(self))
+        self._finish(self._ok(len(body)) + body if body else self._no_content())
+
+    def on_body_timeout(self, fault: Fault) -> None:
+        """Send a fault about a request that never became complete. The caller closes the connection."""
+        self.head, self.left = self._reader.known, 0
+        self.policy = None
+        self._write(self._fault(fault))
+
+    # Large results, in pieces
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
-        """The beginning of a large result, under our own head. Without a length it goes out in chunks."""
-        self._hot.write_buffer.flush()
-        self.chunked = left is None
+        """Send our head and the beginning of the result. Without a length the reply is chunked."""
+        self._context.write_buffer.flush()
+        self._chunked = left is None
         start = jsonrpc.result_start(self.id)
         self._source = connection
-        if self._stalled_since:
+        if self.stalled_since:
             connection.pause()
-        head = self._hot.ok(self, None if left is None else left + len(start))
-        if self.chunked:
+        head = self._ok(None if left is None else left + len(start))
+        if self._chunked:
             self._write(head)
             self.on_stream_piece(start + beginning)
         elif self.transport is not None:
             self.transport.writelines((head + start, beginning))
 
     def on_stream_piece(self, piece: Piece) -> None:
-        self._write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self.chunked else piece)
+        self._write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self._chunked else piece)
 
     def on_stream_end(self) -> None:
-        # First: a write may call pause_writing, which must not pause a connection that was given back.
+        # Cleared before the write: a write may call pause_writing, and the upstream connection is no longer ours to pause.
         self._source = None
-        if self.chunked:
+        if self._chunked:
             self._write(b"0\r\n\r\n")
-            self.chunked = False
+            self._chunked = False
         self._count("results")
         self._done()
 
     def on_stream_broken(self) -> None:
-        """Half a reply is no reply: the client sees its connection break."""
+        """Abort the connection, so that the client cannot take half a reply for a whole one."""
         self._source = None
-        self.chunked = False
-        self._give_back(InternalError("the upstream's reply broke off"))
+        self._chunked = False
+        self._refund(InternalError("the upstream's reply broke off"))
         if self.transport is not None:
             self.transport.abort()
 
-    def _write_late(self, fault: Fault) -> None:
-        self.policy = None
-        self._write(self._hot.fault(self, fault))
+    def pause(self, now: float) -> None:
+        """The client does not read: stop reading its reply from the upstream."""
+        self.stalled_since = now
+        if self._source is not None:
+            self._source.pause()
 
-    def _write(self, data: Piece) -> None:
-        if self.transport is not None:
-            self.transport.write(data)
+    def resume(self) -> None:
+        self.stalled_since = 0.0
+        if self._source is not None:
+            self._source.resume()
+        elif not self.busy:
+            self._on_free()
+
+    # The end of a request
 
     def _finish(self, reply: bytes) -> None:
-        if self.transport is not None:
-            if len(reply) < DEFER_BELOW:
-                self._hot.write_buffer.write(self, reply)
-            else:
-                self._hot.write_buffer.write_at_once(self, reply)
+        if len(reply) < DEFER_BELOW:
+            self._context.write_buffer.write(self, reply)
+        else:
+            self._context.write_buffer.write_at_once(self, reply)
         self._done()
 
     def _done(self) -> None:
         self.busy = False
         self.flight = None
         self.left -= 1
-        if self.left <= 0 or self._hot.draining:
+        if self.left <= 0 or self._context.draining:
             self._close_after_reply()
-        elif self._ahead or self._paused_reading:
-            self._go_on()
+        elif self._reader.ahead or self.paused_reading:
+            self._on_free()
 
     def _close_after_reply(self) -> None:
-        # RFC 9112, 9.6: nothing is served behind the last reply, also where somebody is about to go on.
-        self._ahead = b""
-        self._hot.write_buffer.flush()
+        # RFC 9112, 9.6: requests behind the last reply are not served, even if one is scheduled already.
+        self._reader.ahead = b""
+        self._context.write_buffer.flush()
         if self.transport is not None:
             self.transport.close()
 
+    def close(self) -> None:
+        """The connection is lost or has changed its protocol. Also breaks the reference cycle with its owner."""
+        self.transport = None
+        self._source = None
+        self._on_free = _ignore
+
+    def _write(self, data: Piece) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
     def _count(self, outcome: str) -> None:
-        if self.policy is not None:
+        if self.policy is not None and self.head is not None:
             tally = self.head.key.sheet[self.policy.tally]
-            tally.count(outcome, self.cache, self.units, _monotonic() - self._began)
+            tally.count(outcome, self.cache, self.units, _monotonic() - self.began)
 
-    @property
-    def streams(self) -> bool:
-        """A notification has no reply, however large its result is."""
-        return bool(self.id)
+    # The bytes of other replies
 
-    @property
-    def head(self) -> RequestHead:
-        assert self._head is not None
-        return self._head
+    def _ok(self, size: int | None) -> bytes:
+        """The head of a 200 with a body of this size; None means a chunked body."""
+        units = self.units
+        return b"".join(
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json",
+                self._context.stamp,
+                self._common_lines(200),
+                _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
+                _CACHE[self.cache],
+                self._upstream_line() if self._context.shows_upstream else b"",
+                b"Transfer-Encoding: chunked\r\n\r\n" if size is None else b"Content-Length: %d\r\n\r\n" % size,
+            )
+        )
 
-    @property
-    def began(self) -> float:
-        return self._began
+    def _no_content(self) -> bytes:
+        units = b"X-Compute-Units: %d\r\n" % self.units
+        stamp, common = self._context.stamp, self._common_lines(204)
+        return b"".join((b"HTTP/1.1 204 No Content", stamp, common, units, _CACHE[self.cache], b"\r\n"))
+
+    def _fault(self, fault: Fault) -> bytes:
+        body = orjson.dumps(fault.body())
+        extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+        line = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: application/json"
+        tail = f"{extra}Content-Length: {len(body)}\r\n\r\n"
+        return b"".join((line.encode(), self._context.stamp, self._common_lines(fault.status), tail.encode(), body))
+
+    def _common_lines(self, status: int) -> bytes:
+        """The request id, the three rate headers, and `Connection: close` on the last reply."""
+        head = self.head
+        assert head is not None
+        request_id = head.request_id or self._context.request_id()
+        now = _monotonic()
+        self._log(status, request_id, now)
+        # The rates of an expired key are not shown, like those of an unknown one.
+        rates = self._context.rate_lines(head.key, now) if now < head.key.dies_at else b"\r\n"
+        return b"".join((b"X-Request-Id: ", request_id, rates, self._close_line()))
+
+    def _extra_lines(self) -> bytes:
+        return (self._upstream_line() if self._context.shows_upstream else b"") + self._close_line()
+
+    def _close_line(self) -> bytes:
+        return _CLOSE if self.left <= 1 or self._context.draining else b""
+
+    def _upstream_line(self) -> bytes:
+        """Which upstream answered, by its label. Cached replies, batches and refusals have none."""
+        assert self.head is not None
+        route = self.head.route
+        if self.flight is not None:
+            label = self.flight.answered_label
+        else:
+            is_short = self.policy is not None and self.policy.short and not self.cache and route.only is not None
+            label = route.upstreams[0].label if is_short else ""
+        return b"X-Upstream: %b\r\n" % label.encode() if label else b""
+
+    def _log(self, status: int, request_id: bytes, now: float) -> None:
+        """Add the request's line to the access log."""
+        log, head = self._context.log, self.head
+        if log is None or head is None:
+            return
+        log.add(
+            _LOG_LINE
+            % (
+                self._context.log_time,
+                request_id,
+                head.route.network.id.encode(),
+                self.policy.method.name.encode() if self.policy else b"",
+                status,
+                (now - self.began) * 1000,
+                head.key.id.encode(),
+                self.units,
+                self.cache.encode(),
+            )
+        )
+
+
+def _ignore() -> None:
+    pass

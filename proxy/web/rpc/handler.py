@@ -100,11 +100,11 @@ class RpcHandler:
 
 async def _unless_left(request: web.Request, pending: PendingReply) -> bytes:
     """What it waits for; a client that leaves first takes its question back, as on the hot path."""
-    visitor = request.protocol
-    if not isinstance(visitor, HandlerConnection):
+    connection = request.protocol
+    if not isinstance(connection, HandlerConnection):
         return await pending.result()
-    visitor.on_lost = pending.future.cancel
+    connection.on_lost = pending.future.cancel
     try:
         return await pending.result()
     finally:
-        visitor.on_lost = None
+        connection.on_lost = None

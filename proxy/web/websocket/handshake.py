@@ -60,9 +60,9 @@ class Handshake:
         reply = SwitchedProtocols(status=101)
         reply.headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": _accept(token)})
         self._gate.sign(request, reply)
-        visitor = request.protocol
-        assert isinstance(visitor, HandlerConnection)
-        self._sockets.open(visitor, reply=reply.head(), route=route, key=key, request_id=request[REQUEST_ID])
+        handler = request.protocol
+        assert isinstance(handler, HandlerConnection)
+        self._sockets.open(handler, reply=reply.head(), route=route, key=key, request_id=request[REQUEST_ID])
         return reply
 
 

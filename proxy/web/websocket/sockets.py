@@ -62,7 +62,7 @@ class ClientSockets:
         self,
         limits: Limits,
         *,
-        door: ConnectionLimiter,
+        limiter: ConnectionLimiter,
         admission: Admission,
         keys: KeySource,
         rpc: Rpc,
@@ -79,10 +79,10 @@ class ClientSockets:
         self.kinds = kinds_of(prices)
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
-        self.message_timeout_s = door.limits.body_timeout_s
+        self.message_timeout_s = limiter.limits.body_timeout_s
         # Rounds of pings that may pass without a word from the client.
         self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
-        self._door = door
+        self._limiter = limiter
         self._keys = keys
         self._plans = plans
         self._tasks = tasks
@@ -116,7 +116,7 @@ class ClientSockets:
 
     def refusal(self, key: Key) -> Fault | None:
         """Why this key may not open one more."""
-        if self._door.draining:
+        if self._limiter.draining:
             return Unavailable("this worker is about to stop: connect again")
         most = self._plan(key).sockets
         if len(self._by_key.get(key.id, ())) >= most:
@@ -124,16 +124,16 @@ class ClientSockets:
         return None
 
     def open(
-        self, visitor: HandlerConnection, *, reply: bytes, route: Route, key: Key, request_id: str
+        self, handler: HandlerConnection, *, reply: bytes, route: Route, key: Key, request_id: str
     ) -> ClientSocket | None:
         """The connection changes hands: the reply is HTTP's last word on it. None where the client has left meanwhile."""
-        transport, address, ahead = visitor.release()
+        transport, address, ahead = handler.release()
         if transport is None:
             return None
         socket = ClientSocket(self, transport, address=address, route=route, key=key, request_id=request_id)
         self._by_key.setdefault(key.id, {})[socket] = None
         self._count += 1
-        self._door.take_over(visitor, socket)
+        self._limiter.replace(handler, socket)
         transport.write(reply)
         transport.set_protocol(socket)
         if ahead:
@@ -141,7 +141,7 @@ class ClientSockets:
         return socket
 
     def left(self, socket: ClientSocket, address: str) -> None:
-        self._door.leave(socket, address)
+        self._limiter.remove(socket, address)
         of_key = self._by_key.get(socket.key.id)
         if of_key is None or socket not in of_key:
             return
@@ -258,13 +258,13 @@ class ClientSockets:
     # Clocks: those of the few that wait for something are the door's
 
     def watch_clock(self, socket: ClientSocket) -> None:
-        self._door.timed.add(socket)
+        self._limiter.timed.add(socket)
 
     def stop_clock(self, socket: ClientSocket) -> None:
-        self._door.timed.discard(socket)
+        self._limiter.timed.discard(socket)
 
     def watch_reader(self, socket: ClientSocket, now: float, stalled_since: float, unsent: int) -> tuple[float, int]:
-        return self._door.watch_reader(socket, now, stalled_since, unsent)
+        return self._limiter.watch_reader(socket, now, stalled_since, unsent)
 
     def start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Something for one socket that has to wait."""
