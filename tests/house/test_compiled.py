@@ -60,7 +60,9 @@ def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_sources_run_where_somebody_wants_them_to() -> None:
-    code = "from proxy import compiled; import proxy.wire.http1 as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
+    code = (
+        "from proxy import compiled; import proxy.wire.http1 as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
+    )
     told = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

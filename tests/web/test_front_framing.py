@@ -45,7 +45,7 @@ async def test_client_that_expects_continue_gets_it_and_then_its_reply(first: by
         await talk.send(CALL)
         assert is_good(await talk.reply())
         assert is_good(await talk.ask(found.post(CALL)))
-        assert ways_in(found) == ["Visitor"]
+        assert ways_in(found) == ["HandlerConnection"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

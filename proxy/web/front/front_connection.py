@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from typing import Final
+from typing import Final, final
 
 from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
@@ -51,6 +51,7 @@ _NO_REPLY: Final = jsonrpc.UpstreamReply()
 _ID_STARTS: Final = jsonrpc.ID_STARTS
 
 
+@final
 class FrontConnection(asyncio.Protocol):
     """One client connection, and on the short path the sink of its call."""
 

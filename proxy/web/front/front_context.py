@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from email.utils import formatdate
-from typing import Final
+from typing import Final, final
 
 from proxy.core import limits
 from proxy.core.access import Key
@@ -21,6 +21,7 @@ from proxy.wire.write_buffer import WriteBuffer
 _HEX: Final = [b"%02x" % number for number in range(256)]
 
 
+@final
 class FrontContext:
     def __init__(
         self,

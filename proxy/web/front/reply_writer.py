@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Final, final
 
 import msgspec
 import orjson
@@ -48,6 +48,7 @@ def _reply_length(size: int) -> bytes:
 _REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
 
 
+@final
 class ReplyWriter:
     __slots__ = (
         "_chunked", "_context", "_on_free", "_reader", "_source", "batch", "began", "busy", "cache", "flight", "head", "id",

@@ -8,7 +8,7 @@ still being served wait in `ahead`.
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Final
+from typing import Final, final
 
 from proxy.web.front.request_heads import HeadTemplate, RequestHead, RequestHeadReader
 from proxy.wire.connection import NEVER
@@ -34,6 +34,7 @@ class RequestMessage:
         return f"<RequestMessage {self.head!r}, {len(self.data)} bytes>"
 
 
+@final
 class RequestReader:
     """The unserved bytes of one connection."""
 
