@@ -44,10 +44,10 @@ from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
 from proxy.web import api_spec, routes
 from proxy.web.docs.pages import Pages
-from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.connection_limiter import ConnectionLimiter, require_c_parser
-from proxy.web.front.request_heads import RequestHeadReader
+from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
+from proxy.web.front.request_heads import RequestHeadReader
 from proxy.web.gate import Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestEndpoints
