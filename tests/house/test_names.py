@@ -1,15 +1,15 @@
-"""No chain's name in the code: a chain is a file in config/chains, and the flow never asks which one it is."""
+"""Names: no chain's name in the code, since a chain is a file in config/chains; and one name for one thing."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from proxy.settings import load_tables
-from tests.house.source import modules, ring_of
+from tests.house.source import PACKAGE, modules, ring_of
 
 CHAINS = load_tables().chains.chains
 NETWORKS = {network for chain in CHAINS.values() for network in chain.networks}
@@ -69,3 +69,96 @@ def test_modules_name_no_chain() -> None:
 )
 def test_this_test_sees_what_it_should(code: str, names: list[str]) -> None:
     assert sorted(name for _, name in names_in(ast.parse(code))) == sorted(names)
+
+
+# One name, one thing
+
+# Class and type names that two or more modules of proxy/ define.
+SHARED_TYPES: dict[str, str] = {
+    "Handler": "aiohttp's type of a request handler, which it does not export",
+    "_Transaction": "private: the few JSON members of a transaction that each module reads",
+}
+# File names that occur in several packages because they are about the same thing.
+SHARED_STEMS: dict[str, str] = {
+    "address": "the address of a chain family, one for each; and the address of an upstream",
+    "admin": "operators' accounts: their command and their endpoints",
+    "background": "the background process: its command and its composition",
+    "blocks": "blocks of a network: fetched for the feed, and recorded in the store",
+    "deliveries": "webhook deliveries: the REST resource and its store",
+    "fleet": "the state of workers and upstreams: decisions, store and service",
+    "gas": "gas prices: REST resource, service and composition",
+    "holdings": "token balances: decisions and store",
+    "keys": "API keys: command and store",
+    "mails": "mails to customers: service and store",
+    "methods": "the method table of a chain family, one for each",
+    "migrate": "migrations: command and store",
+    "networks": "the networks of the data plane, and their composition",
+    "nfts": "NFTs: REST resource and the EVM's standards",
+    "operations": "user operations: command, store and the EVM's rules",
+    "paymaster": "paymasters: the ERC-7677 endpoint and the contract's data",
+    "policies": "gas policies: service and store",
+    "quotas": "daily quotas: service and store",
+    "refusals": "refused sponsorships: service and store",
+    "sessions": "dashboard sessions: decisions and store",
+    "sign_in": "signing in to the dashboard: endpoints and service",
+    "tokens": "tokens: REST resource and Solana's programs",
+    "usage": "usage counts: decisions, service and store",
+    "wallets": "smart wallets: REST resource, service and store",
+    "webhooks": "webhooks: REST resource, service, store, command and composition",
+    "worker": "the worker process: its command and its code",
+}
+# File names that stand for different things and are to be renamed. Remove an entry with its rename; add none.
+AMBIGUOUS_STEMS = {
+    "accounts",  # customers; and the funded accounts of the dev chain
+    "attempts",  # of a call; and of a delivery
+    "contracts",  # metadata of token contracts; and the dev chain's contracts
+    "files",  # of the dashboard; and TOML files
+    "filters",  # of eth_newFilter; and of webhooks
+    "guard",  # of bundler calls; and of outgoing connections
+    "index",  # of the dev chain; and the command that back-fills
+    "routes",  # of bundler methods; and of HTTP paths
+}
+_TYPE_NAME = re.compile(r"_?[A-Z][a-z]\w*")
+
+
+def types_in(tree: ast.Module) -> set[str]:
+    """Classes and type aliases of a module. Constants are in capitals."""
+    found = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        found |= {each.id for each in targets if isinstance(each, ast.Name) and _TYPE_NAME.fullmatch(each.id)}
+    return found
+
+
+def recurring(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names that more than one module has, with these modules."""
+    places: dict[str, list[str]] = {}
+    for name, module in names:
+        places.setdefault(name, []).append(module)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def recurring_types() -> dict[str, list[str]]:
+    return recurring((name, module) for module, tree in modules().items() for name in types_in(tree))
+
+
+def recurring_stems() -> dict[str, list[str]]:
+    files = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__")]
+    return recurring((path.stem, str(path)) for path in files)
+
+
+def test_type_name_is_defined_once_unless_the_table_gives_the_reason() -> None:
+    assert not {name: places for name, places in recurring_types().items() if name not in SHARED_TYPES}
+
+
+def test_file_name_is_used_once_unless_the_table_gives_the_reason() -> None:
+    known = {*SHARED_STEMS, *AMBIGUOUS_STEMS}
+    assert not {name: places for name, places in recurring_stems().items() if name not in known}
+
+
+def test_tables_list_no_name_that_is_unique_by_now() -> None:
+    """Remove such a name from its table."""
+    assert not SHARED_TYPES.keys() - recurring_types().keys()
+    assert not SHARED_STEMS.keys() - recurring_stems().keys()
