@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Literal
 
 Format = Literal["A", "B"]
@@ -17,9 +19,6 @@ SCHEDULES: dict[Format, tuple[int, ...]] = {
 LONGEST_S = 1 * DAY
 
 _SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
-# RFC 9110, 5.6.7: the one form of a date that may be sent.
-_DATE = re.compile(r"[A-Z][a-z]{2}, (\d\d) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) GMT", re.ASCII)
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 def format_of(event_type: str) -> Format:
@@ -38,20 +37,13 @@ def next_due(
 
 
 def retry_after(text: str, now: float) -> float:
-    """The seconds that a Retry-After asks for (RFC 9110, 10.2.3); 0 where it says nothing."""
+    """The seconds that a Retry-After header asks to wait (RFC 9110, 10.2.3); 0 if it is not valid."""
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return float(text)
-    found = _DATE.fullmatch(text)
-    if found is None or found[2] not in _MONTHS:
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
         return 0.0
-    day, year, hour, minute, second = (int(found[place]) for place in (1, 3, 4, 5, 6))
-    days = _days(year, _MONTHS.index(found[2]) + 1, day)
-    return max(0.0, days * DAY + hour * HOUR + minute * MINUTE + second - now)
-
-
-def _days(year: int, month: int, day: int) -> int:
-    """From 1970-01-01. A year begins in March here, so that the odd day is its last."""
-    year -= month <= 2
-    month = (month + 9) % 12
-    return 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 1 - 719468
+    # RFC 9110, 5.6.7: HTTP dates are in GMT.
+    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - now)

@@ -65,3 +65,13 @@ def test_retry_after_as_a_date_is_what_the_standard_library_reads(seconds: int) 
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     text = format_datetime(moment, usegmt=True)
     assert retries.retry_after(text, NOW) == max(0.0, seconds - NOW)
+
+
+_PARTS = st.sampled_from(
+    ["Thu,", "15", "Jan", "2026", "09:30:00", "GMT", "+9999", "-0000", "9:99", "99999999999", ":", ",", "-", ""]
+)
+
+
+@given(st.one_of(st.text(max_size=40), st.lists(_PARTS, max_size=8).map(" ".join)))
+def test_no_retry_after_raises_or_asks_for_less_than_nothing(text: str) -> None:
+    assert retries.retry_after(text, NOW) >= 0.0

@@ -60,11 +60,13 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
 # What core and chains may import from outside. No clock, no randomness, no I/O, no logging: whoever adds a module here
 # has made sure that it has none of these.
 PURE = {
-    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "decimal", "enum"),
+    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "datetime", "decimal", "email", "enum"),
     *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re"),
-    *("string", "struct", "types", "typing", "zlib", "msgspec", "orjson", "sha3"),
+    *("string", "struct", "types", "typing", "zlib", "msgspec", "orjson", "sha3", "ens_normalize"),
 }
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
+# Methods of `datetime` that read the clock.
+CLOCK_METHODS = {"now", "today", "utcnow"}
 PURE_RINGS = ("core", "chains")
 
 OURS = sorted(modules())
@@ -125,7 +127,12 @@ def impurities(module: str) -> set[str]:
         for node in ast.walk(modules()[module])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
-    return (foreign - PURE) | (called & IMPURE_CALLS)
+    methods = {
+        node.func.attr
+        for node in ast.walk(modules()[module])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    return (foreign - PURE) | (called & IMPURE_CALLS) | (methods & CLOCK_METHODS)
 
 
 def test_pure_modules_use_no_clock_randomness_io_or_log() -> None:
