@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 
+from proxy.core.iso_time import iso_seconds
 from proxy.errors import InvalidRequest
 
 
 def time_of(moment: datetime.datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if moment is None else iso_seconds(moment)
 
 
 def moment_of(text: str, name: str) -> datetime.datetime:

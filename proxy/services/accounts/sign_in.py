@@ -22,6 +22,7 @@ from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from proxy.core import sessions
+from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from proxy.settings import DashboardSettings
 from proxy.store.sessions import Session, SessionStore
@@ -136,7 +137,7 @@ class SignIn:
         await self._store.read_holder(account_id)
         token = new_token()
         until = await self._store.add_link(token, account_id, lasts_s=self._settings.link_s)
-        return link_of(self.url, token), until.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return link_of(self.url, token), iso_seconds(until)
 
     def _link_mail(self, email: str, url: str) -> OutgoingMail:
         minutes = round(self._settings.link_s / 60)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from proxy.chains.evm import samples
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
+from proxy.core.iso_time import iso_millis
 from proxy.core.paging import Page
 from proxy.core.webhook_bodies import BodyChain
 from proxy.errors import InvalidRequest, NotFound
@@ -66,7 +67,7 @@ class DeliveryHistory:
 
     def _body(self, webhook: Webhook, network: Network, event_id: str, kind: str) -> bytes:
         assert network.facts.chain_id is not None
-        at = self._now().strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        at = iso_millis(self._now())
         chain, coin = BodyChain(network.word(live=True), network.facts.chain_id), network.chain.native
         data = samples.sample_of(
             kind, chain=chain.name, symbol=coin.symbol, decimals=coin.decimals, block=1, time=at[:19] + "Z"

@@ -14,6 +14,7 @@ from proxy.chains.evm.payloads import EventPlace, EventToken
 from proxy.chains.evm.watch_index import WatchFilter
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
+from proxy.core.iso_time import iso_millis, iso_of_unix
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events as store
 from proxy.store.events import NewEvent, WithdrawnEvent
@@ -56,7 +57,7 @@ class EventDrafter:
             self.network.chain.native.decimals,
             block,
             "0x" + block_hash.hex() if block_hash else "",
-            _seconds(time),
+            iso_of_unix(time),
         )
         at = now()
         return [self._event(match, place, block_hash, header, at) for match in matches]
@@ -130,8 +131,4 @@ def _after(wanted: WatchFilter, block: int) -> int | None:
 
 def now() -> str:
     """The present with milliseconds."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-
-
-def _seconds(time: int) -> str:
-    return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return iso_millis(datetime.datetime.now(datetime.UTC))

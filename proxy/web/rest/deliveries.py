@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from proxy.chains.registry import Registry
+from proxy.core.iso_time import iso_millis
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.delivery.history import STATES, Attempt, Delivery, DeliveryHistory, Webhook
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -69,9 +70,9 @@ def _shown(found: Delivery) -> dict[str, Any]:
         "status": _WORDS[found.state],
         "test": found.test,
         "block_number": found.block,
-        "created_at": _time(found.created_at),
-        "next_attempt_at": _time(found.due_at) if found.state in ("due", "over_quota") else None,
-        "finished_at": None if found.finished_at is None else _time(found.finished_at),
+        "created_at": iso_millis(found.created_at),
+        "next_attempt_at": iso_millis(found.due_at) if found.state in ("due", "over_quota") else None,
+        "finished_at": None if found.finished_at is None else iso_millis(found.finished_at),
         "attempts": [_attempt(each) for each in found.attempts],
     }
 
@@ -79,7 +80,7 @@ def _shown(found: Delivery) -> dict[str, Any]:
 def _attempt(found: Attempt) -> dict[str, Any]:
     return {
         "number": found.number,
-        "started_at": _time(found.began_at),
+        "started_at": iso_millis(found.began_at),
         "duration_ms": found.took_ms,
         "outcome": found.outcome,
         "status_code": found.status,
@@ -93,8 +94,3 @@ def _moment(text: str) -> datetime.datetime:
         return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
         raise InvalidRequest(f"since: there is no such time as {text[:40]}") from None
-
-
-def _time(at: datetime.datetime) -> str:
-    """ISO 8601 in UTC, with milliseconds."""
-    return at.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -11,6 +11,7 @@ from proxy.chains.families import family_of
 from proxy.chains.registry import Registry
 from proxy.core import fees, policy
 from proxy.core.access import Key
+from proxy.core.iso_time import iso_of_unix, iso_seconds
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
 from proxy.services.sponsor.policies import LimitMeter, Policy, PolicyService, PolicySpend, UserMeter
@@ -62,7 +63,7 @@ class GasHandlers:
                 }
                 for tier, each in found.fees.estimates.items()
             },
-            "updated_at": _time(datetime.datetime.fromtimestamp(found.at, datetime.UTC)),
+            "updated_at": iso_of_unix(found.at),
         }
 
     # Policies
@@ -152,8 +153,8 @@ class GasHandlers:
             "network": found.network,
             "rules": found.rules,
             "status": found.status,
-            "created_at": _time(found.created_at),
-            "updated_at": _time(found.updated_at),
+            "created_at": iso_seconds(found.created_at),
+            "updated_at": iso_seconds(found.updated_at),
         }
 
     def _word(self, key: Key, name: str) -> str:
@@ -216,7 +217,7 @@ def _user(spend: PolicySpend, user: UserMeter) -> dict[str, Any]:
 
 def _refused(found: RefusedOperation) -> dict[str, Any]:
     return {
-        "at": _time(found.at),
+        "at": iso_seconds(found.at),
         "rule": found.rule,
         "sender": address.checksum(found.sender),
         "message": found.message,
@@ -236,7 +237,3 @@ def _resets_at(spend: PolicySpend) -> str | None:
         case _:
             next_day = (day.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
     return f"{next_day.isoformat()}T00:00:00Z"
-
-
-def _time(moment: datetime.datetime) -> str:
-    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from proxy.chains.evm import address
@@ -11,6 +10,7 @@ from proxy.core.access import Key
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.wallets import Wallet, WalletService, WalletState
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
+from proxy.web.timestamps import time_of
 
 
 class WalletHandlers:
@@ -44,7 +44,7 @@ class WalletHandlers:
         answer = self._shown(asked.key, seen)
         answer["nonce"] = seen.nonce
         if seen.is_deployed:
-            answer["deployed_at"] = _time(seen.wallet.deployed_at)
+            answer["deployed_at"] = time_of(seen.wallet.deployed_at)
             answer["deploy_tx"] = None if seen.wallet.deploy_tx is None else "0x" + seen.wallet.deploy_tx.hex()
         return answer
 
@@ -77,7 +77,7 @@ class WalletHandlers:
             "owner": address.checksum(wallet.owner),
             "chain": self._word(key, wallet.network),
             "status": "deployed" if seen.is_deployed else "counterfactual",
-            "created_at": _time(wallet.created_at),
+            "created_at": time_of(wallet.created_at),
         }
 
     def _shown(self, key: Key, seen: WalletState) -> dict[str, Any]:
@@ -103,8 +103,3 @@ def _address(text: str, name: str) -> bytes:
     if address.is_mistyped(text):
         raise InvalidRequest(f"{name}: the checksum of {text} does not hold: it is mistyped")
     return found
-
-
-def _time(at: datetime.datetime | None) -> str | None:
-    """ISO 8601 in UTC, to the second."""
-    return None if at is None else at.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

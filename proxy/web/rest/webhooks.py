@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from proxy.chains.registry import Registry
 from proxy.core.access import Key
+from proxy.core.iso_time import iso_seconds
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -75,7 +75,7 @@ class WebhookHandlers:
         return {
             "id": made.webhook.id,
             **_secret(made),
-            "previous_secret_valid_until": _time(made.webhook.old_secret_until),
+            "previous_secret_valid_until": iso_seconds(made.webhook.old_secret_until),
         }
 
     async def backtest(self, asked: RestRequest) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class WebhookHandlers:
         return {
             **self._listed(key, found),
             "config": await self._config(found),
-            "updated_at": _time(found.updated_at),
+            "updated_at": iso_seconds(found.updated_at),
             "status_reason": found.reason,
         }
 
@@ -115,10 +115,10 @@ class WebhookHandlers:
         return dict(found.config) if addresses is None else {"addresses": addresses, **found.config}
 
     def _listed(self, key: Key, found: Webhook) -> dict[str, Any]:
-        return {**self._named(key, found), "created_at": _time(found.created_at)}
+        return {**self._named(key, found), "created_at": iso_seconds(found.created_at)}
 
     def _changed(self, key: Key, found: Webhook) -> dict[str, Any]:
-        return {**self._named(key, found), "updated_at": _time(found.updated_at)}
+        return {**self._named(key, found), "updated_at": iso_seconds(found.updated_at)}
 
     def _named(self, key: Key, found: Webhook) -> dict[str, Any]:
         return {
@@ -137,7 +137,3 @@ class WebhookHandlers:
 
 def _secret(made: CreatedWebhook) -> dict[str, str]:
     return {"signing_secret": made.secret}
-
-
-def _time(moment: datetime.datetime) -> str:
-    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
