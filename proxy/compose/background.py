@@ -1,7 +1,7 @@
-"""A process beside the workers, for work that no request waits for: nothing it does costs a call a microsecond.
+"""Build a background process: work that no request waits for, kept away from the workers so that it slows no call.
 
-The supervisor starts one for each part that its role has, ties it to itself and keeps it running, as it does with workers.
-`App`'s sibling: builds every object of such a process once.
+The supervisor starts one process for each part of its role, restarts it when it dies, and ends it with itself, as it does
+with workers.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from proxy.wire.write_buffer import WriteBuffer
 if TYPE_CHECKING:
     from proxy.services.accounts.admission import Admission
 
-# How often deadlines and hedges of calls are looked at: nobody waits for these calls but we.
+# How often deadlines and hedges of calls are checked. No client waits for these calls.
 SWEEP_S = 0.05
 
 
 class Background:
-    """What a part is built from: the networks, and the database."""
+    """Every object of a background process: networks, database, and the features of its part."""
 
     def __init__(self, settings: Settings, tables: Tables) -> None:
         self.settings = settings
@@ -69,7 +69,7 @@ class Background:
             application="penstock-background",
         )
         write_buffer = WriteBuffer(asyncio.get_running_loop())
-        # Its own marks: it answers nobody who could have been told something else.
+        # Not shared with the workers: this process serves no clients, so it need not be consistent with them.
         self.networks = NetworkBuilder(
             settings, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS
         ).networks()
@@ -80,53 +80,53 @@ class Background:
             gas.settlements(settings, tables),
         ]
         self.blocks = BlockStore(self.pool)
-        # What is asked here is asked by ourselves: there is no key, and nobody to admit.
+        # All calls are internal: there is no key and nothing to admit.
         rpc = Rpc(cast("Admission", None), tables.prices, FilterIds(settings.keys.pepper))
         self.internal_calls = InternalCalls(rpc, self.networks)
         self.data = DataFeature(settings, tables, self.pool, self.internal_calls)
         self.notices = Notices(self.pool)
-        self.bell = Notifications(self.notices)
+        self.notifications = Notifications(self.notices)
         self.delivery: DeliveryFeature | None = None
 
     def __repr__(self) -> str:
         return f"<Background {self.networks!r} {self.tasks!r}>"
 
     def reader(self, route: Route, sinks: Sequence[FollowerSink] = ()) -> BlockReader:
-        """For all sinks, or for these."""
-        asking = sinks or self.sinks
+        """A reader for the blocks that these sinks need, or else all sinks."""
+        readers = sinks or self.sinks
         return BlockReader(
-            route, wants=lambda: BlockDemand(topics_of(asking), any(sink.transactions for sink in asking))
+            route, demand=lambda: BlockDemand(topics_of(readers), any(sink.transactions for sink in readers))
         )
 
     def events(self, route: Route) -> EventFeature:
-        """What is made for webhooks of a network's blocks."""
+        """The webhook events of one network."""
         data = self.data
         return EventFeature(
-            route, self.pool, self.bell, self.internal_calls, tokens=data.contracts, nfts=data.nft_metadata
+            route, self.pool, self.notifications, self.internal_calls, tokens=data.contracts, nfts=data.nft_metadata
         )
 
-    def following(self, route: Route, *more: FollowerSink) -> NetworkFollower:
-        wanted = self.settings.follower
+    def follower(self, route: Route, *more: FollowerSink) -> NetworkFollower:
+        given = self.settings.follower
         sinks = [*self.sinks, *more]
         return NetworkFollower(
             self.reader(route, sinks),
             self.blocks,
             sinks,
-            start=wanted.start.get(route.network.id),
-            keep=wanted.keep_blocks,
-            renews=wanted.renew,
+            start=given.start.get(route.network.id),
+            keep=given.keep_blocks,
+            renews=given.renew,
         )
 
-    async def open(self, *, asks: bool = True) -> None:
-        """The networks can be asked, by those who do."""
+    async def open(self, *, needs_upstreams: bool = True) -> None:
+        """Connect to the database and, if needed, track the upstreams."""
         await self.pool.open()
         self.tasks.start("database", self._watch)
-        if not asks:
+        if not needs_upstreams:
             return
         self.tasks.start("sweep", self._sweep)
         for route in self.networks.routes.values():
             self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
-        self.tasks.start("notices", self.notices.run)
+        self.tasks.start("notifications", self.notices.run)
         self.tasks.start("cordons", Cordons(FleetStore(self.pool), self.notices, (self.networks,)).follow)
 
     def follow(self) -> None:
@@ -139,9 +139,9 @@ class Background:
 
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)
-        following = self.following(route, events.sink)
-        events.start(self.tasks, lambda: following.network is not None)
-        self.tasks.start(f"follower {name}", following.run)
+        follower = self.follower(route, events.sink)
+        events.start(self.tasks, lambda: follower.network is not None)
+        self.tasks.start(f"follower {name}", follower.run)
 
     async def deliver(self) -> None:
         self.delivery = DeliveryFeature(self.settings, self.tables)
@@ -168,18 +168,18 @@ class Background:
         await self.pool.close()
 
 
-# The parts by name: what each starts.
+# How each part starts, by name.
 PARTS: dict[str, Callable[[Background], Awaitable[None] | None]] = {
     "follower": Background.follow,
     "deliverer": Background.deliver,
 }
-# And those that never ask a network anything.
-ASK_NOTHING = frozenset({"deliverer"})
+# Parts that call no upstream.
+WITHOUT_UPSTREAMS = frozenset({"deliverer"})
 
 
 def main(part: str) -> int:
     line = first_line()
-    if not line.endswith(b"\n"):  # The supervisor was gone before it could say what to do.
+    if not line.endswith(b"\n"):  # The supervisor died before it sent the settings.
         return 0
     settings = settings_room.from_tree(orjson.loads(line))
     tables = settings_room.load_tables()
@@ -193,10 +193,10 @@ def main(part: str) -> int:
 
 
 async def _run(settings: Settings, tables: Tables, part: str) -> None:
-    """Until the supervisor says so, or is gone. What is in the middle of a transaction is undone: it is done again later."""
+    """Run until the supervisor stops this process or dies. An open transaction is rolled back and repeated later."""
     stop = heed_supervisor(settings)
     running = Background(settings, tables)
-    await running.open(asks=part not in ASK_NOTHING)
+    await running.open(needs_upstreams=part not in WITHOUT_UPSTREAMS)
     if (starting := PARTS[part](running)) is not None:
         await starting
     sys.stdout.buffer.write(READY)

@@ -1,6 +1,6 @@
-"""The part of the composition root that delivers: webhooks' events to their receivers, letters to the holders of accounts.
+"""Build the delivery feature: it sends webhook events to their receivers and mails to account holders.
 
-It needs Postgres and a way out, and no network of any chain.
+It needs Postgres and outgoing connections, but no upstreams.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from proxy.wire.webhook_guard import WebhookGuard
 
 log = logging.getLogger("penstock.deliverer")
 
-# How often it is looked for what is too old to keep; and between two bites of it.
-PURGE_S, BITE_S = 600.0, 0.2
-# How often it is looked for what is parked although its webhook is active: who resumed it was stopped in the middle.
+# How often old deliveries are removed, and the pause between two batches of a removal.
+PURGE_S, PURGE_PAUSE_S = 600.0, 0.2
+# How often deliveries left parked by an interrupted resume are requeued.
 UNPARK_S = 30.0
-POOL = 6
+POOL_SIZE = 6
 
 
 class DeliveryFeature:
     def __init__(self, settings: Settings, tables: Tables) -> None:
         given = settings.webhooks
-        # Its own: there is a statement for every few deliveries, and none waits for whatever else runs here.
+        # A separate pool: there is a statement for every few deliveries, and it must not wait for other work.
         self.pool = pool = Pool(
             settings.database.url,
-            size=POOL,
+            size=POOL_SIZE,
             acquire_timeout_s=settings.database.acquire_timeout_s,
             application="penstock-deliverer",
         )
@@ -54,19 +54,19 @@ class DeliveryFeature:
             vault_of(settings),
             lanes=Lanes(total=given.in_flight, each=given.per_receiver),
             plans=tables.plans,
-            # An attempt is over well before its lease is.
+            # Longer than any attempt takes.
             lease_s=2 * given.timeout_s,
         )
-        self.letters = Mails(MailStore(pool), Mailer(settings.mail))
+        self.mails = Mails(MailStore(pool), Mailer(settings.mail))
 
     def __repr__(self) -> str:
-        return f"<DeliveryFeature {self.deliverer!r} {self.letters!r}>"
+        return f"<DeliveryFeature {self.deliverer!r} {self.mails!r}>"
 
     async def start(self, tasks: Tasks) -> None:
         await self.pool.open()
         tasks.start("deliverer", self.deliverer.run)
-        tasks.start("notices of deliveries", self.notices.run)
-        tasks.start("letters", self.letters.run)
+        tasks.start("delivery notifications", self.notices.run)
+        tasks.start("mails", self.mails.run)
         tasks.start("purge", self._purge)
         tasks.start("parked", self._unpark)
 
@@ -75,26 +75,26 @@ class DeliveryFeature:
             try:
                 has_more = await self.store.purge(self._keep_days)
             except Unavailable as exc:
-                log.warning("old events were not removed", extra={"reason": str(exc)})
+                log.warning("cannot remove old events", extra={"reason": str(exc)})
                 has_more = False
-            await asyncio.sleep(BITE_S if has_more else PURGE_S)
+            await asyncio.sleep(PURGE_PAUSE_S if has_more else PURGE_S)
 
     async def _unpark(self) -> None:
         while True:
             try:
                 await WebhookStore(self.pool).requeue_parked()
             except Unavailable as exc:
-                log.warning("parked deliveries were not looked at", extra={"reason": str(exc)})
+                log.warning("cannot requeue parked deliveries", extra={"reason": str(exc)})
             await asyncio.sleep(UNPARK_S)
 
     async def drain(self, within_s: float) -> None:
-        """What is under way ends, and is written down: it need not be sent again."""
+        """Finish the attempts in progress and store their results, so that they are not repeated."""
         try:
             async with asyncio.timeout(within_s):
                 await self.deliverer.drain()
-                await self.letters.drain()
+                await self.mails.drain()
         except TimeoutError:
-            log.warning("deliveries were cut short: they are sent again", extra={"deliverer": repr(self.deliverer)})
+            log.warning("deliveries were interrupted and will be sent again", extra={"deliverer": repr(self.deliverer)})
 
     async def close(self) -> None:
         await self.receiver.close()

@@ -1,4 +1,4 @@
-"""The part of the composition root for webhooks: what owners do with them, and the events that a follower makes for them."""
+"""Build the webhook feature: the API that owners use, and the events that a follower creates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from proxy.wire.webhook_guard import WebhookGuard
 
 
 class WebhookFeature:
-    """A worker's: what owners ask."""
+    """The webhook and delivery API of a worker."""
 
     def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
         self.webhooks = WebhookService(
@@ -49,18 +49,18 @@ class WebhookFeature:
         return f"<WebhookFeature {self.webhooks!r}>"
 
     def answers(self) -> dict[str, RestHandler]:
-        """By operation, for the routes."""
+        """REST handlers by operation id."""
         return {**self.web.answers(), **self.deliveries.answers()}
 
 
 class EventFeature:
-    """A follower's: the events of one network. `sink` is one of its follower's."""
+    """Creates the events of one network in the follower process. `sink` is one of the follower's sinks."""
 
     def __init__(
         self,
         route: Route,
         pool: Pool,
-        bell: Notifications,
+        notifications: Notifications,
         internal_calls: InternalCalls,
         *,
         tokens: TokenSource,
@@ -68,30 +68,33 @@ class EventFeature:
     ) -> None:
         network = route.network
         self._pool = pool
-        self._bell = bell
+        self._notifications = notifications
         self.watch = WebhookWatch(network)
-        self.composition = EventDrafter(network)
-        self.sink = EventSink(self.watch, self.composition)
-        self.composing = EventEnricher(self.composition, pool, internal_calls, tokens)
-        self.describing = EventEnricher(self.composition, pool, internal_calls, tokens, nfts)
+        self.drafter = EventDrafter(network)
+        self.sink = EventSink(self.watch, self.drafter)
+        self.enricher = EventEnricher(self.drafter, pool, internal_calls, tokens)
+        self.metadata_enricher = EventEnricher(self.drafter, pool, internal_calls, tokens, nfts)
         self.finality = FinalityGate(network, pool, internal_calls)
-        self.tracing = InternalTransfers(self.watch, self.composition, pool, TraceReader(network, internal_calls))
-        self.mempool = MempoolWatcher(self.watch, self.composition, pool, internal_calls, PendingFilters(route))
+        self.internal_transfers = InternalTransfers(
+            self.watch, self.drafter, pool, TraceReader(network, internal_calls)
+        )
+        self.mempool = MempoolWatcher(self.watch, self.drafter, pool, internal_calls, PendingFilters(route))
 
     def __repr__(self) -> str:
         return f"<EventFeature {self.watch!r}>"
 
-    def start(self, tasks: Tasks, leads: Callable[[], bool]) -> None:
-        """`leads`: whether this process follows the network at the moment."""
+    def start(self, tasks: Tasks, is_leader: Callable[[], bool]) -> None:
+        """Start the loops. `is_leader` returns whether this process currently follows the network."""
         name = self.watch.network.id
-        tasks.start(f"webhooks {name}", lambda: self.watch.follow(self._pool, self._bell))
-        tasks.start(f"events {name}", lambda: self.composing.run(self._bell, leads))
-        tasks.start(f"metadata {name}", lambda: self.describing.run(self._bell, leads))
-        tasks.start(f"finality {name}", lambda: self.finality.run(self._bell, leads))
-        tasks.start(f"traces {name}", lambda: self.tracing.run(self._bell, leads))
-        tasks.start(f"mempool {name}", lambda: self.mempool.run(leads))
+        tasks.start(f"webhooks {name}", lambda: self.watch.follow(self._pool, self._notifications))
+        tasks.start(f"events {name}", lambda: self.enricher.run(self._notifications, is_leader))
+        tasks.start(f"metadata {name}", lambda: self.metadata_enricher.run(self._notifications, is_leader))
+        tasks.start(f"finality {name}", lambda: self.finality.run(self._notifications, is_leader))
+        tasks.start(f"traces {name}", lambda: self.internal_transfers.run(self._notifications, is_leader))
+        tasks.start(f"mempool {name}", lambda: self.mempool.run(is_leader))
 
 
 def vault_of(settings: Settings) -> Vault:
-    """Where no key is given, the secret that keys are kept by does: it, too, is not in the database."""
+    """The vault for signing secrets. Without a key of its own it uses the API key pepper, which is not in the database
+    either."""
     return Vault(settings.webhooks.secret_key or settings.keys.pepper)

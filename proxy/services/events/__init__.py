@@ -1,3 +1,6 @@
-"""Events for webhooks, one service in several rooms: `watch` has a network's webhooks in memory, `sink` writes the events of
-its blocks, `composing` finds out what they lack, `finality` when they may be told, `tracing` and `mempool` see what no block
-tells, `composition` is what all of them make bodies with."""
+"""Events for webhooks.
+
+`watch` holds a network's webhooks in memory, `sink` writes the events of each block, `enrichment` adds data that events lack,
+`finality` releases events that wait for a final block, `internal_transfers` and `mempool` find events that are not in the
+logs or transactions of a block. `drafting` builds the stored events for all of them.
+"""

@@ -1,4 +1,4 @@
-"""From what matched to events as they are stored: names, bodies, how long each has to wait, and each of them once."""
+"""Turn matches into stored events: ids, bodies, and the block that each event waits for. Every event is stored once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from proxy.store import events as store
 from proxy.store.events import NewEvent, WithdrawnEvent
 from proxy.store.pool import DatabaseConnection
 
-# Tokens that are remembered: an event of one of these is whole at once.
-REMEMBERED = 20_000
+# Tokens cached by contract. Events of a cached token need no enrichment.
+CACHED_TOKENS = 20_000
 
 
 class EventDrafter:
-    """One network's."""
+    """Drafts the events of one network."""
 
     def __init__(self, network: Network) -> None:
         assert network.facts.chain_id is not None
@@ -38,7 +38,7 @@ class EventDrafter:
 
     def learn(self, contract: bytes, token: EventToken) -> None:
         self.tokens[contract] = token
-        if len(self.tokens) > REMEMBERED:
+        if len(self.tokens) > CACHED_TOKENS:
             self.tokens.popitem(last=False)
 
     def events(
@@ -50,7 +50,7 @@ class EventDrafter:
         header: Header | None = None,
         time: int = 0,
     ) -> list[NewEvent]:
-        """What is to be stored, one for each match."""
+        """Draft one event for each match."""
         place = EventPlace(
             self.chain.name,
             self.network.chain.native.symbol,
@@ -82,21 +82,21 @@ class EventDrafter:
         )
 
     async def add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
-        """Each once. What was told before and taken back is told again, under another name."""
+        """Store each event once. An event that was withdrawn before gets a new id, so that it is delivered again."""
         time = 0
-        wanted = new
-        while wanted:
-            added = await store.add(connection, self.network.id, wanted)
-            for event in wanted:
+        remaining = new
+        while remaining:
+            added = await store.add(connection, self.network.id, remaining)
+            for event in remaining:
                 if event.id in added:
                     telemetry.events_total.labels(self.network.id, event.type).inc()
-            known = [event for event in wanted if event.id not in added]
-            back = await store.withdrawn(connection, [event.id for event in known]) if known else set()
+            known = [event for event in remaining if event.id not in added]
+            withdrawn = await store.withdrawn(connection, [event.id for event in known]) if known else set()
             time += 1
-            wanted = [self._again(event, time) for event in known if event.id in back]
+            remaining = [self._repeated(event, time) for event in known if event.id in withdrawn]
 
-    def _again(self, event: NewEvent, time: int) -> NewEvent:
-        """The event under the name of its next time, because it was told before and taken back."""
+    def _repeated(self, event: NewEvent, time: int) -> NewEvent:
+        """The event with the id of its next occurrence, because it was withdrawn before."""
         name = webhook_bodies.event_id(event.webhook, event.type, event.id, time=time)
         return NewEvent(
             id=name,
@@ -110,11 +110,11 @@ class EventDrafter:
             finality=event.finality,
         )
 
-    def corrections(self, gone: Iterable[WithdrawnEvent]) -> list[NewEvent]:
-        """What takes events back that are not true any more."""
+    def corrections(self, withdrawn: Iterable[WithdrawnEvent]) -> list[NewEvent]:
+        """Draft the events that correct those of removed blocks."""
         at = now()
         found = []
-        for event in gone:
+        for event in withdrawn:
             kind, data = webhook_bodies.correction_of(event.body)
             name = webhook_bodies.event_id(event.webhook, kind, event.id)
             body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
@@ -122,11 +122,11 @@ class EventDrafter:
         return found
 
 
-def _after(wanted: WatchFilter, block: int) -> int | None:
-    """The block that must be there, or be final, first. A block that is included has one confirmation."""
-    if wanted.finality != "included":
+def _after(watch_filter: WatchFilter, block: int) -> int | None:
+    """The block that must exist, or be final, before the event is delivered. An included block has one confirmation."""
+    if watch_filter.finality != "included":
         return block
-    return block + wanted.confirmations - 1 if wanted.confirmations > 1 else None
+    return block + watch_filter.confirmations - 1 if watch_filter.confirmations > 1 else None
 
 
 def now() -> str:

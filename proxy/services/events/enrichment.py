@@ -1,9 +1,9 @@
-"""What events lack, found out after their block is written: nobody's transaction waits for it.
+"""Add the data that events lack after their block is written, so that no database transaction waits for it.
 
-A receipt says whether a transaction went through: one that failed has moved nothing, and its event is dropped. A token's
-contract says its symbol and decimals, an NFT's document its metadata. An event that came without is told when all of it is
-there, once, and its body is final from then on. While upstreams are away events wait; metadata, which is a stranger's, is
-waited for shortly and then left out.
+A receipt shows whether a transaction succeeded: a failed one has moved nothing, and its event is dropped. A token's contract
+returns its symbol and decimals, an NFT's document its metadata. An incomplete event is delivered once all of that is there,
+and its body does not change afterwards. While upstreams are unavailable, events wait. Metadata comes from third-party
+servers, so it is given a few seconds and then left out.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from proxy.tasks import until_set
 log = logging.getLogger("penstock.events")
 
 CHANNEL = "penstock_events"
-# At once; and of NFTs, whose metadata is fetched from anywhere.
+# Events enriched together. NFT batches are smaller, because metadata is fetched from third-party servers.
 BATCH, NFT_BATCH = 200, 16
-# How long metadata is waited for.
+# Timeout for metadata.
 METADATA_S = 5.0
-# How often it is looked beside the notices; how soon what could not be found out is tried again.
-LOOK_S, AGAIN_S = 20.0, 1.0
+# How often to check without a notification, and how soon incomplete events are retried.
+CHECK_S, RETRY_S = 20.0, 1.0
 
 
 class NamedToken(Protocol):
@@ -49,69 +49,71 @@ class NamedToken(Protocol):
 
 class TokenSource(Protocol):
     async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> Mapping[bytes, NamedToken]:
-        """What each says of itself at the block; Unavailable where the network cannot be read."""
+        """Return the tokens by contract, as of the block. Raises Unavailable if the network cannot be read."""
 
 
 class NftSource(Protocol):
     async def read(self, network: Network, contract: bytes, token_id: int) -> Mapping[str, Any]:
-        """Its metadata; a Fault where there is none."""
+        """Return the NFT's metadata. Raises a Fault if there is none."""
 
 
 class EventEnricher:
-    """Of one network. With `nfts` those events that lack metadata, without it all others."""
+    """Enriches the events of one network: with `nfts` those that lack metadata, without it all others."""
 
     def __init__(
         self,
-        composition: EventDrafter,
+        drafter: EventDrafter,
         pool: Pool,
         internal_calls: InternalCalls,
         tokens: TokenSource,
         nfts: NftSource | None = None,
     ) -> None:
-        self._composition = composition
-        self._network = composition.network
+        self._drafter = drafter
+        self._network = drafter.network
         self._pool = pool
         self._internal_calls = internal_calls
         self._tokens = tokens
         self._nfts = nfts
-        # How far the queue is walked, whether anything was left behind, and when the next walk may begin; None: not before the
-        # end of this one. However much is left behind, what comes after it has its turn.
-        self._place = store.FIRST
-        self._left = False
-        self._again_at: float | None = None
+        # The position in the queue, whether events were skipped, and when the next pass may begin (None during a pass).
+        # Skipped events are retried in the next pass, so that they do not block the events behind them.
+        self._cursor = store.FIRST
+        self._has_skipped = False
+        self._next_pass_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<EventEnricher {self._network.id}{' metadata' if self._nfts else ''}{', some left' if self._left else ''}>"
+        kind = " metadata" if self._nfts else ""
+        return f"<EventEnricher {self._network.id}{kind}{', some skipped' if self._has_skipped else ''}>"
 
-    async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
-        """A supervised loop, while this process is the network's follower."""
-        wake = bell.of(CHANNEL, self._network.id)
+    async def run(self, notifications: Notifications, is_leader: Callable[[], bool]) -> None:
+        """Supervised loop. It works only while this process is the network's follower."""
+        wake = notifications.event_for(CHANNEL, self._network.id)
         while True:
             wake.clear()
             try:
-                while leads() and await self.compose():
+                while is_leader() and await self.enrich():
                     pass
             except (Fault, RpcError) as exc:
-                log.warning("events are not completed", extra={"network": self._network.id, "reason": str(exc)[:300]})
-                self._left = True
-                await asyncio.sleep(AGAIN_S)
-            await until_set(wake, within_s=AGAIN_S if self._left else LOOK_S)
+                log.warning("cannot enrich events", extra={"network": self._network.id, "reason": str(exc)[:300]})
+                self._has_skipped = True
+                await asyncio.sleep(RETRY_S)
+            await until_set(wake, within_s=RETRY_S if self._has_skipped else CHECK_S)
 
-    async def compose(self) -> bool:
-        """One round; whether there may be more. What cannot be completed is passed over until the next walk."""
-        if self._again_at is not None and time.monotonic() >= self._again_at:
+    async def enrich(self) -> bool:
+        """Enrich one batch and return whether there may be more. Events that stay incomplete are skipped until the next
+        pass."""
+        if self._next_pass_at is not None and time.monotonic() >= self._next_pass_at:
             self.start_over()
         limit = BATCH if self._nfts is None else NFT_BATCH
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             found = await store.list_incomplete(
-                connection, self._network.id, metadata=self._nfts is not None, after=self._place, limit=limit
+                connection, self._network.id, metadata=self._nfts is not None, after=self._cursor, limit=limit
             )
         if found:
             await self._complete(found)
         if len(found) == limit:
             return True
-        if self._again_at is None:
-            self._again_at = time.monotonic() + (AGAIN_S if self._left else 0.0)
+        if self._next_pass_at is None:
+            self._next_pass_at = time.monotonic() + (RETRY_S if self._has_skipped else 0.0)
         return False
 
     async def _complete(self, found: Sequence[IncompleteEvent]) -> None:
@@ -119,24 +121,24 @@ class EventEnricher:
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.fetchval(sql.webhooks.version_of, self._network.id)
             await store.complete(connection, done, dropped=dropped)
-        self._left = self._left or len(done) + len(dropped) < len(found)
-        self._place = found[-1].place
+        self._has_skipped = self._has_skipped or len(done) + len(dropped) < len(found)
+        self._cursor = found[-1].place
 
     def start_over(self) -> None:
-        """From the oldest on."""
-        self._place, self._left, self._again_at = store.FIRST, False, None
+        """Begin a new pass at the oldest event."""
+        self._cursor, self._has_skipped, self._next_pass_at = store.FIRST, False, None
 
     async def _completed(self, found: Sequence[IncompleteEvent]) -> tuple[dict[str, bytes], list[str]]:
-        """Bodies that lack nothing any more, and events that are none. What is in neither is to be tried again."""
+        """Return the completed bodies by event, and the events to drop. Events in neither are retried."""
         receipts = await self._receipts(found)
-        tokens = await self._named(found)
+        tokens = await self._token_names(found)
         metadata = await self._metadata(found)
         done: dict[str, bytes] = {}
         dropped: list[str] = []
         for event in found:
             lacks = event.lacks
             receipt = receipts.get(lacks.get("transaction", ""))
-            if "transaction" in lacks and not _is_of(receipt, event):
+            if "transaction" in lacks and not _is_from_block(receipt, event):
                 continue
             data = payloads.completed(
                 event.type,
@@ -152,39 +154,39 @@ class EventEnricher:
         return done, dropped
 
     async def _receipts(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
-        wanted = [*dict.fromkeys(event.lacks["transaction"] for event in found if "transaction" in event.lacks)]
-        if not wanted:
+        hashes = [*dict.fromkeys(event.lacks["transaction"] for event in found if "transaction" in event.lacks)]
+        if not hashes:
             return {}
-        asked = await self._internal_calls.call_many(
-            self._network, [("eth_getTransactionReceipt", [each]) for each in wanted]
+        results = await self._internal_calls.call_many(
+            self._network, [("eth_getTransactionReceipt", [each]) for each in hashes]
         )
-        return {name: receipt for name, receipt in zip(wanted, asked, strict=True) if isinstance(receipt, Mapping)}
+        return {name: receipt for name, receipt in zip(hashes, results, strict=True) if isinstance(receipt, Mapping)}
 
-    async def _named(self, found: Sequence[IncompleteEvent]) -> dict[str, EventToken]:
-        """By contract as it is written in `lacks`. One that says nothing of itself is known to."""
-        wanted = [*dict.fromkeys(event.lacks["token"] for event in found if "token" in event.lacks)]
-        if not wanted:
+    async def _token_names(self, found: Sequence[IncompleteEvent]) -> dict[str, EventToken]:
+        """Tokens by contract as written in `lacks`, including those without symbol and decimals."""
+        addresses = [*dict.fromkeys(event.lacks["token"] for event in found if "token" in event.lacks)]
+        if not addresses:
             return {}
-        contracts = [bytes.fromhex(each[2:]) for each in wanted]
-        # Not before the events: a contract may be as new as they are.
+        contracts = [bytes.fromhex(each[2:]) for each in addresses]
+        # At the events' block or later: a contract may be as new as they are.
         block = max(self._internal_calls.route(self._network).heads.tip, *(event.block or 0 for event in found))
         known = await self._tokens.known(self._network, contracts, block)
         named = {}
-        for text, contract in zip(wanted, contracts, strict=True):
+        for text, contract in zip(addresses, contracts, strict=True):
             named[text] = EventToken(known[contract].symbol, known[contract].decimals)
-            self._composition.learn(contract, named[text])
+            self._drafter.learn(contract, named[text])
         return named
 
     async def _metadata(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:
-        """By event."""
+        """NFT metadata by event."""
         if self._nfts is None:
             return {}
-        wanted = [event for event in found if "nft" in event.lacks]
-        read = await asyncio.gather(*(self._described(*event.lacks["nft"]) for event in wanted))
-        return {event.id: each for event, each in zip(wanted, read, strict=True) if each is not None}
+        lacking = [event for event in found if "nft" in event.lacks]
+        read = await asyncio.gather(*(self._nft_metadata(*event.lacks["nft"]) for event in lacking))
+        return {event.id: each for event, each in zip(lacking, read, strict=True) if each is not None}
 
-    async def _described(self, contract: str, token_id: str) -> Mapping[str, Any] | None:
-        """None where it cannot be had: a token that was burnt, a server that does not answer."""
+    async def _nft_metadata(self, contract: str, token_id: str) -> Mapping[str, Any] | None:
+        """None if it is not available, because the token was burnt or the server does not reply."""
         assert self._nfts is not None
         try:
             async with asyncio.timeout(METADATA_S):
@@ -193,8 +195,8 @@ class EventEnricher:
             return None
 
 
-def _is_of(receipt: Mapping[str, Any] | None, event: IncompleteEvent) -> bool:
-    """Whether it is the receipt that the event's block has: not an upstream's that is behind, or on another fork."""
+def _is_from_block(receipt: Mapping[str, Any] | None, event: IncompleteEvent) -> bool:
+    """Whether the receipt is from the event's block, and not from an upstream that is behind or on another fork."""
     if receipt is None or event.block_hash is None:
         return False
     return str(receipt.get("blockHash", "")).lower() == "0x" + event.block_hash.hex()

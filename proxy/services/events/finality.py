@@ -1,8 +1,8 @@
-"""Events that wait until the chain itself calls their block safe, or finalized.
+"""Release events that wait until their block is safe or finalized.
 
-The follower's own transaction asks nobody: it writes such events down as waiting, and tells. Here the chain's word is asked
-for, once for each head, and what it covers is let go. Where upstreams do not know the words, so many blocks count as the
-network's configuration says; while they are away, events wait.
+The follower makes no calls inside its transaction: it stores such events as waiting and sends a notification. This loop then
+queries the chain's `safe` and `finalized` block, once per head, and releases the events up to it. If the upstreams do not
+support these tags, the network's configured finality depth counts. While upstreams are unavailable, events wait.
 """
 
 from __future__ import annotations
@@ -27,69 +27,71 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 
-# How often it is looked beside the notices; how soon after upstreams were away.
-LOOK_S, AGAIN_S = 20.0, 2.0
+# How often to check without a notification, and how soon after a failure.
+CHECK_S, RETRY_S = 20.0, 2.0
 
 
 class FinalityGate:
-    """Of one network."""
+    """Releases the waiting events of one network."""
 
     def __init__(self, network: Network, pool: Pool, internal_calls: InternalCalls) -> None:
         self._network = network
         self._pool = pool
         self._internal_calls = internal_calls
-        # The head for which each was asked last.
-        self._asked: dict[FinalityTag, int] = {}
+        # The head at which each tag was last queried.
+        self._checked_at: dict[FinalityTag, int] = {}
 
     def __repr__(self) -> str:
-        return f"<FinalityGate of {self._network.id}, asked at {self._asked}>"
+        return f"<FinalityGate of {self._network.id}, checked at {self._checked_at}>"
 
-    async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
-        """A supervised loop, while this process is the network's follower."""
-        wake = bell.of(CHANNEL, self._network.id)
+    async def run(self, notifications: Notifications, is_leader: Callable[[], bool]) -> None:
+        """Supervised loop. It works only while this process is the network's follower."""
+        wake = notifications.event_for(CHANNEL, self._network.id)
         while True:
             wake.clear()
-            wait_s = LOOK_S
+            wait_s = CHECK_S
             try:
-                if leads():
-                    await self.look()
+                if is_leader():
+                    await self.release()
             except Fault as exc:
-                log.warning("finality is not known", extra={"network": self._network.id, "reason": str(exc)[:300]})
-                wait_s = AGAIN_S
-                await asyncio.sleep(AGAIN_S)
+                log.warning(
+                    "cannot read the final block", extra={"network": self._network.id, "reason": str(exc)[:300]}
+                )
+                wait_s = RETRY_S
+                await asyncio.sleep(RETRY_S)
             await until_set(wake, within_s=wait_s)
 
-    async def look(self) -> None:
-        """Let go what waits for a word that the chain has spoken since the last head."""
+    async def release(self) -> None:
+        """Release the waiting events whose block has become safe or finalized since the last head."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             waiting, head = await store.waiting(connection, self._network.id)
-        for word in waiting:
-            if self._asked.get(word) == head:
+        for tag in waiting:
+            if self._checked_at.get(tag) == head:
                 continue
-            block = await self._block(word, head)
+            block = await self._block(tag, head)
             async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
                 await connection.fetchval(sql.webhooks.version_of, self._network.id)
-                await store.release_final(connection, self._network.id, word, block)
-            self._asked[word] = head
+                await store.release_final(connection, self._network.id, tag, block)
+            self._checked_at[tag] = head
 
-    async def _block(self, word: FinalityTag, head: int) -> int:
-        """The last block that is it."""
+    async def _block(self, tag: FinalityTag, head: int) -> int:
+        """The number of the last block with this tag."""
         try:
-            found = await self._internal_calls.call(self._network, "eth_getBlockByNumber", word, False, fresh=True)
+            found = await self._internal_calls.call(self._network, "eth_getBlockByNumber", tag, False, fresh=True)
         except RpcError as exc:
             if dialect.classify(exc.error).blame:
-                raise Unavailable(f"no upstream says what is {word}") from exc
+                raise Unavailable(f"no upstream returned the {tag} block") from exc
             found = None
         if isinstance(found, Mapping) and isinstance(number := found.get("number"), str):
             return int(number, 16)
-        return head - self._depth(word)
+        return head - self._depth(tag)
 
-    def _depth(self, word: FinalityTag) -> int:
+    def _depth(self, tag: FinalityTag) -> int:
         final = self._network.facts.finality_blocks
-        match word:
+        match tag:
             case "finalized":
                 return final
             case "safe":
                 return (final + 1) // 2
             case _:
-                assert_never(word)
+                assert_never(tag)

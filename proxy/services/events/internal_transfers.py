@@ -1,8 +1,8 @@
-"""Transfers of coins inside transactions, which only a trace tells of.
+"""Find transfers of the native coin inside transactions, which only traces show.
 
-Tracing is slow (see services/rpc/traces), so the follower only notes which blocks are to be looked into, and only while
-somebody watches. A block's events and the end of its note are one transaction; a block that the chain has dropped meanwhile has
-no note any more, and makes no events. While upstreams are away notes wait, however long that is.
+Tracing is slow (see services/rpc/traces), so the follower only stores a trace job for each block, and only while a webhook
+needs it. A block's events and the end of its job are one transaction. When the chain drops a block, its job is removed and
+it makes no events. While upstreams are unavailable, jobs wait as long as necessary.
 """
 
 from __future__ import annotations
@@ -28,39 +28,38 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 
-# Notes that are looked at together.
+# Jobs fetched together.
 BATCH = 8
-LOOK_S, AGAIN_S = 20.0, 2.0
-# So often a block is tried whose traces upstreams say they do not have, or that cannot be read; then it is given up, and the
-# log says so.
+CHECK_S, RETRY_S = 20.0, 2.0
+# Attempts at a block whose traces upstreams do not have, or that cannot be parsed. Then the job is dropped and logged.
 TRIES = 200
 
 
 class InternalTransfers:
-    def __init__(self, watch: WebhookWatch, composition: EventDrafter, pool: Pool, traces: TraceReader) -> None:
+    def __init__(self, watch: WebhookWatch, drafter: EventDrafter, pool: Pool, traces: TraceReader) -> None:
         self._watch = watch
-        self._composition = composition
-        self._network = composition.network
+        self._drafter = drafter
+        self._network = drafter.network
         self._pool = pool
         self._traces = traces
 
     def __repr__(self) -> str:
         return f"<InternalTransfers {self._traces!r}>"
 
-    async def run(self, bell: Notifications, leads: Callable[[], bool]) -> None:
-        """A supervised loop, while this process is the network's follower."""
-        wake = bell.of(CHANNEL, self._network.id)
+    async def run(self, notifications: Notifications, is_leader: Callable[[], bool]) -> None:
+        """Supervised loop. It works only while this process is the network's follower."""
+        wake = notifications.event_for(CHANNEL, self._network.id)
         while True:
             wake.clear()
-            again = False
-            if leads():
-                again = not await self.look()
-            await until_set(wake, within_s=AGAIN_S if again else LOOK_S)
-            if again:
-                await asyncio.sleep(AGAIN_S)
+            has_failed = False
+            if is_leader():
+                has_failed = not await self.trace()
+            await until_set(wake, within_s=RETRY_S if has_failed else CHECK_S)
+            if has_failed:
+                await asyncio.sleep(RETRY_S)
 
-    async def look(self) -> bool:
-        """All notes that there are; whether they could be done."""
+    async def trace(self) -> bool:
+        """Process all trace jobs and return whether all succeeded."""
         while True:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
                 jobs = await store.jobs(connection, self._network.id, limit=BATCH)
@@ -68,7 +67,7 @@ class InternalTransfers:
                 try:
                     await self._write(job, await self._traces.calls(job.block, job.hash))
                 except (Fault, RpcError, MalformedTrace) as exc:
-                    await self._fail(job, str(exc), counts=not _is_theirs(exc))
+                    await self._fail(job, str(exc), counts=not _is_temporary(exc))
                     return False
             if len(jobs) < BATCH:
                 return True
@@ -79,12 +78,12 @@ class InternalTransfers:
             if not await store.end_job(connection, self._network.id, job):
                 return
             matches = matching.matched_calls(self._watch.index.tables, calls)
-            new = self._composition.events(matches, block=job.block, block_hash=job.hash)
-            await self._composition.add(connection, new)
+            new = self._drafter.events(matches, block=job.block, block_hash=job.hash)
+            await self._drafter.add(connection, new)
 
     async def _fail(self, job: TraceJob, reason: str, *, counts: bool) -> None:
         log.warning(
-            "a block is not traced",
+            "cannot trace a block",
             extra={"network": self._network.id, "block": job.block, "tries": job.tries, "reason": reason[:300]},
         )
         if not counts:
@@ -93,12 +92,15 @@ class InternalTransfers:
             if job.tries < TRIES:
                 await store.count_try(connection, self._network.id, job)
                 return
-            log.error("no traces are to be had, transfers are missed", extra={"network": self._network.id})
+            log.error(
+                "gave up tracing a block: webhooks miss its internal transfers",
+                extra={"network": self._network.id, "block": job.block},
+            )
             await store.end_job(connection, self._network.id, job)
 
 
-def _is_theirs(exc: Fault | RpcError | MalformedTrace) -> bool:
-    """Whether nobody answers, or an upstream has trouble of its own: that passes. Else it is the block, or its traces."""
+def _is_temporary(exc: Fault | RpcError | MalformedTrace) -> bool:
+    """Whether the upstreams have a problem, which passes. Otherwise the cause is the block or its traces."""
     if isinstance(exc, RpcError):
         return dialect.classify(exc.error).blame
     return isinstance(exc, Fault)

@@ -1,8 +1,8 @@
-"""Transactions of watched addresses while they wait to be included.
+"""Find pending transactions of watched addresses.
 
-An upstream is asked for what is new in its mempool, by a filter that lives there: who polls it must go back to the same
-upstream, and begins with another when that one forgets or fails. Nobody promises that every transaction is seen there: what
-comes by another way into a block never was in this mempool. Only while somebody watches.
+The watcher polls one upstream for new transactions in its mempool, with a filter that exists only at that upstream. When the
+filter expires or the upstream fails, it creates a filter at another. Not every transaction is seen: one that reaches a block
+by another way was never in this mempool. Polling runs only while a webhook needs it.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from proxy.store.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.events")
 
-# How often the mempool is looked at, by the time between blocks.
+# The poll interval is a quarter of the block time within these bounds.
 SHORTEST_S, LONGEST_S = 0.2, 1.0
-IDLE_S, AGAIN_S = 2.0, 2.0
-# Hashes that are asked for together; of more than so many in one look the rest is left out.
-AT_ONCE, MOST = 100, 5_000
+IDLE_S, RETRY_S = 2.0, 2.0
+# Transactions fetched in one batch, and the most handled per poll; further ones are left out.
+BATCH, MAX_PER_POLL = 100, 5_000
 
 
 class MempoolWatcher:
     def __init__(
         self,
         watch: WebhookWatch,
-        composition: EventDrafter,
+        drafter: EventDrafter,
         pool: Pool,
         internal_calls: InternalCalls,
-        pinned: PendingFilters,
+        filters: PendingFilters,
     ) -> None:
         self._watch = watch
-        self._composition = composition
-        self._network = composition.network
+        self._drafter = drafter
+        self._network = drafter.network
         self._pool = pool
         self._internal_calls = internal_calls
-        self._pinned = pinned
+        self._filters = filters
         self._poll_s = min(max(self._network.facts.block_time_s / 4, SHORTEST_S), LONGEST_S)
         self._filter = ""
 
     def __repr__(self) -> str:
         return f"<MempoolWatcher {self._network.id}{' watched' if self._filter else ''}>"
 
-    async def run(self, leads: Callable[[], bool]) -> None:
-        """A supervised loop, while this process is the network's follower."""
+    async def run(self, is_leader: Callable[[], bool]) -> None:
+        """Supervised loop. It works only while this process is the network's follower."""
         while True:
-            if not leads() or not self._watch.index.has("pending"):
+            if not is_leader() or not self._watch.index.has("pending"):
                 self._filter = ""
                 await asyncio.sleep(IDLE_S if self._poll_s > SHORTEST_S else self._poll_s)
                 continue
             try:
-                await self.look()
+                await self.poll()
                 await asyncio.sleep(self._poll_s)
             except (Fault, RpcError, ValueError) as exc:
                 self._filter = ""
-                log.warning("no mempool is seen", extra={"network": self._network.id, "reason": str(exc)[:300]})
-                await asyncio.sleep(AGAIN_S)
+                log.warning("cannot read the mempool", extra={"network": self._network.id, "reason": str(exc)[:300]})
+                await asyncio.sleep(RETRY_S)
 
-    async def look(self) -> None:
-        """What is new since the last look."""
+    async def poll(self) -> None:
+        """Handle the transactions that arrived since the last poll."""
         if not self._filter:
-            self._filter = await self._pinned.make()
-        hashes = [each for each in await self._pinned.changes(self._filter) if isinstance(each, str)][:MOST]
-        for first in range(0, len(hashes), AT_ONCE):
-            await self._write(await self._read(hashes[first : first + AT_ONCE]))
+            self._filter = await self._filters.create()
+        hashes = [each for each in await self._filters.changes(self._filter) if isinstance(each, str)][:MAX_PER_POLL]
+        for first in range(0, len(hashes), BATCH):
+            await self._write(await self._read(hashes[first : first + BATCH]))
 
     async def _read(self, hashes: Sequence[str]) -> list[MatchTransaction]:
         calls = [("eth_getTransactionByHash", [each]) for each in hashes]
@@ -85,4 +85,4 @@ class MempoolWatcher:
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await self._watch.hold(connection)
             matches = matching.matched_pending(self._watch.index.tables, transactions)
-            await self._composition.add(connection, self._composition.events(matches))
+            await self._drafter.add(connection, self._drafter.events(matches))

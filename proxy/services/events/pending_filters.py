@@ -1,4 +1,5 @@
-"""Filters of pending transactions at a network's upstreams. One lives in the upstream that made it: its name says which."""
+"""Filters of pending transactions at a network's upstreams. A filter exists only at the upstream that created it, so its
+name includes the upstream."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ class PendingFilters:
     def __repr__(self) -> str:
         return f"<PendingFilters {self._route.network.id}>"
 
-    async def make(self) -> str:
-        """A new filter, at whichever upstream is best. RpcError or a Fault where none has any."""
+    async def create(self) -> str:
+        """Create a filter at the best upstream. Raises RpcError or a Fault if none supports it."""
         flight, pending = self._flight("eth_newPendingTransactionFilter", b"[]")
         self._route.launch(flight, time.monotonic())
         name = orjson.loads(await pending.result())
         return f"{flight.answered_by} {name}"
 
     async def changes(self, name: str) -> list[Any]:
-        """What is new there since it was last asked. RpcError where the upstream has forgotten the filter."""
+        """Return the transactions since the last call. Raises RpcError if the filter has expired."""
         index, _, own_name = name.partition(" ")
         flight, pending = self._flight("eth_getFilterChanges", orjson.dumps([own_name]))
-        flight.tried = -1  # Every bit: nobody else knows the filter.
+        flight.tried = -1  # All bits set, so that no other upstream is tried: only this one has the filter.
         flight.send(self._route.upstreams[int(index)], time.monotonic())
         found = orjson.loads(await pending.result())
         return found if isinstance(found, list) else []

@@ -1,8 +1,8 @@
-"""The follower's part: the events of its blocks, in its own transaction (see services/follower/sinks).
+"""Write the events of blocks in the follower's transaction (see services/follower/sinks).
 
-What a block needs to be read for, its transactions or all its logs, depends on who watches, and that may change between the
-reading and the writing. Then what was read is not enough, and the follower is told to read again. What is not known yet of an
-event is found out later, by others: nothing here asks anybody.
+Whether a block is read with its transactions or with all its logs depends on the webhooks, which may change between reading
+and writing. If the data read is not enough, the follower reads the block again. Nothing here calls an upstream: missing data
+is added later (see `enrichment`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NONE: frozenset[str] = frozenset()
 
 
 class EventSink:
-    """Of one network."""
+    """Writes the events of one network."""
 
-    def __init__(self, watch: WebhookWatch, composition: EventDrafter) -> None:
+    def __init__(self, watch: WebhookWatch, drafter: EventDrafter) -> None:
         self._watch = watch
-        self._composition = composition
+        self._drafter = drafter
 
     def __repr__(self) -> str:
         return f"<EventSink {self._watch!r}>"
 
-    # What is to be read
+    # Data to read
 
     @property
     def topics(self) -> frozenset[str] | None:
@@ -50,7 +50,7 @@ class EventSink:
     def transactions(self) -> bool:
         return self._watch.index.has("activity", "mined", "log")
 
-    # What is written
+    # Writing
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         await self._watch.hold(connection)
@@ -61,13 +61,13 @@ class EventSink:
         new: list[NewEvent] = []
         for piece in found:
             new += self._events(piece)
-        await self._composition.add(connection, new)
+        await self._drafter.add(connection, new)
         if self._watch.index.has("internal"):
             await store.add_jobs(connection, network.id, [(piece.last, piece.hash) for piece in found])
         await store.release(connection, network.id, found[-1].last)
 
     def _check(self, found: Sequence[BlockFacts]) -> None:
-        """That what was read is what is wanted now."""
+        """Raise StaleRead if the blocks were read with less data than the webhooks need now."""
         for piece in found:
             header = piece.header
             if header is None or (self.topics is None and not piece.has_all_logs):
@@ -79,7 +79,7 @@ class EventSink:
         assert piece.header is not None
         transactions = activity.transactions_of(piece.header) if self.transactions else ()
         matches = matching.matched(self._watch.index.tables, MatchBlock(transactions, piece.transfers, piece.logs))
-        return self._composition.events(
+        return self._drafter.events(
             matches, block=piece.last, block_hash=piece.hash, header=piece.header, time=piece.time
         )
 
@@ -87,11 +87,11 @@ class EventSink:
         self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
     ) -> None:
         await self._watch.hold(connection)
-        gone = await store.withdraw(connection, network.id, stays.number)
-        await store.add(connection, network.id, self._composition.corrections(gone))
+        withdrawn = await store.withdraw(connection, network.id, stays.number)
+        await store.add(connection, network.id, self._drafter.corrections(withdrawn))
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
-        """Nothing is kept for taking back that is not kept anyway."""
+        """Nothing to do: no data is kept only for reorganisations."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await store.reset(connection, network.id)

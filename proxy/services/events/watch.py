@@ -1,8 +1,8 @@
-"""A network's webhooks in memory, as true as the transaction that asks.
+"""Hold a network's webhooks in memory, consistent with the transaction that uses them.
 
-Every change of a webhook has a version. Whoever writes events holds the network's version in its own transaction and reads, on
-the same connection, what has changed since the last look: so a webhook that was there before a block is written gets its
-events, whatever notices were lost. Between blocks the notices are followed, so that large changes are read while nobody waits.
+Every change of a webhook has a version. A transaction that writes events locks the network's version and reads the changes
+since the last refresh on the same connection. So a webhook created before a block is written gets its events, even if
+notifications were lost. Between blocks, notifications trigger a refresh, so that no block waits for large changes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from proxy.tasks import until_set
 log = logging.getLogger("penstock.events")
 
 CHANNEL = "penstock_webhooks"
-# How often changes are looked for beside the notices.
-LOOK_S = 15.0
+# How often to refresh without a notification.
+REFRESH_S = 15.0
 RETRY_S = 1.0
-# Changes of addresses are remembered for an hour: whoever has not looked for so long reads everything.
+# Address changes are stored for one hour. After half of it without a refresh, everything is loaded again.
 TOO_LONG_S = 1800.0
-# A hundred thousand addresses take a while to come.
+# A hundred thousand addresses take a while to load.
 LOAD_S = 60.0
 
 
@@ -43,26 +43,26 @@ class WebhookWatch:
         self.network = network
         self.index = WatchIndex()
         self._version = 0
-        self._looked = time.monotonic()
-        self._turn = asyncio.Lock()
+        self._refreshed_at = time.monotonic()
+        self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<WebhookWatch {self.network.id}, version {self._version}, {self.index!r}>"
 
     async def hold(self, connection: DatabaseConnection) -> None:
-        """The network's webhooks as they are, until the end of the connection's transaction."""
+        """Lock the network's version until the transaction ends, and refresh the index to it."""
         version = await connection.fetchval(sql.webhooks.version_of, self.network.id) or 0
-        async with self._turn:
+        async with self._lock:
             now = time.monotonic()
-            if version < self._version or now - self._looked > TOO_LONG_S:
+            if version < self._version or now - self._refreshed_at > TOO_LONG_S:
                 self.index, self._version = WatchIndex(), 0
             if version > self._version:
-                await self._load_or_forget(connection)
+                await self._load_or_reset(connection)
                 self._version = version
-            self._looked = now
+            self._refreshed_at = now
 
-    async def _load_or_forget(self, connection: DatabaseConnection) -> None:
-        """What is loaded in part is not known to be so: whoever comes next would miss the rest of it."""
+    async def _load_or_reset(self, connection: DatabaseConnection) -> None:
+        """Load the changes. A failed load resets the index, because a partial one would miss events."""
         try:
             await self._load(connection)
         except BaseException:
@@ -88,38 +88,38 @@ class WebhookWatch:
         config = orjson.loads(row["config"])
         listed = row["addresses"] is not None
         try:
-            # Its addresses are read apart: here they only have to be there.
-            wanted = filters.parse(row["event_type"], {**config, "addresses": ["0x"]} if listed else config)
+            # Its addresses are loaded separately: the parser only needs a placeholder.
+            watch_filter = filters.parse(row["event_type"], {**config, "addresses": ["0x"]} if listed else config)
         except (BadConfig, KeyError) as exc:
-            # It was fine when it was made. The others are not to suffer for it.
-            log.error("a webhook's config is not understood", extra={"webhook": row["id"], "reason": str(exc)})
+            # It was valid when it was created. The other webhooks must not suffer.
+            log.error("cannot parse the config of a webhook", extra={"webhook": row["id"], "reason": str(exc)})
             self.index.remove(row["id"])
             return False
-        self.index.put(Watcher(row["id"], row["event_type"], wanted, listed=listed))
+        self.index.put(Watcher(row["id"], row["event_type"], watch_filter, listed=listed))
         return True
 
-    async def _load_whole(self, connection: DatabaseConnection, wanted: dict[int, str]) -> None:
-        if not wanted:
+    async def _load_whole(self, connection: DatabaseConnection, ids: dict[int, str]) -> None:
+        if not ids:
             return
-        rows = await connection.fetch(sql.webhooks.addresses_of, [*wanted], timeout=LOAD_S)
+        rows = await connection.fetch(sql.webhooks.addresses_of, [*ids], timeout=LOAD_S)
         for number, addresses in _grouped((row["webhook"], row["address"]) for row in rows).items():
-            self.index.watch(wanted[number], addresses)
+            self.index.watch(ids[number], addresses)
 
-    async def _load_changes(self, connection: DatabaseConnection, wanted: dict[int, str]) -> None:
-        if not wanted:
+    async def _load_changes(self, connection: DatabaseConnection, ids: dict[int, str]) -> None:
+        if not ids:
             return
-        rows = await connection.fetch(sql.webhooks.address_changes, [*wanted], self._version, timeout=LOAD_S)
-        # What an address was made last is what counts; what it was before is known by the index alone.
+        rows = await connection.fetch(sql.webhooks.address_changes, [*ids], self._version, timeout=LOAD_S)
+        # The last change of an address counts. If it differs from the first one, the address is as the index has it.
         last = {(row["webhook"], row["address"]): row["added"] for row in rows}
         first = {(row["webhook"], row["address"]): row["added"] for row in reversed(rows)}
         changed = {key: added for key, added in last.items() if added == first[key]}
         for added, apply in ((False, self.index.unwatch), (True, self.index.watch)):
             for number, addresses in _grouped(key for key, is_added in changed.items() if is_added is added).items():
-                apply(wanted[number], addresses)
+                apply(ids[number], addresses)
 
-    async def follow(self, pool: Pool, bell: Notifications) -> None:
-        """A supervised loop: what has changed is read between blocks."""
-        wake = bell.of(CHANNEL, self.network.id)
+    async def follow(self, pool: Pool, notifications: Notifications) -> None:
+        """Supervised loop: refresh between blocks."""
+        wake = notifications.event_for(CHANNEL, self.network.id)
         while True:
             wake.clear()
             try:
@@ -127,7 +127,7 @@ class WebhookWatch:
                     await self.hold(connection)
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
-            await until_set(wake, within_s=LOOK_S)
+            await until_set(wake, within_s=REFRESH_S)
 
 
 def _grouped(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:

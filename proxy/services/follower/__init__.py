@@ -1,2 +1,5 @@
-"""Following networks, one service in several rooms: `reader` asks the chain, `sinks` says what is made of the answers,
-`following` keeps one network's record true, `backfill` adds what lies before it."""
+"""Follow networks and index their blocks.
+
+`block_reader` fetches blocks from the upstreams, `sinks` derive data from them, `network_follower` keeps the index of one
+network in step with the chain, and `backfill` adds older blocks.
+"""

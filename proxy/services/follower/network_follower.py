@@ -1,15 +1,16 @@
-"""One network's record, kept as the chain is.
+"""Keep the index of one network in step with its chain.
 
-Whoever leads (store/blocks: one in the whole fleet) reads the chain from its cursor on and writes what it finds: the cursor,
-the blocks and what every sink makes of them are one transaction, so that a kill at any moment leaves either all of a block or
-nothing. Two ways to read:
+The leader (one in the whole fleet, see store/blocks) reads the chain from its cursor on. The cursor, the blocks and the data
+of every sink are written in one transaction, so a crash at any moment leaves either all of a block or nothing of it. There
+are two ways to read:
 
-*Ranges*, while the head is far: logs of many blocks at once, for blocks so deep that they stay, if no sink wants each alone.
-*Blocks*, near the head: each alone, its parent compared with the block before it, and remembered so that it can be undone.
+*Ranges*, far from the head: the logs of many final blocks in one call, unless a sink needs every block on its own.
+*Blocks*, near the head: one by one. Each parent hash is compared with the block before it, and each block is stored so that
+it can be undone.
 
-Some are read ahead while others are written, never more than a few. When a parent does not fit, the chain has dropped blocks:
-the record goes back to the newest that both still have. Where that is deeper than is remembered, the network stops, says
-so, and looks again now and then; only an operator, or a development service, begins anew.
+A few blocks are read ahead while others are written. If a parent hash does not match, the chain has dropped blocks: the
+index goes back to the newest block that both have. If that is deeper than the stored blocks, the network stops, reports it,
+and checks again from time to time. Only an operator, or a development service, starts the index again from scratch.
 """
 
 from __future__ import annotations
@@ -29,36 +30,37 @@ from proxy.store.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderS
 
 log = logging.getLogger("penstock.follower")
 
-# The head is asked for a few times per block, within these bounds.
-SHORTEST_S, LONGEST_S = 0.25, 2.0
-# What is read ahead of the writing, and how much is written at once: both bound memory, the latter the transaction.
+# The head is polled three times per block, within these bounds.
+SHORTEST_POLL_S, LONGEST_POLL_S = 0.25, 2.0
+# Bounds memory: reads ahead of the writing.
 RANGES_AHEAD, BLOCKS_AHEAD = 3, 8
-LOGS_AT_ONCE = 20_000
-# How often it is seen to what can be forgotten.
+# Bounds the size of a transaction.
+LOGS_PER_WRITE = 20_000
+# After how many blocks the undo data of final blocks is removed.
 SETTLE_BLOCKS = 16
-# After a failure; and how long an upstream may fail before another follower is given the chance.
+# Pauses after a failed read, and how long reads may fail before another process gets the chance to lead.
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 STEP_DOWN_S = 30.0
-# How often a network that stopped is looked at again.
+# How often a stopped network is checked again.
 STOPPED_S = 30.0
-# A head below ours, seen this often in a row, is no upstream that is behind: the chain was cut. Development chains are, at a
-# person's command. Elsewhere an upstream that hangs is likelier by far, and is given this much time before it is believed.
-SHORTER = 20
+# After this many heads in a row below the cursor, the chain counts as shortened. Development chains are shortened on
+# purpose. On other networks a stuck upstream is far more likely, so it takes that many heads and at least this much time.
+SHORTER_HEADS = 20
 SHORTER_S = 600.0
 
 
 class ParentMismatch(Exception):
-    """A block does not stand on the one before it."""
+    """A block's parent hash is not the hash of the block before it."""
 
 
 class NoCommonBlock(Exception):
-    """The chain and the record have no block in common any more."""
+    """The chain and the index have no block in common any more."""
 
 
 class NetworkFollower:
-    """One network. `start`: the first block of one that was never followed; None: its newest final block.
-
-    `keep`: how many blocks can be undone. `renews`: begin anew where the record is lost.
+    """Follows one network. `start` is the first block of a network that was never followed; None means its newest final
+    block. `keep` is the number of blocks that can be undone. With `renews`, an index that no longer matches the chain is
+    dropped and started again.
     """
 
     def __init__(
@@ -78,13 +80,12 @@ class NetworkFollower:
         self._start = start
         self.keep = max(keep, 2 * facts.finality_blocks)
         self._renews = renews
-        self._poll_s = min(max(facts.block_time_s / 3, SHORTEST_S), LONGEST_S)
-        self._finality = facts.finality_blocks
-        self.patience = SHORTER if renews else max(SHORTER, int(SHORTER_S / self._poll_s))
-        # How long upstreams have failed; a head that does not fit the record; how often the head was below ours.
+        self._poll_s = min(max(facts.block_time_s / 3, SHORTEST_POLL_S), LONGEST_POLL_S)
+        self.patience = SHORTER_HEADS if renews else max(SHORTER_HEADS, int(SHORTER_S / self._poll_s))
+        # How long reads have failed, the last head that contradicts the index, and the number of heads below the cursor.
         self._failing_s = 0.0
         self._doubted = b""
-        self._shorter = 0
+        self._shorter_heads = 0
         self.id = reader.route.network.id
         self.network: Followed | None = None
         self.cursor = NOTHING
@@ -93,27 +94,27 @@ class NetworkFollower:
         return f"<NetworkFollower {self.id}, {f'at {self.cursor.number}' if self.network else 'not leading'}>"
 
     async def run(self) -> None:
-        """A supervised loop: lead, and when that ends for whatever reason, stand again."""
+        """Supervised loop: acquire the leadership, lead, and start again when that ends."""
         while True:
             try:
                 async with self._store.lead(self.id) as term:
-                    log.info("following", extra={"network": self.id})
-                    await self._lead_with_pulse(term)
+                    log.info("following network", extra={"network": self.id})
+                    await self._lead_while_alive(term)
             except (LeadershipLost, Unavailable) as exc:
-                log.warning("no longer following", extra={"network": self.id, "reason": str(exc)})
+                log.warning("no longer following network", extra={"network": self.id, "reason": str(exc)})
             finally:
                 self.network = None
                 telemetry.follower_leads.labels(self.id).set(0)
             await asyncio.sleep(LONGEST_PAUSE_S if self._failing_s else PAUSE_S)
 
-    async def _lead_with_pulse(self, term: LeaderSession) -> None:
+    async def _lead_while_alive(self, term: LeaderSession) -> None:
         """Lead for as long as the session is alive."""
         self._failing_s = 0.0
         try:
             async with asyncio.TaskGroup() as group:
-                pulse = group.create_task(term.keep_alive())
+                heartbeat = group.create_task(term.keep_alive())
                 await self._lead(term)
-                pulse.cancel()
+                heartbeat.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
@@ -131,28 +132,28 @@ class NetworkFollower:
             except NoCommonBlock as exc:
                 await self._stop(term, str(exc))
             except ReadFailed as exc:
-                log.warning("not read", extra={"network": self.id, "reason": str(exc), "again_in_s": pause_s})
+                log.warning("cannot read blocks", extra={"network": self.id, "reason": str(exc), "retry_in_s": pause_s})
                 await asyncio.sleep(pause_s)
                 self._failing_s += pause_s
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def step(self, term: LeaderSession) -> None:
-        """Look at the head, and write all that is new up to it."""
+        """Read the head and write all blocks up to it."""
         head = await self._reader.head()
         if self.network is None:
-            await self._take_up(term, head)
+            await self._load(term, head)
         number = int(head.number, 16)
         telemetry.follower_head.labels(self.id).set(number)
         try:
             await self._advance(term, number)
             if number <= self.cursor.number and await self._is_forked(term, head, number):
-                raise ParentMismatch(f"the head is another block {number}")
+                raise ParentMismatch(f"block {number} was replaced")
         except ParentMismatch as exc:
-            log.info("the chain dropped blocks", extra={"network": self.id, "reason": str(exc)})
+            log.info("chain reorganised", extra={"network": self.id, "reason": str(exc)})
             await self._go_back(term)
 
-    async def _take_up(self, term: LeaderSession, head: Header) -> None:
-        """Where the record ends; or its first block, where there is none."""
+    async def _load(self, term: LeaderSession, head: Header) -> None:
+        """Load the cursor. A new network gets its first block."""
         found = await term.read()
         if found.cursor is None:
             found = await begin(self._reader, term, head, start=self._start)
@@ -160,19 +161,19 @@ class NetworkFollower:
         self.network, self.cursor = found, found.cursor
         self._show()
 
-    # Reading ahead and writing behind
+    # Reading and writing
 
     async def _advance(self, term: LeaderSession, head: int) -> None:
         deep = head - self.keep
         if not any(sink.blocks for sink in self._sinks) and self.cursor.number < deep:
-            await self._read_on(term, self._ranges(deep), self._read_range, ahead=RANGES_AHEAD)
+            await self._index(term, self._ranges(deep), self._read_range, ahead=RANGES_AHEAD)
         numbers = ((number, number) for number in range(self.cursor.number + 1, head + 1))
-        await self._read_on(term, numbers, self._read_block, ahead=BLOCKS_AHEAD)
+        await self._index(term, numbers, self._read_block, ahead=BLOCKS_AHEAD)
 
     def _ranges(self, last: int) -> Iterator[tuple[int, int]]:
         first = self.cursor.number + 1
         while first <= last:
-            end = min(first + self._reader.span.blocks - 1, last)
+            end = min(first + self._reader.range_size.blocks - 1, last)
             yield first, end
             first = end + 1
 
@@ -182,33 +183,34 @@ class NetworkFollower:
     async def _read_block(self, first: int, last: int) -> BlockFacts:
         return await self._reader.block(last)
 
-    async def _read_on(
+    async def _index(
         self,
         term: LeaderSession,
-        wanted: Iterator[tuple[int, int]],
+        ranges: Iterator[tuple[int, int]],
         read: Callable[[int, int], Awaitable[BlockFacts]],
         *,
         ahead: int,
     ) -> None:
+        """Write the ranges in order while up to `ahead` of them are being read."""
         try:
             async with asyncio.TaskGroup() as group:
                 window: deque[asyncio.Task[BlockFacts | ReadFailed]] = deque()
                 while True:
-                    while len(window) < ahead and (part := next(wanted, None)):
-                        window.append(group.create_task(_reading(read, *part)))
+                    while len(window) < ahead and (part := next(ranges, None)):
+                        window.append(group.create_task(_read_or_failure(read, *part)))
                     if not window:
                         return
-                    await self._write(term, await _ready(window))
+                    await self._write(term, await _next_pieces(window))
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
     async def _write(self, term: LeaderSession, found: Sequence[BlockFacts]) -> None:
-        """One transaction: the cursor first, which no other writer can move from then on, then all else."""
+        """Write blocks in one transaction: the cursor first, which locks out any other writer, then everything else."""
         assert self.network is not None
         cursor = self.cursor
         for piece in found:
             if piece.parent != cursor.hash or piece.first != cursor.number + 1:
-                raise ParentMismatch(f"block {piece.first} does not stand on {cursor.number}")
+                raise ParentMismatch(f"block {piece.first} does not follow block {cursor.number}")
             cursor = BlockMark(piece.last, piece.hash)
         below = cursor.number - self.keep
         async with term.transaction() as connection:
@@ -234,22 +236,23 @@ class NetworkFollower:
     # Blocks that the chain dropped
 
     async def _is_forked(self, term: LeaderSession, head: Header, number: int) -> bool:
-        """Whether the head is a block that we have otherwise. Believed when it is seen twice: an upstream may be on a fork that
-        nobody follows. One that is behind tells of a block that we have, and is believed to be the head after a long while."""
+        """Whether the head contradicts the index. It must be reported twice, because one upstream may be on an abandoned
+        fork. A head that is in the index comes from an upstream that is behind; after many of them the chain counts as
+        shortened."""
         ours = next(iter(await term.recent(BlockMark(number, b""), 1)), None)
         hash_ = bytes.fromhex(head.hash[2:])
         if ours is None or ours.number != number or ours.hash != hash_:
             was, self._doubted = self._doubted, hash_
             return was == hash_
         self._doubted = b""
-        self._shorter = self._shorter + 1 if number < self.cursor.number else 0
-        return self._shorter > self.patience
+        self._shorter_heads = self._shorter_heads + 1 if number < self.cursor.number else 0
+        return self._shorter_heads > self.patience
 
     async def _go_back(self, term: LeaderSession) -> None:
-        """To the newest block that the chain still has, in one transaction with all that is undone."""
+        """Return to the newest block that the chain still has and undo the blocks above it, in one transaction."""
         assert self.network is not None
         if (await term.read()).cursor != self.cursor:
-            raise LeadershipLost(f"the cursor is not at block {self.cursor.number}: the network was begun anew")
+            raise LeadershipLost(f"the cursor is no longer at block {self.cursor.number}: the index was reset")
         removed: list[BlockMark] = []
         for mark in await term.recent(self.cursor, self.keep + SETTLE_BLOCKS + 1):
             if (time := await self._time_of(mark)) is not None:
@@ -257,11 +260,11 @@ class NetworkFollower:
             removed.append(mark)
         else:
             raise NoCommonBlock(
-                f"the chain was replaced from before block {removed[-1].number if removed else self.cursor.number} on, "
-                f"deeper than is remembered: `python -m proxy index --chain {self.id} --forget` begins anew"
+                f"the chain was replaced below block {removed[-1].number if removed else self.cursor.number}, deeper than "
+                f"can be undone: run `python -m proxy index --chain {self.id} --forget` to rebuild the index"
             )
         if not removed:
-            return  # The chain came back while we looked.
+            return  # The chain returned to our blocks meanwhile.
         async with term.transaction() as connection:
             await blocks.move(connection, term.number, cursor=self.cursor, to=mark, time=time)
             for sink in reversed(self._sinks):
@@ -274,7 +277,7 @@ class NetworkFollower:
         self._show()
 
     async def _time_of(self, mark: BlockMark) -> int | None:
-        """When the chain made the block; None where it has another, or none."""
+        """The block's timestamp, or None if the chain has no such block."""
         if mark == NOTHING:
             return 0
         header = await self._reader.header(mark.number)
@@ -282,30 +285,30 @@ class NetworkFollower:
 
     async def _stop(self, term: LeaderSession, reason: str) -> None:
         if self._renews:
-            log.warning("begun anew", extra={"network": self.id, "reason": reason})
+            log.warning("restarting the index from scratch", extra={"network": self.id, "reason": reason})
             await forget(term, self._sinks)
             self.network = None
             return
-        log.error("the network is not followed any more", extra={"network": self.id, "reason": reason})
+        log.error("stopped following network", extra={"network": self.id, "reason": reason})
         telemetry.follower_stopped.labels(self.id).set(1)
         await term.set_fault(reason)
         await asyncio.sleep(STOPPED_S)
 
 
 async def begin(reader: BlockReader, term: LeaderSession, head: Header, *, start: int | None) -> Followed:
-    """The first block of a network that was never followed: the one that is asked for, or the newest final one."""
+    """Start the index of a network at `start`, or at its newest final block."""
     newest = int(head.number, 16)
     first = max(0, newest - reader.route.network.facts.finality_blocks + 1) if start is None else min(start, newest)
     if first == 0:
         return await term.begin(0, NOTHING.hash)
     before = await reader.header(first - 1)
     if before is None:
-        raise ReadFailed(f"block {first - 1} is not there")
+        raise ReadFailed(f"block {first - 1} does not exist")
     return await term.begin(first, bytes.fromhex(before.hash[2:]))
 
 
 async def forget(term: LeaderSession, sinks: Sequence[FollowerSink]) -> None:
-    """All that was ever written of the network, in one transaction."""
+    """Delete the whole index of the network in one transaction."""
     found = await term.read()
     async with term.transaction() as connection:
         await blocks.reset(connection, term.number)
@@ -313,21 +316,23 @@ async def forget(term: LeaderSession, sinks: Sequence[FollowerSink]) -> None:
             await sink.forget(connection, found)
 
 
-async def _reading(read: Callable[[int, int], Awaitable[BlockFacts]], first: int, last: int) -> BlockFacts | ReadFailed:
-    """A failure is a value: it must not cut short the writing of what was read before it."""
+async def _read_or_failure(
+    read: Callable[[int, int], Awaitable[BlockFacts]], first: int, last: int
+) -> BlockFacts | ReadFailed:
+    """Return a failure as a value: raised in the task group it would cancel the writing of earlier blocks."""
     try:
         return await read(first, last)
     except ReadFailed as exc:
         return exc
 
 
-async def _ready(window: deque[asyncio.Task[BlockFacts | ReadFailed]]) -> list[BlockFacts]:
-    """The next piece, and those behind it that are here already, up to a good size."""
+async def _next_pieces(window: deque[asyncio.Task[BlockFacts | ReadFailed]]) -> list[BlockFacts]:
+    """Wait for the next piece and add those behind it that are already read, up to `LOGS_PER_WRITE`."""
     first = await window.popleft()
     if isinstance(first, ReadFailed):
         raise first
     found, count = [first], len(first.logs)
-    while window and window[0].done() and count < LOGS_AT_ONCE:
+    while window and window[0].done() and count < LOGS_PER_WRITE:
         more = window[0].result()
         if isinstance(more, ReadFailed):
             break

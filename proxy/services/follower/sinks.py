@@ -1,8 +1,8 @@
-"""What is made of the facts: each sink writes its part in the follower's own transaction.
+"""Sinks derive data from blocks and write it in the follower's transaction.
 
-A sink may count on this: blocks come in order, each once, and none is left out. What it writes stands or falls with the
-cursor. When the chain drops blocks, `undo` takes back all above the last one that stays, before the new ones come. Once a
-block is `settled` it stays for good. A sink must not talk to anything but the connection it is given: the transaction waits.
+A sink can rely on this: blocks come in order, each once and without gaps. Its writes are committed together with the cursor.
+When the chain drops blocks, `undo` reverts those above the last common block before new ones come. A block that is settled is
+never undone. A sink must use nothing but the connection it is given, because the transaction waits for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from proxy.store.pool import DatabaseConnection
 
 
 class StaleRead(Exception):
-    """What a sink wants has changed since the blocks were read: they are to be read again, and the transaction is undone."""
+    """The blocks were read without data that a sink needs by now. The transaction is rolled back and they are read again."""
 
 
 class FollowerSink(Protocol):
-    """`topics`: the first topics of the logs it wants; None: all logs. `blocks`: whether it wants every block alone, with its
-    header; without such a sink old blocks come in ranges. `transactions`: whether headers come with whole transactions. All of
-    these may change at any time."""
+    """`topics`: the first topics of the logs it needs; None means all logs. `blocks`: whether it needs every block on its own,
+    with the header; without such a sink old blocks come in ranges. `transactions`: whether it needs full transactions in the
+    headers. All of these may change at any time."""
 
     @property
     def topics(self) -> frozenset[str] | None: ...
@@ -35,22 +35,22 @@ class FollowerSink(Protocol):
     def transactions(self) -> bool: ...
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
-        """Facts of blocks, in order. One with a header may be undone later, a range never is."""
+        """Write the facts of blocks, in order. A block with a header may be undone later, a range is not."""
 
     async def undo(
         self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
     ) -> None:
-        """The blocks `removed`, the newest first, are gone; `stays` is the newest that is left."""
+        """Revert the `removed` blocks, newest first. `stays` is the newest block left."""
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
-        """Blocks below this one will not be undone. Not told for every block, but for each at some time."""
+        """Blocks below this one will not be undone. Called every few blocks."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
-        """The network is begun anew: as if none of its blocks had ever come."""
+        """Delete all data of the network: its index is reset."""
 
 
 class HoldingsSink:
-    """Who holds what."""
+    """Indexes token holdings."""
 
     topics: frozenset[str] | None = TOPICS
     blocks = False
@@ -86,7 +86,7 @@ class HoldingsSink:
 
 
 def topics_of(sinks: Sequence[FollowerSink]) -> frozenset[str] | None:
-    """All that anybody wants to see."""
+    """The topics that any of the sinks needs; None means all logs."""
     found: set[str] = set()
     for sink in sinks:
         if sink.topics is None:
