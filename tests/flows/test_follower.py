@@ -1,4 +1,4 @@
-"""The follower beside the workers: the real dev chain's record, through kills and reverts, and the roles of `serve`."""
+"""The follower beside the workers: it indexes the real dev chain through kills and reverts. And the roles of `serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another, connected
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
-from tests.follower.scene import NETWORK, everything, record
+from tests.follower.scene import NETWORK, everything, indexed
 from tests.rpc_upstreams import scripted
 from tests.service import Service, children, until
 
@@ -28,25 +28,25 @@ from tests.service import Service, children, until
 TRANSFER, BALANCE, OWNER, BALANCE_OF = "0xa9059cbb", "0x70a08231", "0x6352211e", "0x00fdd58e"
 DEV = "dev/mainnet"
 FRESH = bytes(range(100, 120))
-# A follower that was killed is a Python that starts: on a busy machine that takes a while.
+# A killed follower is a Python process that has to start: on a busy machine that takes a while.
 SLOW_S = 40.0
 
 
 @pytest.fixture(scope="module")
 async def own(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """A service whose chain these tests may turn back."""
+    """A service whose chain these tests may revert."""
     running = await service_room.start(tmp_path_factory.mktemp("followed"), "--no-bundler")
     yield running
     await service_room.stop(running)
 
 
 async def chain(service: Service, method: str, *params: Any) -> Any:
-    """The chain itself, not through us."""
+    """Call the chain directly, not through the service."""
     call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     async with aiohttp.ClientSession() as session, session.post(service.ready["upstream_url"], json=call) as response:
-        said = await response.json()
-    assert "result" in said, said
-    return said["result"]
+        reply = await response.json()
+    assert "result" in reply, reply
+    return reply["result"]
 
 
 async def read(service: Service, contract: str, data: str) -> int:
@@ -61,8 +61,8 @@ def database(service: Service) -> str:
     return str(orjson.loads((service.data / "running.json").read_bytes())["database"]["url"])
 
 
-async def indexed(service: Service) -> dict[tuple[bytes, ...], int]:
-    return await record(database(service), DEV)
+async def holdings_of(service: Service) -> dict[tuple[bytes, ...], int]:
+    return await indexed(database(service), DEV)
 
 
 async def is_at_the_head(service: Service) -> bool:
@@ -84,9 +84,9 @@ def follower_pid(service: Service | Production) -> int:
     return next(pid for pid, line in children(service.process.pid) if "background follower" in line)
 
 
-async def test_record_of_the_dev_chain_is_what_its_contracts_say(own: Service) -> None:
+async def test_index_of_the_dev_chain_matches_its_contracts(own: Service) -> None:
     await until(lambda: is_at_the_head(own), within_s=SLOW_S)
-    found = await indexed(own)
+    found = await holdings_of(own)
     ordinary = {
         bytes.fromhex(t["address"][2:]) for t in own.ready["tokens"] if t["kind"] in ("erc20", "bytes32", "weth")
     }
@@ -103,7 +103,7 @@ async def test_record_of_the_dev_chain_is_what_its_contracts_say(own: Service) -
             assert await read(own, address, BALANCE_OF + word(holder) + token[0].hex()) == amount
 
 
-async def test_transfer_is_indexed_and_a_revert_takes_it_back(own: Service) -> None:
+async def test_transfer_is_indexed_and_a_revert_undoes_it(own: Service) -> None:
     token = own.ready["tokens"][0]["address"]
     key = (FRESH, bytes.fromhex(token[2:]))
     snapshot = await chain(own, "evm_snapshot")
@@ -115,14 +115,14 @@ async def test_transfer_is_indexed_and_a_revert_takes_it_back(own: Service) -> N
 
 
 async def _has(service: Service, key: tuple[bytes, ...], amount: int) -> bool:
-    return (await indexed(service)).get(key, 0) == amount
+    return (await holdings_of(service)).get(key, 0) == amount
 
 
-async def test_killed_follower_is_started_again_and_goes_on(own: Service) -> None:
+async def test_killed_follower_is_restarted_and_resumes(own: Service) -> None:
     token = own.ready["tokens"][0]["address"]
     key = (FRESH, bytes.fromhex(token[2:]))
     await until(lambda: is_at_the_head(own), within_s=SLOW_S)
-    before = (await indexed(own)).get(key, 0)
+    before = (await holdings_of(own)).get(key, 0)
     for killed in range(1, 3):
         pid = follower_pid(own)
         os.kill(pid, signal.SIGKILL)
@@ -138,7 +138,7 @@ async def test_index_command_finds_the_running_service(own: Service) -> None:
     )
 
 
-async def test_metrics_tell_how_far_the_follower_is(own: Service) -> None:
+async def test_metrics_show_the_followers_block(own: Service) -> None:
     await until(lambda: is_at_the_head(own), within_s=SLOW_S)
     head = int(await chain(own, "eth_blockNumber"), 16)
 
@@ -173,7 +173,7 @@ url = "{url}"
     return await production.start(config, tmp_path / f"{role}.log", "", role=role)
 
 
-async def test_one_role_serves_and_another_follows(tmp_path: Path, cluster: Postgres) -> None:
+async def test_each_role_runs_its_own_processes(tmp_path: Path, cluster: Postgres) -> None:
     little = LittleChain()
     little.mine(*everything())
     async with another(cluster.url, "followed") as database, scripted(1, little, ChainUpstream) as (upstream,):  # type: ignore[arg-type]
@@ -187,13 +187,13 @@ async def test_one_role_serves_and_another_follows(tmp_path: Path, cluster: Post
         deliverer = await _serving(tmp_path, database, upstream.url, "deliverer")
         assert [line.split()[-1] for _, line in children(deliverer.process.pid)] == ["deliverer"]
 
-        async def whole() -> bool:
-            return await record(database) == little.holdings()
+        async def is_complete() -> bool:
+            return await indexed(database) == little.holdings()
 
-        await until(whole, within_s=SLOW_S)
+        await until(is_complete, within_s=SLOW_S)
         little.drop(2)
         little.mine(*everything())
-        await until(whole, within_s=SLOW_S)
+        await until(is_complete, within_s=SLOW_S)
         pid = follower_pid(follower)
         assert [await production.stop(each) for each in (follower, deliverer, gateway)] == [0, 0, 0]
         assert not Path(f"/proc/{pid}").exists()

@@ -1,4 +1,4 @@
-"""The database fixtures, for the tests of what is written from the chain."""
+"""Database fixtures for the tests of the follower."""
 
 from __future__ import annotations
 

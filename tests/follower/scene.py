@@ -1,4 +1,4 @@
-"""A little chain, a database, and what follows the one into the other."""
+"""A small chain, a database, and a follower that indexes the one into the other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HUGE = 2**256 - 1
 
 
 def everything() -> list[list[Event]]:
-    """A block for each kind of event."""
+    """One block for each kind of event."""
     return [
         [erc20(COIN, ZERO, A, 1000), erc20(COIN, A, B, 300), erc20(COIN, B, B, 7)],
         [erc721(ART, ZERO, A, 1), erc721(ART, ZERO, A, HUGE), erc721(ART, A, B, 1)],
@@ -74,41 +74,41 @@ class Scene:
     def upstream(self) -> ChainUpstream:
         return self.upstreams[0]
 
-    def following(
+    def follower(
         self, *more: FollowerSink, keep: int = 16, start: int | None = 0, renews: bool = False
     ) -> NetworkFollower:
         self.running.sinks = [*self.running.sinks, *more]
         reader = self.running.reader(self.route)
-        following = NetworkFollower(
+        follower = NetworkFollower(
             reader, self.running.blocks, self.running.sinks, start=start, keep=keep, renews=renews
         )
-        following.keep = keep  # exactly, whatever the network's finality is
-        return following
+        follower.keep = keep  # exactly, regardless of the network's finality
+        return follower
 
     @asynccontextmanager
     async def leading(
         self, *more: FollowerSink, **options: Any
     ) -> AsyncIterator[tuple[NetworkFollower, LeaderSession]]:
-        """A follower that takes its steps when it is told to."""
-        following = self.following(*more, **options)
+        """A leading follower whose steps the test runs."""
+        follower = self.follower(*more, **options)
         async with self.running.blocks.lead(NETWORK) as term:
-            yield following, term
+            yield follower, term
 
-    async def record(self) -> dict[tuple[bytes, ...], int]:
-        """What is written, without what is zero."""
-        return await record(self.database)
+    async def indexed(self) -> dict[tuple[bytes, ...], int]:
+        """The indexed holdings that are not zero."""
+        return await indexed(self.database)
 
     async def cursor(self) -> tuple[int, str] | None:
         found = await self.holdings.as_of(NETWORK)
         return None if found is None else (found.block, "0x" + found.hash.hex())
 
-    async def is_whole(self, first: int = 0) -> bool:
-        """Whether the record is the chain's, to the last block."""
+    async def is_complete(self, first: int = 0) -> bool:
+        """Whether the index matches the chain up to its last block."""
         tip = self.chain.blocks[-1]
-        return await self.cursor() == (tip.number, tip.hash) and await self.record() == self.chain.holdings(first)
+        return await self.cursor() == (tip.number, tip.hash) and await self.indexed() == self.chain.holdings(first)
 
 
-async def record(database: str, network: str = NETWORK) -> dict[tuple[bytes, ...], int]:
+async def indexed(database: str, network: str = NETWORK) -> dict[tuple[bytes, ...], int]:
     async with connected(database) as connection:
         number = await connection.fetchval("select number from followed_networks where network = $1", network)
         tokens = await connection.fetch(
@@ -119,7 +119,7 @@ async def record(database: str, network: str = NETWORK) -> dict[tuple[bytes, ...
         )
     found: dict[tuple[bytes, ...], int] = {(row["holder"], row["contract"]): int(row["amount"]) for row in tokens}
     for row in nfts:
-        assert row["amount"] != 0, "what is at zero is removed"
+        assert row["amount"] != 0, "zero balances must be removed"
         found[row["holder"], row["contract"], int(row["token_id"]).to_bytes(32, "big")] = int(row["amount"])
     return found
 

@@ -27,12 +27,12 @@ DOCUMENT = api_spec.load(SCHEMAS).document
 
 
 class Stage:
-    """A scene with webhooks, whose follower takes its steps when it is told to."""
+    """A scene with webhooks. The test runs the follower's steps."""
 
-    def __init__(self, scene: Scene, events: EventFeature, following: NetworkFollower, term: LeaderSession) -> None:
+    def __init__(self, scene: Scene, events: EventFeature, follower: NetworkFollower, term: LeaderSession) -> None:
         self.scene = scene
         self.events = events
-        self.following = following
+        self.follower = follower
         self.term = term
         self.store = WebhookStore(scene.running.pool)
         self.account = ""
@@ -56,11 +56,11 @@ class Stage:
         return await self.store.create(WebhookStore.new_id(), new, addresses=addresses, secret=b"sealed", most=100)
 
     async def step(self) -> None:
-        """As the follower's own loop does it."""
+        """One step, repeated after a stale read as in the follower's loop."""
         try:
-            await self.following.step(self.term)
+            await self.follower.step(self.term)
         except StaleRead:
-            await self.following.step(self.term)
+            await self.follower.step(self.term)
 
     async def mine(self, *blocks: list[Event]) -> None:
         self.scene.chain.mine(*blocks)
@@ -70,8 +70,8 @@ class Stage:
         async with connected(self.scene.database) as connection:
             return [dict(row) for row in await connection.fetch(query)]
 
-    async def told(self, state: str = "due") -> list[dict[str, Any]]:
-        """The bodies that are to be delivered, in the order in which they were found."""
+    async def bodies(self, state: str = "due") -> list[dict[str, Any]]:
+        """The bodies of deliveries in this state, in the order of their events."""
         rows = await self.rows(
             "select body from events join deliveries on event_id = events.id "
             f"where state = '{state}' order by deliveries.created_at, block, events.id"
@@ -82,7 +82,7 @@ class Stage:
         return found
 
     async def deliver(self) -> None:
-        """Somebody has taken all that is due."""
+        """Mark all due deliveries as delivered."""
         async with connected(self.scene.database) as connection:
             await connection.execute(
                 "update deliveries set claim = 1, state = 'delivered', finished_at = now() where state = 'due'"
@@ -90,7 +90,7 @@ class Stage:
 
 
 def check(body: dict[str, Any]) -> None:
-    """That what is told has the published shape."""
+    """Check a body against the published schema."""
     event_type = body.get("event_type") or body["type"]
     schema = DOCUMENT["webhooks"][event_type]["post"]["requestBody"]["content"]["application/json"]["schema"]
     whole = {**schema, "components": DOCUMENT["components"]}
@@ -101,8 +101,8 @@ def check(body: dict[str, Any]) -> None:
 async def staged(database: str, **options: Any) -> AsyncIterator[Stage]:
     async with scene(database) as stage:
         events = stage.running.events(stage.route)
-        async with stage.leading(events.sink, **options) as (following, term):
-            yield Stage(stage, events, following, term)
+        async with stage.leading(events.sink, **options) as (follower, term):
+            yield Stage(stage, events, follower, term)
 
 
 def transaction(name: str, sender: bytes, recipient: bytes, value: int) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def transaction(name: str, sender: bytes, recipient: bytes, value: int) -> dict[
 
 
 def with_transaction(stage: Stage, name: str) -> None:
-    """Every block has this transaction from A to B."""
+    """Put this transaction from A to B into every block."""
     upstream = stage.scene.upstream
 
     def block(params: list[Any]) -> Any:

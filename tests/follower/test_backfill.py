@@ -1,4 +1,4 @@
-"""Blocks from before the follower's first, indexed later: each once, whoever asked for it and however it was stopped."""
+"""Back-fills index blocks from before the follower's first, each once, even after interruptions."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def old_chain() -> LittleChain:
 
 @asynccontextmanager
 async def followed(database: str, start: int = START) -> AsyncIterator[Scene]:
-    """A network that is followed from block 90 of 100 on."""
+    """A network that is followed from block 90 of 100."""
     async with scene(database, chain=old_chain(), start={NETWORK: start}) as stage:
-        async with stage.leading(start=start) as (following, term):
-            await following.step(term)
+        async with stage.leading(start=start) as (follower, term):
+            await follower.step(term)
         yield stage
 
 
@@ -58,12 +58,12 @@ async def fill(stage: Scene, first: int, last: int | None = None, contract: byte
     return await backfill(stage, contract).run(first, last, lambda progress: None)
 
 
-async def test_backfill_adds_what_lies_before_the_followers_first_block(database: str) -> None:
+async def test_backfill_adds_the_blocks_before_the_followers_first(database: str) -> None:
     async with followed(database) as stage:
-        assert await stage.is_whole(START)
+        assert await stage.is_complete(START)
         done = await fill(stage, 0)
         assert (done.total, done.done, done.last) == (START, START, START - 1)
-        assert await stage.is_whole(0)
+        assert await stage.is_complete(0)
 
 
 async def test_second_backfill_has_nothing_to_do(database: str) -> None:
@@ -73,79 +73,79 @@ async def test_second_backfill_has_nothing_to_do(database: str) -> None:
         one = await fill(stage, 0, None, COIN)
         beyond = await fill(stage, START, 1000)
         assert [done.total for done in (again, one, beyond)] == [0, 0, 0]
-        assert await stage.is_whole(0)
+        assert await stage.is_complete(0)
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_overlapping_backfills_count_each_block_once(database: str, seed: int) -> None:
-    """Any order of ranges, of all contracts and of single ones."""
-    chance = random.Random(seed)
+    """Ranges in any order, for all contracts and for single ones."""
+    rng = random.Random(seed)
     async with followed(database) as stage:
         for _ in range(8):
-            first = chance.randrange(0, START)
-            last = chance.choice((None, first, first + chance.randrange(40)))
-            await fill(stage, first, last, chance.choice((b"", COIN, ART)))
+            first = rng.randrange(0, START)
+            last = rng.choice((None, first, first + rng.randrange(40)))
+            await fill(stage, first, last, rng.choice((b"", COIN, ART)))
         await fill(stage, 0)
-        assert await stage.is_whole(0)
+        assert await stage.is_complete(0)
 
 
 async def test_backfill_of_one_contract_adds_only_its_events(database: str) -> None:
     async with followed(database) as stage:
         await fill(stage, 0, None, COIN)
         whole, late = stage.chain.holdings(0), stage.chain.holdings(START)
-        assert await stage.record() == {
+        assert await stage.indexed() == {
             **{key: amount for key, amount in whole.items() if key[1] == COIN},
             **{key: amount for key, amount in late.items() if key[1] != COIN},
         }
 
 
-async def test_backfill_that_is_stopped_goes_on_where_it_was(database: str) -> None:
+async def test_interrupted_backfill_resumes_where_it_stopped(database: str) -> None:
     async with followed(database) as stage:
         stage.upstream.max_range = 3
         for stop_after in (5, 11, 40):
             seen: list[int] = []
 
-            def tell(progress: BackfillProgress, stop_after: int = stop_after, seen: list[int] = seen) -> None:
+            def report(progress: BackfillProgress, stop_after: int = stop_after, seen: list[int] = seen) -> None:
                 seen.append(progress.block)
                 if progress.done >= stop_after:
                     raise ReadFailed("stopped here")
 
             with pytest.raises(ReadFailed):
-                await backfill(stage).run(0, None, tell)
+                await backfill(stage).run(0, None, report)
             assert seen == sorted(set(seen))
         done = await fill(stage, 0)
         assert 0 < done.total < START - 50
-        assert await stage.is_whole(0)
+        assert await stage.is_complete(0)
 
 
 async def test_backfill_beside_a_running_follower(database: str) -> None:
-    """Both write the same rows: neither waits for the other for ever, and nothing is lost."""
+    """Both write the same rows: there is no deadlock, and nothing is lost."""
     async with followed(database) as stage:
         stage.upstream.max_range = 2
         tasks = Tasks()
-        tasks.start("following", stage.following(start=START).run)
+        tasks.start("follower", stage.follower(start=START).run)
         async with asyncio.TaskGroup() as group:
             group.create_task(fill(stage, 0))
             for _ in range(10):
                 stage.chain.mine(*everything())
                 await asyncio.sleep(0.03)
-        await until(lambda: stage.is_whole(0), within_s=40.0)
+        await until(lambda: stage.is_complete(0), within_s=40.0)
         await tasks.close()
 
 
-async def test_one_backfill_of_a_network_at_a_time(database: str) -> None:
+async def test_only_one_backfill_of_a_network_runs_at_a_time(database: str) -> None:
     async with followed(database) as stage, stage.running.blocks.backfill(NETWORK):
         with pytest.raises(InvalidRequest, match="another back-fill"):
             await fill(stage, 0)
 
 
-async def test_backfill_of_a_network_that_was_never_followed_decides_where_its_follower_begins(database: str) -> None:
+async def test_backfill_of_a_new_network_sets_the_first_block_of_its_follower(database: str) -> None:
     async with scene(database, chain=old_chain()) as stage:
         await fill(stage, 0)
         assert await stage.cursor() == (START - 1, stage.chain.blocks[START - 1].hash)
-        async with stage.leading(start=0) as (following, term):
-            await following.step(term)
-        assert await stage.is_whole(0)
+        async with stage.leading(start=0) as (follower, term):
+            await follower.step(term)
+        assert await stage.is_complete(0)
 
 
 # The command
@@ -166,47 +166,47 @@ url = "{stage.upstream.url}"
     return str(path)
 
 
-async def index(*words: str) -> tuple[int, str]:
-    done = await asyncio.to_thread(command, "index", *words)
+async def index(*arguments: str) -> tuple[int, str]:
+    done = await asyncio.to_thread(command, "index", *arguments)
     return done.returncode, done.stdout + done.stderr
 
 
-async def test_command_fills_says_so_and_has_nothing_to_do_then(database: str, tmp_path: Path) -> None:
+async def test_command_fills_reports_and_has_nothing_to_do_afterwards(database: str, tmp_path: Path) -> None:
     async with followed(database) as stage:
-        words = ("--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--from", "0")
-        code, said = await index(*words, "--to", "49")
-        assert (code, re.findall(r"50 blocks of dev/testnet indexed", said)) == (
+        arguments = ("--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--from", "0")
+        code, output = await index(*arguments, "--to", "49")
+        assert (code, re.findall(r"50 blocks of dev/testnet indexed", output)) == (
             0,
             ["50 blocks of dev/testnet indexed"],
         )
-        code, said = await index(*words)
-        assert (code, "40 blocks" in said) == (0, True), said
-        assert await stage.is_whole(0)
-        code, said = await index(*words, "--contract", "0x" + COIN.hex())
-        assert (code, said.startswith("nothing to do")) == (0, True), said
-        assert await stage.is_whole(0)
+        code, output = await index(*arguments)
+        assert (code, "40 blocks" in output) == (0, True), output
+        assert await stage.is_complete(0)
+        code, output = await index(*arguments, "--contract", "0x" + COIN.hex())
+        assert (code, output.startswith("nothing to do")) == (0, True), output
+        assert await stage.is_complete(0)
 
 
-async def test_command_forgets_all(database: str, tmp_path: Path) -> None:
+async def test_command_deletes_the_whole_index(database: str, tmp_path: Path) -> None:
     async with followed(database) as stage:
-        code, said = await index(
+        code, output = await index(
             "--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--forget"
         )
-        assert code == 0, said
-        assert await stage.record() == {}
+        assert code == 0, output
+        assert await stage.indexed() == {}
         assert await stage.cursor() is None
 
 
-class Slow(HoldingsSink):
-    """Takes longer to forget than a statement may."""
+class SlowSink(HoldingsSink):
+    """A sink whose deletion takes longer than the statement timeout."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await connection.execute("select pg_sleep(0.6)")
 
 
-async def test_forgetting_takes_as_long_as_it_takes(database: str) -> None:
+async def test_deleting_the_index_has_no_statement_timeout(database: str) -> None:
     async with followed(database) as stage:
-        stage.running.sinks.append(Slow())
+        stage.running.sinks.append(SlowSink())
         stage.running.blocks = BlockStore(stage.running.pool, statement_s=0.3)
         async with stage.running.blocks.backfill(NETWORK) as term:
             with pytest.raises(Unavailable):
@@ -216,19 +216,20 @@ async def test_forgetting_takes_as_long_as_it_takes(database: str) -> None:
         assert await stage.cursor() is None
 
 
-async def test_forgetting_forgets_the_events_that_nobody_was_told_of_yet(database: str) -> None:
+async def test_deleting_the_index_deletes_undelivered_events(database: str) -> None:
     async with followed(database) as stage, connected(database) as connection:
         await connection.execute(
             "insert into events (id, webhook_id, network, type, block, body, after_block) values"
-            " ('evt_later', 'wh', $1, 'token_transfer', 95, '', 105), ('evt_told', 'wh', $1, 'token_transfer', 95, '', null)",
+            " ('evt_later', 'wh', $1, 'token_transfer', 95, '', 105),"
+            " ('evt_delivered', 'wh', $1, 'token_transfer', 95, '', null)",
             NETWORK,
         )
         await forget_all(stage.running, stage.route)
-        assert [row["id"] for row in await connection.fetch("select id from events")] == ["evt_told"]
+        assert [row["id"] for row in await connection.fetch("select id from events")] == ["evt_delivered"]
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("arguments", "named"),
     [
         (("--chain", NETWORK), "--from"),
         (("--chain", "nowhere", "--from", "0"), "--chain nowhere"),
@@ -239,22 +240,22 @@ async def test_forgetting_forgets_the_events_that_nobody_was_told_of_yet(databas
         (("--chain", "solana", "--from", "0"), "family"),
     ],
 )
-async def test_command_names_what_is_wrong(
-    database: str, tmp_path: Path, words: tuple[str, ...], named: str, capsys: Any
+async def test_command_names_the_invalid_argument(
+    database: str, tmp_path: Path, arguments: tuple[str, ...], named: str, capsys: Any
 ) -> None:
     from proxy.__main__ import main
 
     async with scene(database) as stage:
         config = settings_file(stage, tmp_path / "penstock.toml")
         try:
-            code = await asyncio.to_thread(main, ["index", "--config", config, *words])
+            code = await asyncio.to_thread(main, ["index", "--config", config, *arguments])
         except SystemExit as exc:
             code = int(str(exc.code))
         assert code == 2
         assert named in capsys.readouterr().err
 
 
-def test_line_of_the_bar_tells_share_rate_and_time_left() -> None:
+def test_progress_line_shows_share_rate_and_time_left() -> None:
     progress = BackfillProgress(last=999, total=1000, done=250, block=249, transfers=5_000)
     assert line(progress, 10.0) == f"[{'=' * 6}{' ' * 18}] 25%  block 249  500 transfers/s  30 s left"
     assert line(progress, 10_000.0, width=0) == "25%  block 249  0 transfers/s  8.3 h left"

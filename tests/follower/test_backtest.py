@@ -1,4 +1,4 @@
-"""Trying a config on the past of a little chain: what it counts, and what it refuses."""
+"""Back-tests of a webhook config on past blocks: the counts and the refusals."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ from tests.rpc_upstreams import Refused
 CONFIG = {"addresses": ["0x" + B.hex()]}
 
 
-def tried(stage: Stage) -> tuple[Backtest, Any]:
+def backtest_of(stage: Stage) -> tuple[Backtest, Any]:
     return Backtest(stage.scene.running.internal_calls), stage.scene.route.network
 
 
-async def test_transfers_inside_transactions_are_counted_by_their_traces(stage: Stage) -> None:
+async def test_internal_transfers_are_counted_from_traces(stage: Stage) -> None:
     stage.scene.chain.mine([], [], [])
     busy = stage.scene.chain.blocks[2].hash
     call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
     tree = {"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call, call, {**call, "error": "reverted"}]}}
     answers = stage.scene.upstream.answers
     answers["debug_traceBlockByHash"] = lambda params: [tree] if params[0] == busy else []
-    trying, network = tried(stage)
-    assert await trying.run(network, "INTERNAL_TRANSFER", CONFIG, first=1, last=3) == BacktestResult(1, 3, 2, 1)
+    tested, network = backtest_of(stage)
+    assert await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=1, last=3) == BacktestResult(1, 3, 2, 1)
     with pytest.raises(InvalidRequest, match="50 blocks"):
-        await trying.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=50)
+        await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=50)
 
 
-async def test_network_without_traces_says_so(stage: Stage) -> None:
+async def test_network_without_traces_is_unavailable(stage: Stage) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "missing trie node")
 
     stage.scene.upstream.answers["debug_traceBlockByHash"] = refuse
-    trying, network = tried(stage)
+    tested, network = backtest_of(stage)
     with pytest.raises(Unavailable, match="no traces there"):
-        await trying.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=0)
+        await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=0)
 
 
-async def test_more_receipts_than_may_be_asked_for_are_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backtest_that_needs_too_many_receipts_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backtest, "MOST_RECEIPTS", 3)
     with_transaction(stage, "0x" + "77" * 32)
     stage.scene.chain.mine([], [], [], [])
-    asked: list[str] = []
+    requested: list[str] = []
 
     def receipt(params: list[Any]) -> dict[str, str]:
-        asked.append(params[0])
+        requested.append(params[0])
         return {"status": "0x1"}
 
     stage.scene.upstream.answers["eth_getTransactionReceipt"] = receipt
-    trying, network = tried(stage)
-    assert (await trying.run(network, "address_activity", CONFIG, first=1, last=3)).events == 3
-    asked.clear()
+    tested, network = backtest_of(stage)
+    assert (await tested.run(network, "address_activity", CONFIG, first=1, last=3)).events == 3
+    requested.clear()
     with pytest.raises(InvalidRequest, match="to_block: more than 3 transactions match"):
-        await trying.run(network, "address_activity", CONFIG, first=1, last=4)
-    assert asked == []
+        await tested.run(network, "address_activity", CONFIG, first=1, last=4)
+    assert requested == []
 
 
-async def test_chain_of_another_family_is_refused_before_it_is_asked_for_anything(stage: Stage) -> None:
-    trying, _ = tried(stage)
+async def test_chain_of_another_family_is_refused_without_a_call(stage: Stage) -> None:
+    tested, _ = backtest_of(stage)
     other = next(network for network in TABLES.chains.networks() if network.family != "evm")
     with pytest.raises(InvalidRequest, match="chain: there are no webhooks"):
-        await trying.run(other, "token_transfer", CONFIG, first=0, last=0)
+        await tested.run(other, "token_transfer", CONFIG, first=0, last=0)

@@ -1,4 +1,4 @@
-"""Events of a little chain: made with its blocks, completed afterwards, taken back with the blocks that it drops."""
+"""Webhook events: created with their blocks, enriched afterwards, and corrected when the chain drops blocks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.service import until
 from tests.shapes import conforms
 
 
-async def test_log_webhook_is_told_of_matching_logs_with_their_place(stage: Stage) -> None:
+async def test_log_webhook_gets_matching_logs_with_their_position(stage: Stage) -> None:
     await stage.step()
     webhook = await stage.webhook("log", addresses=["0x" + COIN.hex()], topics=[TRANSFER, None, "0x" + word(B)])
     await stage.mine([erc20(COIN, A, B, 5), erc20(COIN, A, C, 6), erc20(ART, A, B, 7)], [erc20(COIN, C, B, 8)])
-    first, second = await stage.told()
+    first, second = await stage.bodies()
     assert first["event_type"] == "log"
     assert first["webhook_id"] == webhook.id
     assert [each["data"]["block_number"] for each in (first, second)] == [1, 2]
@@ -39,75 +39,75 @@ async def test_log_webhook_is_told_of_matching_logs_with_their_place(stage: Stag
     assert first["data"]["chain"] == "dev-testnet"
 
 
-async def test_webhook_sees_the_blocks_after_it_and_none_before(stage: Stage) -> None:
+async def test_webhook_gets_events_of_blocks_after_its_creation_only(stage: Stage) -> None:
     await stage.mine([erc721(ART, A, B, 1)])
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.mine([erc721(ART, B, C, 1)])
-    (told,) = await stage.told()
-    assert told["data"]["block_number"] == 2
+    (body,) = await stage.bodies()
+    assert body["data"]["block_number"] == 2
 
 
-async def test_webhook_that_comes_between_the_reading_and_the_writing_is_not_missed(stage: Stage) -> None:
-    """Nobody wanted other logs when the blocks were read: they are read again."""
+async def test_webhook_created_between_reading_and_writing_is_not_missed(stage: Stage) -> None:
+    """The block was read without its logs, because no webhook needed them, so it is read repeated."""
     await stage.step()
     approval = Event(COIN, ("0x" + "ab" * 32,), word(1))
     stage.scene.chain.mine([approval])
-    piece = await stage.scene.running.reader(stage.scene.route, stage.following._sinks).block(1)
+    piece = await stage.scene.running.reader(stage.scene.route, stage.follower._sinks).block(1)
     assert not piece.logs
     await stage.webhook("log", addresses=["0x" + COIN.hex()])
     with pytest.raises(StaleRead):
-        await stage.following._write(stage.term, [piece])
+        await stage.follower._write(stage.term, [piece])
     await stage.step()
-    assert len(await stage.told()) == 1
+    assert len(await stage.bodies()) == 1
 
 
-async def test_several_of_one_log_are_events_of_their_own(stage: Stage) -> None:
+async def test_several_transfers_of_one_log_are_separate_events(stage: Stage) -> None:
     await stage.webhook("nft_transfer", addresses=["0x" + B.hex()])
     await stage.mine([erc1155_batch(GAME, A, B, [(1, 10), (2, 20), (2, 20)])])
-    told = await stage.told()
-    assert sorted((each["data"]["token_id"], each["data"]["quantity"]) for each in told) == [
+    bodies = await stage.bodies()
+    assert sorted((each["data"]["token_id"], each["data"]["quantity"]) for each in bodies) == [
         ("1", 10), ("2", 20), ("2", 20),
     ]  # fmt: skip
-    assert len({each["id"] for each in told}) == 3
+    assert len({each["id"] for each in bodies}) == 3
 
 
-async def test_token_that_is_known_is_told_at_once_and_another_when_it_is_found_out(stage: Stage) -> None:
+async def test_event_of_a_cached_token_is_due_immediately_and_of_another_after_enrichment(stage: Stage) -> None:
     await stage.webhook("TOKEN_TRANSFER", contracts=["0x" + COIN.hex(), "0x" + ART.hex()], min_value="5")
-    stage.events.composition.learn(COIN, EventToken("COIN", 2))
+    stage.events.drafter.learn(COIN, EventToken("COIN", 2))
     await stage.mine([erc20(COIN, A, B, 4), erc20(COIN, A, B, 512), erc20(ART, A, B, 6)])
-    (told,) = await stage.told()
-    assert told["type"] == "TOKEN_TRANSFER"
-    assert told["chainId"] == 31337
-    assert told["data"]["token"]["symbol"] == "COIN"
-    assert told["data"]["valueFormatted"] == "5.12"
+    (body,) = await stage.bodies()
+    assert body["type"] == "TOKEN_TRANSFER"
+    assert body["chainId"] == 31337
+    assert body["data"]["token"]["symbol"] == "COIN"
+    assert body["data"]["valueFormatted"] == "5.12"
     (lacking,) = await stage.rows("select lacks from events where lacks is not null")
     assert orjson.loads(lacking["lacks"]) == {"token": "0x" + ART.hex()}
 
 
 async def test_address_that_sends_to_itself_has_two_events(stage: Stage) -> None:
     await stage.webhook("address_activity", addresses=["0x" + A.hex()])
-    stage.events.composition.learn(COIN, EventToken("COIN", 2))
+    stage.events.drafter.learn(COIN, EventToken("COIN", 2))
     await stage.mine([erc20(COIN, A, A, 4)])
-    assert sorted(each["data"]["direction"] for each in await stage.told()) == ["incoming", "outgoing"]
+    assert sorted(each["data"]["direction"] for each in await stage.bodies()) == ["incoming", "outgoing"]
 
 
-async def test_new_block_is_told_once_for_each_block(stage: Stage) -> None:
+async def test_new_block_event_is_created_once_for_each_block(stage: Stage) -> None:
     await stage.step()
     await stage.webhook("NEW_BLOCK")
     await stage.mine([], [])
-    told = await stage.told()
-    assert [each["data"]["blockNumber"] for each in told] == [1, 2]
-    assert told[0]["data"]["blockHash"] == stage.scene.chain.blocks[1].hash
-    assert told[0]["data"]["timestamp"] == "2023-11-14T22:13:21Z"
+    bodies = await stage.bodies()
+    assert [each["data"]["blockNumber"] for each in bodies] == [1, 2]
+    assert bodies[0]["data"]["blockHash"] == stage.scene.chain.blocks[1].hash
+    assert bodies[0]["data"]["timestamp"] == "2023-11-14T22:13:21Z"
 
 
-async def test_same_event_has_the_same_id_however_often_it_is_made(stage: Stage) -> None:
-    """The first writer is killed before its transaction is through; the second makes the same."""
+async def test_same_event_always_gets_the_same_id(stage: Stage) -> None:
+    """A writer that repeats the work of one that died before the commit creates the same events."""
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     stage.scene.chain.mine([erc721(ART, A, B, 1)])
-    reader = stage.scene.running.reader(stage.scene.route, stage.following._sinks)
+    reader = stage.scene.running.reader(stage.scene.route, stage.follower._sinks)
     await stage.step()
-    (before,) = await stage.told()
+    (before,) = await stage.bodies()
     pieces = [await reader.block(1)]
     assert stage.events.sink._events(pieces[0])[0].id == before["id"]
     assert before["id"] == webhook_bodies.event_id(
@@ -120,18 +120,18 @@ async def test_same_event_has_the_same_id_however_often_it_is_made(stage: Stage)
     )
 
 
-# Blocks that the chain drops
+# Reorganisations
 
 
-async def test_event_that_was_told_is_taken_back_by_name(stage: Stage) -> None:
+async def test_delivered_event_of_a_dropped_block_is_corrected(stage: Stage) -> None:
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.mine([], [erc721(ART, A, B, 1)])
-    (first,) = await stage.told()
+    (first,) = await stage.bodies()
     await stage.deliver()
     stage.scene.chain.drop(1)
     await stage.mine([erc721(ART, A, C, 1)], [])
     await stage.step()
-    correction, second = await stage.told()
+    correction, second = await stage.bodies()
     assert correction["event_type"] == "correction"
     assert correction["data"] == {
         "chain": "dev-testnet",
@@ -146,32 +146,32 @@ async def test_event_that_was_told_is_taken_back_by_name(stage: Stage) -> None:
     assert sorted(map(str, (row["takes_back"] for row in rows))) == sorted(["None", first["id"]])
 
 
-async def test_correction_of_format_b_names_what_it_takes_back(stage: Stage) -> None:
+async def test_correction_in_format_b_names_the_withdrawn_event(stage: Stage) -> None:
     await stage.webhook("NEW_BLOCK")
     await stage.mine([], [])
-    before = {each["data"]["blockHash"]: each["id"] for each in await stage.told()}
+    before = {each["data"]["blockHash"]: each["id"] for each in await stage.bodies()}
     await stage.deliver()
     dropped = stage.scene.chain.blocks[-1].hash
     stage.scene.chain.drop(1)
     await stage.mine([], [])
     await stage.step()
-    (correction,) = [each for each in await stage.told() if each["type"] == "CORRECTION"]
+    (correction,) = [each for each in await stage.bodies() if each["type"] == "CORRECTION"]
     assert correction["data"]["takesBack"] == before[dropped]
     assert correction["data"]["eventType"] == "NEW_BLOCK"
 
 
-async def test_event_that_nobody_was_told_of_goes_without_a_word(stage: Stage) -> None:
+async def test_undelivered_event_of_a_dropped_block_is_removed_without_a_correction(stage: Stage) -> None:
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.mine([], [erc721(ART, A, B, 1)])
     stage.scene.chain.drop(1)
     await stage.mine([erc721(ART, A, C, 1)], [])
     await stage.step()
-    (told,) = await stage.told()
-    assert told["event_type"] == "nft_transfer"
-    assert told["data"]["to"].lower() == "0x" + C.hex()
+    (body,) = await stage.bodies()
+    assert body["event_type"] == "nft_transfer"
+    assert body["data"]["to"].lower() == "0x" + C.hex()
 
 
-async def test_event_that_was_under_way_is_not_tried_again_once_it_is_taken_back(stage: Stage) -> None:
+async def test_event_in_delivery_is_not_retried_once_it_is_withdrawn(stage: Stage) -> None:
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.mine([], [erc721(ART, A, B, 1)])
     async with connected(stage.scene.database) as connection:
@@ -179,19 +179,19 @@ async def test_event_that_was_under_way_is_not_tried_again_once_it_is_taken_back
     stage.scene.chain.drop(1)
     await stage.mine([], [])
     await stage.step()
-    (correction,) = await stage.told()
+    (correction,) = await stage.bodies()
     assert correction["event_type"] == "correction"
-    assert len(await stage.told("dropped")) == 1
+    assert len(await stage.bodies("dropped")) == 1
 
 
-async def test_owner_sees_what_was_taken_back_and_cannot_have_it_sent_again(stage: Stage) -> None:
-    """One event was under way and one was delivered when their block was dropped."""
+async def test_owner_sees_withdrawn_events_and_cannot_redeliver_them(stage: Stage) -> None:
+    """One event was in delivery and one was delivered when their block was dropped."""
     webhook = await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.mine([], [erc721(ART, A, B, 1), erc721(ART, A, B, 2)])
-    told = [each["id"] for each in await stage.told()]
+    bodies = [each["id"] for each in await stage.bodies()]
     async with connected(stage.scene.database) as connection:
         await connection.execute("update deliveries set claim = 1")
-        await connection.execute("update deliveries set state = 'delivered' where event_id = $1", told[0])
+        await connection.execute("update deliveries set state = 'delivered' where event_id = $1", bodies[0])
     stage.scene.chain.drop(1)
     await stage.mine([], [])
     await stage.step()
@@ -200,8 +200,8 @@ async def test_owner_sees_what_was_taken_back_and_cannot_have_it_sent_again(stag
     shown = {each.event_id: _shown(each) for each in found}
     for each in shown.values():
         conforms(each, "Delivery")
-    assert [shown[name]["status"] for name in told] == ["delivered", "taken_back"]
-    assert [await deliveries.redeliver(webhook.id, name) for name in told] == [False, False]
+    assert [shown[name]["status"] for name in bodies] == ["delivered", "taken_back"]
+    assert [await deliveries.redeliver(webhook.id, name) for name in bodies] == [False, False]
     long_ago, present = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=n) for n in (-1, 1))
     for state in (None, "delivered", "dropped"):
         assert await deliveries.redeliver_since(webhook.id, long_ago, present, state=state) == 0
@@ -209,13 +209,13 @@ async def test_owner_sees_what_was_taken_back_and_cannot_have_it_sent_again(stag
     assert await deliveries.redeliver_since(webhook.id, long_ago, present, state=None) == 2  # the corrections
 
 
-async def test_event_that_comes_back_after_it_was_taken_back_has_another_name(stage: Stage) -> None:
-    """The chain goes to another branch, and back again: under its first name receivers would take it for one they know."""
+async def test_event_that_returns_after_it_was_withdrawn_gets_a_new_id(stage: Stage) -> None:
+    """The chain switches to another fork and back. With the first id receivers would discard it as a duplicate."""
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     chain = stage.scene.chain
     await stage.mine([], [erc721(ART, A, B, 1)])
     branch = chain.blocks[-1]
-    (first,) = await stage.told()
+    (first,) = await stage.bodies()
     await stage.deliver()
     chain.drop(1)
     await stage.mine([], [])
@@ -224,26 +224,26 @@ async def test_event_that_comes_back_after_it_was_taken_back_has_another_name(st
     chain.blocks.append(branch)
     await stage.mine([], [], [])
     await stage.step()
-    again = [each for each in await stage.told() if each["event_type"] == "nft_transfer"]
-    assert [each["data"] for each in again] == [first["data"]]
-    assert again[0]["id"] != first["id"]
+    repeated = [each for each in await stage.bodies() if each["event_type"] == "nft_transfer"]
+    assert [each["data"] for each in repeated] == [first["data"]]
+    assert repeated[0]["id"] != first["id"]
 
 
-# Webhooks that change
+# Changes of webhooks
 
 
 async def test_events_of_a_paused_webhook_are_kept_until_it_is_resumed(stage: Stage) -> None:
     webhook = await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.store.move(webhook, "pause")
     await stage.mine([erc721(ART, A, B, 1)])
-    assert await stage.told() == []
-    assert len(await stage.told("parked")) == 1
+    assert await stage.bodies() == []
+    assert len(await stage.bodies("parked")) == 1
     await stage.store.move(webhook, "activate")
-    assert len(await stage.told()) == 1
+    assert len(await stage.bodies()) == 1
 
 
 @pytest.mark.parametrize("cause", ["delete", "gone"])
-async def test_webhook_that_is_gone_gets_no_events(stage: Stage, cause: Any) -> None:
+async def test_deleted_or_disabled_webhook_gets_no_events(stage: Stage, cause: Any) -> None:
     webhook = await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await stage.mine([erc721(ART, A, B, 1)])
     await stage.store.move(webhook, cause)
@@ -260,25 +260,25 @@ async def test_addresses_are_added_and_removed_between_two_blocks(stage: Stage) 
     await stage.store.update(webhook, delta=AddressChange(add=[A], remove=[B], most=10))
     await stage.store.update(webhook, delta=AddressChange(add=[B], remove=[], most=10))
     await stage.mine([erc721(ART, C, A, 4), erc721(ART, C, B, 5)])
-    assert [each["data"]["token_id"] for each in await stage.told()] == ["1", "3", "4", "5"]
+    assert [each["data"]["token_id"] for each in await stage.bodies()] == ["1", "3", "4", "5"]
 
 
-async def test_webhooks_are_the_same_after_a_new_start(database: str) -> None:
+async def test_webhooks_are_loaded_after_a_restart(database: str) -> None:
     async with staged(database) as first:
         webhook = await first.webhook("nft_transfer", addresses=["0x" + A.hex()])
         await first.mine([])
         await first.store.update(webhook, delta=AddressChange(add=[B], remove=[A], most=10))
         chain = first.scene.chain
         await first.mine([])
-    async with scene(database, chain=chain) as again:
-        events = again.running.events(again.route)
-        async with again.running.pool.connection() as connection, connection.transaction():
+    async with scene(database, chain=chain) as repeated:
+        events = repeated.running.events(repeated.route)
+        async with repeated.running.pool.connection() as connection, connection.transaction():
             await events.watch.hold(connection)
         assert [*events.watch.index.tables.nft_side] == [B]
 
 
-async def test_webhooks_that_were_loaded_in_part_are_loaded_anew(stage: Stage) -> None:
-    """Their addresses cannot be read at first: what follows must not believe that they have none."""
+async def test_partially_loaded_webhooks_are_loaded_again(stage: Stage) -> None:
+    """Their addresses cannot be read at first. Afterwards they must not count as having none."""
     await stage.step()
     await stage.webhook("nft_transfer", addresses=["0x" + A.hex()])
     watch = stage.events.watch
@@ -290,21 +290,24 @@ async def test_webhooks_that_were_loaded_in_part_are_loaded_anew(stage: Stage) -
         assert len(watch.index) == 0
         await connection.execute("alter table elsewhere rename to watched_addresses")
     await stage.mine([erc721(ART, B, A, 1)])
-    assert len(await stage.told()) == 1
+    assert len(await stage.bodies()) == 1
 
 
-async def test_loop_that_follows_notices_reads_changes_between_blocks(stage: Stage) -> None:
+async def test_notifications_refresh_the_webhooks_between_blocks(stage: Stage) -> None:
     watch = stage.events.watch
     tasks = stage.scene.running.tasks
-    tasks.start("webhooks", lambda: watch.follow(stage.scene.running.pool, stage.scene.running.bell))
+    tasks.start("webhooks", lambda: watch.follow(stage.scene.running.pool, stage.scene.running.notifications))
     await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()])
     await until(lambda: len(watch.index))
 
 
-async def test_notice_reaches_everybody_who_waits_for_it_whoever_clears_his_own(stage: Stage) -> None:
-    bell = stage.scene.running.bell
-    one, other = bell.of("penstock_events", NETWORK), bell.of("penstock_events", NETWORK)
-    await until(lambda: one.is_set() and other.is_set())  # when it begins to listen
+async def test_notification_sets_every_event_even_if_another_was_cleared(stage: Stage) -> None:
+    notifications = stage.scene.running.notifications
+    one, other = (
+        notifications.event_for("penstock_events", NETWORK),
+        notifications.event_for("penstock_events", NETWORK),
+    )
+    await until(lambda: one.is_set() and other.is_set())  # set once when listening starts
     one.clear()
     other.clear()
     await stage.rows(f"select pg_notify('penstock_events', '{NETWORK}')")
@@ -314,7 +317,7 @@ async def test_notice_reaches_everybody_who_waits_for_it_whoever_clears_his_own(
     assert not one.is_set()
 
 
-# What events lack
+# Enrichment
 
 
 async def test_event_waits_for_the_receipt_of_its_own_block(stage: Stage) -> None:
@@ -323,25 +326,25 @@ async def test_event_waits_for_the_receipt_of_its_own_block(stage: Stage) -> Non
     await stage.step()
     await stage.webhook("mined_transaction", tx_hashes=[name])
     await stage.mine([])
-    composing = stage.events.composing
+    enricher = stage.events.enricher
     answers = stage.scene.upstream.answers
     own = {"blockHash": stage.scene.chain.blocks[1].hash, "blockNumber": "0x1", "status": "0x0", "gasUsed": "0x5208"}
     for receipt in (None, {**own, "blockHash": "0x" + "00" * 32}):
         answers["eth_getTransactionReceipt"] = partial(lambda receipt, _: receipt, receipt)
-        composing.start_over()
-        await composing.compose()
-        assert await stage.told() == []
+        enricher.start_over()
+        await enricher.enrich()
+        assert await stage.bodies() == []
     answers["eth_getTransactionReceipt"] = lambda _: own
-    composing.start_over()
-    await composing.compose()
-    (told,) = await stage.told()
-    assert (told["data"]["status"], told["data"]["gas_used"]) == ("failed", 21_000)
+    enricher.start_over()
+    await enricher.enrich()
+    (body,) = await stage.bodies()
+    assert (body["data"]["status"], body["data"]["gas_used"]) == ("failed", 21_000)
 
 
-async def test_events_that_cannot_be_completed_are_passed_over_and_hold_up_nobody(
+async def test_incomplete_events_are_skipped_and_do_not_block_later_ones(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than are looked at together, and older: what comes after them is told, and they are when they can be."""
+    """There are more of them than fit into a batch, and they are older. Later events are due before them."""
     monkeypatch.setattr(enrichment, "BATCH", 2)
     name = "0x" + "77" * 32
     with_transaction(stage, name)
@@ -354,23 +357,23 @@ async def test_events_that_cannot_be_completed_are_passed_over_and_hold_up_nobod
     answers["eth_call"] = lambda _: "0x"
     await stage.mine([erc20(COIN, A, B, 5)])
     rounds = 1
-    while await stage.events.composing.compose():
+    while await stage.events.enricher.enrich():
         rounds += 1
     assert rounds == 4
-    assert [each["type"] for each in await stage.told()] == ["TOKEN_TRANSFER"]
-    assert repr(stage.events.composing).endswith("some left>")
-    # The transaction is in the last block, as far as its receipt says; the others go on waiting.
+    assert [each["type"] for each in await stage.bodies()] == ["TOKEN_TRANSFER"]
+    assert repr(stage.events.enricher).endswith("some skipped>")
+    # According to its receipt the transaction is in the last block; the other events keep waiting.
     last = stage.scene.chain.blocks[-1].hash
     own = {"blockHash": last, "blockNumber": "0x6", "status": "0x1", "gasUsed": "0x5208"}
     answers["eth_getTransactionReceipt"] = lambda _: own
-    stage.events.composing.start_over()
-    while await stage.events.composing.compose():
+    stage.events.enricher.start_over()
+    while await stage.events.enricher.enrich():
         pass
-    assert len(await stage.told()) == 2
+    assert len(await stage.bodies()) == 2
     assert len(await stage.rows("select from events where lacks is not null")) == 5
 
 
-async def test_activity_of_a_transaction_that_failed_is_dropped(stage: Stage) -> None:
+async def test_activity_of_a_failed_transaction_is_dropped(stage: Stage) -> None:
     name = "0x" + "78" * 32
     with_transaction(stage, name)
     await stage.step()
@@ -380,14 +383,14 @@ async def test_activity_of_a_transaction_that_failed_is_dropped(stage: Stage) ->
     stage.scene.upstream.answers["eth_getTransactionReceipt"] = lambda _: {
         "blockHash": hash_, "blockNumber": "0x1", "status": "0x0", "gasUsed": "0x5208",
     }  # fmt: skip
-    await stage.events.composing.compose()
+    await stage.events.enricher.enrich()
     assert await stage.rows("select from events") == []
 
 
-async def test_token_that_says_nothing_of_itself_is_told_without_a_name(stage: Stage) -> None:
+async def test_event_of_a_token_without_symbol_has_no_symbol(stage: Stage) -> None:
     await stage.webhook("token_transfer", contracts=["0x" + COIN.hex()])
     stage.scene.upstream.answers["eth_call"] = lambda _: "0x"
     await stage.mine([erc20(COIN, A, B, 5)])
-    await stage.events.composing.compose()
-    (told,) = await stage.told()
-    assert (told["data"]["symbol"], told["data"]["decimals"]) == (None, None)
+    await stage.events.enricher.enrich()
+    (body,) = await stage.bodies()
+    assert (body["data"]["symbol"], body["data"]["decimals"]) == (None, None)

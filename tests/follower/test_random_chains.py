@@ -1,4 +1,4 @@
-"""Random transfers and random reorganisations: what is written equals a plain replay of the chain, whatever came between."""
+"""Random transfers and reorganisations: the index always equals a plain replay of the canonical chain."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CONTRACTS = [address(100 + n) for n in range(3)]
 AMOUNTS = (0, 1, 7, 10**18, 10**77, 2**256 - 1)
 
 
-def event(chance: random.Random) -> Event:
-    contract, sender, recipient = chance.choice(CONTRACTS), *chance.choices(HOLDERS, k=2)
-    amount, token = chance.choice(AMOUNTS), chance.choice((0, 1, 2, 2**255))
-    match chance.randrange(6):
+def event(rng: random.Random) -> Event:
+    contract, sender, recipient = rng.choice(CONTRACTS), *rng.choices(HOLDERS, k=2)
+    amount, token = rng.choice(AMOUNTS), rng.choice((0, 1, 2, 2**255))
+    match rng.randrange(6):
         case 0:
             return erc20(contract, sender, recipient, amount)
         case 1:
@@ -37,7 +37,7 @@ def event(chance: random.Random) -> Event:
         case 2:
             return erc1155(contract, sender, recipient, token, amount)
         case 3:
-            tokens = [(chance.randrange(3), chance.choice(AMOUNTS)) for _ in range(chance.randrange(4))]
+            tokens = [(rng.randrange(3), rng.choice(AMOUNTS)) for _ in range(rng.randrange(4))]
             return erc1155_batch(contract, sender, recipient, tokens)
         case 4:
             return deposit(contract, recipient, amount)
@@ -45,39 +45,39 @@ def event(chance: random.Random) -> Event:
             return withdrawal(contract, sender, amount)
 
 
-def mine(stage: Scene, chance: random.Random, most: int) -> None:
-    stage.chain.mine(*([event(chance) for _ in range(chance.randrange(5))] for _ in range(chance.randrange(1, most))))
+def mine(stage: Scene, rng: random.Random, most: int) -> None:
+    stage.chain.mine(*([event(rng) for _ in range(rng.randrange(5))] for _ in range(rng.randrange(1, most))))
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_record_equals_a_replay_of_the_canonical_chain(database: str, seed: int) -> None:
-    chance = random.Random(seed)
-    async with scene(database) as stage, stage.leading(keep=KEEP) as (following, term):
-        stage.upstream.max_range = chance.choice((0, 1, 3))
-        mine(stage, chance, 60)
+async def test_index_equals_a_replay_of_the_canonical_chain(database: str, seed: int) -> None:
+    rng = random.Random(seed)
+    async with scene(database) as stage, stage.leading(keep=KEEP) as (follower, term):
+        stage.upstream.max_range = rng.choice((0, 1, 3))
+        mine(stage, rng, 60)
         for _ in range(12):
-            written = max(following.cursor.number, 0)
-            depth = chance.randrange(0, KEEP)
-            # Blocks that were written in ranges stay: only those that are kept can go.
+            written = max(follower.cursor.number, 0)
+            depth = rng.randrange(0, KEEP)
+            # Blocks indexed in ranges cannot be undone, only the last `KEEP` can.
             if depth and stage.chain.head > 40 and stage.chain.head - depth >= written - KEEP + 1:
                 stage.chain.drop(depth)
-            mine(stage, chance, 20)
+            mine(stage, rng, 20)
             try:
-                await following.step(term)
+                await follower.step(term)
             except ReadFailed:
                 pass
             assert await _agrees(stage)
         for _ in range(3):
-            await following.step(term)
-        assert await stage.is_whole()
+            await follower.step(term)
+        assert await stage.is_complete()
 
 
 async def _agrees(stage: Scene) -> bool:
-    """At every moment the record is that of a chain up to its cursor: the canonical one, if the cursor is on it."""
+    """If the cursor is on the canonical chain, the index equals that chain up to the cursor."""
     found = await stage.cursor()
     if found is None:
         return True
     number, block_hash = found
     if number < 0 or stage.chain.blocks[min(number, stage.chain.head)].hash != block_hash:
         return True
-    return await stage.record() == stage.chain.holdings(0, number)
+    return await stage.indexed() == stage.chain.holdings(0, number)

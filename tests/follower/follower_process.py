@@ -1,6 +1,6 @@
-"""A follower as a process of its own, for tests that kill it: it takes its settings as an argument and follows until it ends.
+"""A follower in a separate process, for tests that kill it. The first argument is its settings as JSON.
 
-With a number as second argument it stops for good, by SIGKILL to itself, inside its n-th transaction.
+With a number n as second argument it kills itself by SIGKILL inside its n-th transaction.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from proxy.store.blocks import BlockMark, BlockStore, Followed
 from proxy.store.pool import DatabaseConnection
 
 
-class Trap:
-    """The last sink: when its turn comes all others have written, and nothing is committed."""
+class KillSink:
+    """The last sink. It kills the process after all other sinks have written and before the commit."""
 
     topics: frozenset[str] | None = frozenset()
     blocks = False
@@ -31,27 +31,27 @@ class Trap:
         self._left = left
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
-        self._spring()
+        self._count_down()
 
     async def undo(
         self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
     ) -> None:
-        self._spring()
+        self._count_down()
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None: ...
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None: ...
 
-    def _spring(self) -> None:
+    def _count_down(self) -> None:
         self._left -= 1
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def main(tree: dict[str, object], trap: int) -> None:
+async def main(tree: dict[str, object], kill_in: int) -> None:
     running = Background(load(environ={}, overrides=tree), load_tables())
     running.blocks = BlockStore(running.pool, silent_s=3.0)
-    if trap:
-        running.sinks.append(Trap(trap))
+    if kill_in:
+        running.sinks.append(KillSink(kill_in))
     await running.open()
     running.follow()
     print("ready", flush=True)

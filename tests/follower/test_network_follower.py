@@ -1,4 +1,4 @@
-"""One network's record against the chain: growing, forking, cut short, refused, lying, and full of odd contracts."""
+"""The index of a network against its chain: growth, forks, resets, refused and false replies, unusual contracts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from proxy import telemetry
 from proxy.chains.evm.facts import BlockFacts
-from proxy.services.follower import network_follower as following_room
+from proxy.services.follower import network_follower
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import NoCommonBlock, forget
 from proxy.store.blocks import BlockMark, Followed, LeadershipLost
@@ -36,8 +36,8 @@ from tests.rpc_upstreams import REFUSALS
 from tests.service import until
 
 
-class Diary:
-    """A sink that wants every block alone, and writes down what it is told, in its own table of the same transaction."""
+class BlockRecorder:
+    """A sink that needs every block on its own and writes it to a table in the same transaction."""
 
     topics: frozenset[str] | None = None
     blocks = True
@@ -45,31 +45,33 @@ class Diary:
 
     async def create(self, database: str) -> None:
         async with connected(database) as connection:
-            await connection.execute("create table diary (block bigint primary key, hash bytea not null)")
+            await connection.execute("create table recorded_blocks (block bigint primary key, hash bytea not null)")
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         rows = [(piece.last, piece.hash) for piece in found]
         assert all(piece.header is not None and piece.blocks == 1 for piece in found)
-        await connection.executemany("insert into diary values ($1, $2)", rows)
+        await connection.executemany("insert into recorded_blocks values ($1, $2)", rows)
 
     async def undo(
         self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
     ) -> None:
-        gone = await connection.fetch("delete from diary where block > $1 returning block, hash", stays.number)
+        gone = await connection.fetch(
+            "delete from recorded_blocks where block > $1 returning block, hash", stays.number
+        )
         assert sorted(map(tuple, gone), reverse=True) == [(mark.number, mark.hash) for mark in removed]
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None: ...
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
-        await connection.execute("delete from diary")
+        await connection.execute("delete from recorded_blocks")
 
 
-async def test_record_is_the_chains_for_every_kind_of_token(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
+async def test_index_matches_the_chain_for_every_kind_of_token(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (follower, term):
         stage.chain.mine(*everything())
-        await following.step(term)
-        assert await stage.is_whole()
-        assert await stage.record() == {
+        await follower.step(term)
+        assert await stage.is_complete()
+        assert await stage.indexed() == {
             (A, COIN): 700,
             (B, COIN): 200,
             (A, ART, HUGE.to_bytes(32, "big")): 1,
@@ -83,101 +85,101 @@ def word_of(number: int) -> bytes:
     return number.to_bytes(32, "big")
 
 
-async def test_network_that_was_never_followed_begins_at_its_newest_final_block(database: str) -> None:
+async def test_new_network_starts_at_its_newest_final_block(database: str) -> None:
     chain = LittleChain()
     chain.mine(*([erc20(COIN, ZERO, A, 1)] for _ in range(200)))
-    async with scene(database, chain=chain) as stage, stage.leading(start=None) as (following, term):
-        await following.step(term)
+    async with scene(database, chain=chain) as stage, stage.leading(start=None) as (follower, term):
+        await follower.step(term)
         finality = stage.route.network.facts.finality_blocks
         found = await stage.holdings.as_of(NETWORK)
         assert found is not None
         assert (found.first_block, found.block) == (200 - finality + 1, 200)
-        assert await stage.record() == {(A, COIN): finality}
+        assert await stage.indexed() == {(A, COIN): finality}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7, 16])
-async def test_blocks_that_the_chain_drops_are_undone(database: str, depth: int) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
+async def test_dropped_blocks_are_undone(database: str, depth: int) -> None:
+    async with scene(database) as stage, stage.leading() as (follower, term):
         stage.chain.mine(*everything(), *everything(), *everything(), *everything())
-        await following.step(term)
+        await follower.step(term)
         stage.chain.drop(depth)
         stage.chain.mine(*([erc20(COIN, ZERO, C, n + 1), erc721(ART, ZERO, C, 77 + n)] for n in range(depth + 1)))
-        await following.step(term)
-        assert following.cursor.number == 20 - depth
-        await following.step(term)
-        assert await stage.is_whole()
+        await follower.step(term)
+        assert follower.cursor.number == 20 - depth
+        await follower.step(term)
+        assert await stage.is_complete()
 
 
-async def test_shorter_chain_is_followed_back(database: str) -> None:
-    """Another block of a lower height, seen twice; and a chain that only lost its end, once nobody is thought to be behind."""
-    async with scene(database) as stage, stage.leading() as (following, term):
+async def test_shortened_chain_is_followed(database: str) -> None:
+    """A different block at a lower height must be reported twice. A truncated chain must be reported `patience` times."""
+    async with scene(database) as stage, stage.leading() as (follower, term):
         stage.chain.mine(*everything(), *everything())
-        await following.step(term)
+        await follower.step(term)
         stage.chain.drop(4)
         stage.chain.mine([erc20(COIN, ZERO, C, 1)])
-        await following.step(term)
-        assert following.cursor.number == 10, "once may be an upstream on a fork that nobody follows"
-        await following.step(term)
-        await following.step(term)
-        assert await stage.is_whole()
-        following.patience = 20
+        await follower.step(term)
+        assert follower.cursor.number == 10, "one report may come from an upstream on an abandoned fork"
+        await follower.step(term)
+        await follower.step(term)
+        assert await stage.is_complete()
+        follower.patience = 20
         stage.chain.drop(3)
-        for _ in range(following.patience):
-            await following.step(term)
-        assert following.cursor.number == 7, "it may be an upstream that is behind"
-        await following.step(term)
-        await following.step(term)
-        assert await stage.is_whole()
+        for _ in range(follower.patience):
+            await follower.step(term)
+        assert follower.cursor.number == 7, "the upstream may only be behind"
+        await follower.step(term)
+        await follower.step(term)
+        assert await stage.is_complete()
 
 
-async def test_upstream_that_hangs_is_taken_for_a_cut_chain_after_ten_minutes_at_least(database: str) -> None:
+async def test_chain_counts_as_shortened_after_ten_minutes_at_least(database: str) -> None:
     async with scene(database) as stage:
-        following = stage.following()
-        assert following.patience * following._poll_s >= 590
-        assert stage.following(renews=True).patience < following.patience
+        follower = stage.follower()
+        assert follower.patience * follower._poll_s >= 590
+        assert stage.follower(renews=True).patience < follower.patience
 
 
 async def test_upstream_that_is_behind_undoes_nothing(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
+    async with scene(database) as stage, stage.leading() as (follower, term):
         stage.chain.mine(*everything(), *everything())
-        await following.step(term)
+        await follower.step(term)
         stage.upstream.behind = 3
         for _ in range(5):
-            await following.step(term)
-        assert await stage.is_whole()
+            await follower.step(term)
+        assert await stage.is_complete()
 
 
 async def test_chain_can_be_replaced_down_to_its_first_block(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
+    async with scene(database) as stage, stage.leading() as (follower, term):
         stage.chain.mine(*everything())
-        await following.step(term)
+        await follower.step(term)
         fresh = LittleChain()
         stage.chain.blocks[:] = fresh.blocks
         stage.chain.mine(*(everything() * 2))
-        await following.step(term)
-        await following.step(term)
-        assert await stage.is_whole()
+        await follower.step(term)
+        await follower.step(term)
+        assert await stage.is_complete()
 
 
-async def test_reorganisation_deeper_than_is_kept_stops_the_network_and_says_so(database: str) -> None:
-    async with scene(database) as stage, stage.leading(keep=4) as (following, term):
+async def test_reorganisation_deeper_than_can_be_undone_stops_the_network(database: str) -> None:
+    async with scene(database) as stage, stage.leading(keep=4) as (follower, term):
         stage.chain.mine(*(everything() * 12))
-        await following.step(term)
-        before = await stage.record()
+        await follower.step(term)
+        before = await stage.indexed()
         stage.chain.drop(40)
         stage.chain.mine(*(everything() * 10))
         with pytest.raises(NoCommonBlock, match="--forget"):
-            await following.step(term)
-        assert await stage.record() == before, "what cannot be undone is not touched"
+            await follower.step(term)
+        assert await stage.indexed() == before, "data that cannot be undone must stay"
 
 
-async def test_stopped_network_says_why_where_operators_look(database: str) -> None:
+async def test_stopped_network_is_reported_in_fault_and_metrics(database: str) -> None:
     async with scene(database) as stage:
-        following = stage.following(keep=4)
+        follower = stage.follower(keep=4)
         stage.chain.mine(*(everything() * 12))
         tasks = Tasks()
-        tasks.start("following", following.run)
-        await until(stage.is_whole, within_s=40.0)
+        tasks.start("follower", follower.run)
+        await until(stage.is_complete, within_s=40.0)
         stage.chain.drop(40)
         stage.chain.mine(*(everything() * 10))
 
@@ -190,95 +192,95 @@ async def test_stopped_network_says_why_where_operators_look(database: str) -> N
         await tasks.close()
 
 
-async def test_stopped_network_is_followed_anew_once_it_is_forgotten(
+async def test_stopped_network_is_followed_again_once_its_index_is_deleted(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following_room, "STOPPED_S", 0.2)
+    monkeypatch.setattr(network_follower, "STOPPED_S", 0.2)
     async with scene(database) as stage:
-        following = stage.following(keep=4)
+        follower = stage.follower(keep=4)
         stage.chain.mine(*(everything() * 12))
         tasks = Tasks()
-        tasks.start("following", following.run)
-        await until(stage.is_whole, within_s=40.0)
+        tasks.start("follower", follower.run)
+        await until(stage.is_complete, within_s=40.0)
         stage.chain.drop(40)
         stage.chain.mine(*(everything() * 10))
         await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1, within_s=40.0)
         async with stage.running.blocks.backfill(NETWORK) as term:
             await forget(term, stage.running.sinks)
-        await until(stage.is_whole, within_s=40.0)
+        await until(stage.is_complete, within_s=40.0)
         found = await stage.holdings.as_of(NETWORK)
         assert found is not None
         assert found.fault is None
         await tasks.close()
 
 
-async def test_development_service_begins_anew_instead(database: str) -> None:
-    async with scene(database) as stage, stage.leading(keep=4, renews=True) as (following, term):
+async def test_development_service_resets_the_index_instead(database: str) -> None:
+    async with scene(database) as stage, stage.leading(keep=4, renews=True) as (follower, term):
         stage.chain.mine(*(everything() * 12))
-        await following.step(term)
+        await follower.step(term)
         stage.chain.blocks[:] = LittleChain().blocks
         stage.chain.mine(*everything())
         for _ in range(2):
             try:
-                await following.step(term)
+                await follower.step(term)
             except NoCommonBlock as exc:
-                await following._stop(term, str(exc))
-        await following.step(term)
-        assert await stage.is_whole()
+                await follower._stop(term, str(exc))
+        await follower.step(term)
+        assert await stage.is_complete()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_far_head_is_reached_in_ranges_whatever_upstreams_refuse(database: str, refusal: str) -> None:
+async def test_far_head_is_reached_in_ranges_despite_refusals(database: str, refusal: str) -> None:
     chain = LittleChain()
     chain.mine(*(everything() * 24))
-    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (following, term):
+    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (follower, term):
         stage.upstream.max_range, stage.upstream.refusal = 5, refusal
-        await following.step(term)
-        assert await stage.is_whole()
-        asked = [call.params[0] for call in stage.upstream.calls if call.method == "eth_getLogs"]
-        ranges = [params for params in asked if "fromBlock" in params]
+        await follower.step(term)
+        assert await stage.is_complete()
+        requested = [call.params[0] for call in stage.upstream.calls if call.method == "eth_getLogs"]
+        ranges = [params for params in requested if "fromBlock" in params]
         assert 110 // 5 <= len(ranges) <= 110 // 2 + 8
-        assert len(asked) - len(ranges) == 10 or all("blockHash" in params for params in asked[-10:])
+        assert len(requested) - len(ranges) == 10 or all("blockHash" in params for params in requested[-10:])
         stage.chain.drop(10)
         stage.chain.mine(*(everything() * 3))
-        await following.step(term)
-        await following.step(term)
-        assert await stage.is_whole()
+        await follower.step(term)
+        await follower.step(term)
+        assert await stage.is_complete()
 
 
-async def test_ranges_grow_while_logs_are_few_and_shrink_where_there_are_too_many(database: str) -> None:
+async def test_ranges_grow_while_logs_are_few_and_shrink_when_there_are_too_many(database: str) -> None:
     chain = LittleChain()
     chain.mine(
         *([] for _ in range(2000)), *([erc20(COIN, ZERO, A, 1)] * 9 for _ in range(40)), *([] for _ in range(10))
     )
-    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (following, term):
+    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (follower, term):
         stage.upstream.max_logs = 50
-        await following.step(term)
-        assert await stage.is_whole()
+        await follower.step(term)
+        assert await stage.is_complete()
         ranges = [
             call for call in stage.upstream.calls if call.method == "eth_getLogs" and "fromBlock" in call.params[0]
         ]
         assert len(ranges) < 80
 
 
-async def test_sink_that_wants_blocks_gets_each_once_in_order_and_told_of_each_that_goes(database: str) -> None:
-    diary = Diary()
-    await diary.create(database)
-    async with scene(database) as stage, stage.leading(diary, keep=8) as (following, term):
+async def test_sink_of_single_blocks_gets_each_once_in_order_and_each_removal(database: str) -> None:
+    recorder = BlockRecorder()
+    await recorder.create(database)
+    async with scene(database) as stage, stage.leading(recorder, keep=8) as (follower, term):
         stage.chain.mine(*(everything() * 8))
-        await following.step(term)
+        await follower.step(term)
         for depth in (1, 5, 8):
             stage.chain.drop(depth)
             stage.chain.mine(*(everything() * 2))
-            await following.step(term)
-            await following.step(term)
-            assert await stage.is_whole()
+            await follower.step(term)
+            await follower.step(term)
+            assert await stage.is_complete()
             async with connected(database) as connection:
-                rows = await connection.fetch("select block, hash from diary order by block")
+                rows = await connection.fetch("select block, hash from recorded_blocks order by block")
             assert [("0x" + row["hash"].hex()) for row in rows] == [block.hash for block in stage.chain.blocks]
 
 
-class Failing(Diary):
+class FailingSink(BlockRecorder):
     """Fails after it has written."""
 
     fails = True
@@ -289,21 +291,21 @@ class Failing(Diary):
             raise asyncpg.IntegrityConstraintViolationError("no")
 
 
-async def test_sink_that_fails_takes_the_whole_block_with_it(database: str) -> None:
-    sink = Failing()
+async def test_failing_sink_rolls_back_the_whole_block(database: str) -> None:
+    sink = FailingSink()
     await sink.create(database)
-    async with scene(database) as stage, stage.leading(sink) as (following, term):
+    async with scene(database) as stage, stage.leading(sink) as (follower, term):
         stage.chain.mine(*everything())
         with pytest.raises(asyncpg.IntegrityConstraintViolationError):
-            await following.step(term)
-        assert await stage.record() == {}
+            await follower.step(term)
+        assert await stage.indexed() == {}
         assert (await stage.cursor() or (0,))[0] == -1
         sink.fails = False
-        await following.step(term)
-        assert await stage.is_whole()
+        await follower.step(term)
+        assert await stage.is_complete()
 
 
-def odd_ones() -> list[Event]:
+def malformed_logs() -> list[Event]:
     who = "0x" + word(A)
     dirty = "0x" + "f" * 64
     return [
@@ -327,29 +329,29 @@ def odd_ones() -> list[Event]:
     ]
 
 
-async def test_odd_contracts_are_counted_and_stop_nothing(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
-        stage.chain.mine(odd_ones(), [*odd_ones(), erc20(COIN, ZERO, A, 3)])
-        await following.step(term)
-        assert await stage.record() == {(A, COIN): 3}
+async def test_malformed_logs_are_skipped(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (follower, term):
+        stage.chain.mine(malformed_logs(), [*malformed_logs(), erc20(COIN, ZERO, A, 3)])
+        await follower.step(term)
+        assert await stage.indexed() == {(A, COIN): 3}
 
 
 async def test_amounts_beyond_256_bits_and_below_zero_are_kept_exactly(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term):
+    async with scene(database) as stage, stage.leading() as (follower, term):
         stage.chain.mine([erc20(COIN, ZERO, A, HUGE)], [erc20(COIN, ZERO, A, HUGE), erc20(COIN, B, C, 10**77)])
         stage.chain.mine([erc1155(GAME, ZERO, A, HUGE, HUGE), erc1155(GAME, ZERO, A, HUGE, HUGE)])
-        await following.step(term)
-        assert await stage.is_whole()
+        await follower.step(term)
+        assert await stage.is_complete()
         stage.chain.drop(2)
         stage.chain.mine([], [], [])
-        await following.step(term)
-        await following.step(term)
-        assert await stage.record() == {(A, COIN): HUGE}
+        await follower.step(term)
+        await follower.step(term)
+        assert await stage.indexed() == {(A, COIN): HUGE}
 
 
 async def test_wrapped_coin_that_emits_a_transfer_as_well_is_counted_once(database: str) -> None:
-    """Same transaction: the events of one transaction share its hash."""
-    async with scene(database) as stage, stage.leading() as (following, term):
+    """Both logs are in the same transaction and have its hash."""
+    async with scene(database) as stage, stage.leading() as (follower, term):
         both = [erc20(WETH, ZERO, A, 9), deposit(WETH, A, 9)]
         stage.chain.mine(both, [deposit(WETH, A, 4)])
         logs = stage.chain.blocks[1].logs()
@@ -358,51 +360,51 @@ async def test_wrapped_coin_that_emits_a_transfer_as_well_is_counted_once(databa
         others = stage.chain.blocks[2].logs()
         found = {stage.chain.blocks[1].hash: logs, stage.chain.blocks[2].hash: others}
         stage.upstream.answers["eth_getLogs"] = lambda params: found.get(params[0]["blockHash"], [])
-        await following.step(term)
-        assert await stage.record() == {(A, WETH): 13}
+        await follower.step(term)
+        assert await stage.indexed() == {(A, WETH): 13}
 
 
 async def test_two_writers_cannot_both_write_a_block(database: str) -> None:
-    """Even with the lock out of the way: the cursor is where the transaction believes it to be, or nothing happens."""
+    """Even without the lock: a transaction that expects another cursor changes nothing."""
     async with scene(database) as stage, stage.leading() as (one, term):
         stage.chain.mine(*everything())
-        other = stage.following()
+        other = stage.follower()
         await one.step(term)
         await other.step(term)
         stage.chain.mine(*everything())
         await one.step(term)
         with pytest.raises(LeadershipLost):
             await other.step(term)
-        assert await stage.is_whole()
+        assert await stage.is_complete()
 
 
-async def test_each_commit_is_told_to_those_who_listen(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (following, term), connected(database) as connection:
-        heard: list[object] = []
-        await connection.add_listener("penstock_blocks", lambda *given: heard.append(given[3]))
+async def test_each_commit_sends_a_notification(database: str) -> None:
+    async with scene(database) as stage, stage.leading() as (follower, term), connected(database) as connection:
+        received: list[object] = []
+        await connection.add_listener("penstock_blocks", lambda *given: received.append(given[3]))
         stage.chain.mine(*everything())
-        await following.step(term)
+        await follower.step(term)
         await connection.execute("select 1")
-        assert heard[-1] == f"{NETWORK} 5"
+        assert received[-1] == f"{NETWORK} 5"
 
 
-async def test_several_upstreams_of_which_one_is_dead_and_one_behind(database: str) -> None:
-    async with scene(database, upstreams=3) as stage, stage.leading() as (following, term):
+async def test_index_completes_with_one_upstream_dead_and_one_behind(database: str) -> None:
+    async with scene(database, upstreams=3) as stage, stage.leading() as (follower, term):
         stage.upstreams[2].behind = 2
         await stage.upstreams[1].close()
         stage.chain.mine(*(everything() * 4))
-        await _until_whole(stage, following, term)
+        await _until_complete(stage, follower, term)
         stage.chain.drop(3)
         stage.chain.mine(*(everything() * 2))
-        await _until_whole(stage, following, term)
+        await _until_complete(stage, follower, term)
 
 
-async def _until_whole(stage: Scene, following: object, term: object, steps: int = 60) -> None:
+async def _until_complete(stage: Scene, follower: object, term: object, steps: int = 60) -> None:
     for _ in range(steps):
         try:
-            await following.step(term)  # type: ignore[attr-defined]
+            await follower.step(term)  # type: ignore[attr-defined]
         except ReadFailed:
             await asyncio.sleep(0.1)
-        if await stage.is_whole():
+        if await stage.is_complete():
             return
-    raise AssertionError("the record never became the chain's")
+    raise AssertionError("the index never matched the chain")

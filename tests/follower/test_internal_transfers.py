@@ -1,4 +1,4 @@
-"""Transfers inside transactions: found by whatever way upstreams know, waited for while they are in trouble."""
+"""Internal transfers are found by any trace method that upstreams support, and wait while upstreams fail."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from tests.follower.stage import A, B, Stage, with_transaction
 from tests.rpc_upstreams import Refused
 
 
-async def test_block_that_is_dropped_while_it_waits_to_be_traced_makes_no_events(stage: Stage) -> None:
+async def test_block_dropped_before_it_is_traced_makes_no_events(stage: Stage) -> None:
     await stage.step()
     await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await stage.mine([], [])
     first, second = (block.hash for block in stage.scene.chain.blocks[1:])
-    asked: list[str] = []
+    requested: list[str] = []
 
     def trace(params: list[Any]) -> Any:
-        asked.append(params[0])
+        requested.append(params[0])
         call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
         return [{"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}]
 
     stage.scene.upstream.answers["debug_traceBlockByHash"] = trace
     async with stage.scene.running.pool.connection() as connection:
         jobs = await store.jobs(connection, NETWORK, limit=10)
-    calls = await stage.events.tracing._traces.calls(jobs[1].block, jobs[1].hash)
+    calls = await stage.events.internal_transfers._traces.calls(jobs[1].block, jobs[1].hash)
     stage.scene.chain.drop(1)
     await stage.mine([], [])
     await stage.step()
-    await stage.events.tracing._write(jobs[1], calls)
-    assert await stage.told() == []
-    assert await stage.events.tracing.look()
-    assert {first} < {*asked}
-    told = await stage.told()
+    await stage.events.internal_transfers._write(jobs[1], calls)
+    assert await stage.bodies() == []
+    assert await stage.events.internal_transfers.trace()
+    assert {first} < {*requested}
+    bodies = await stage.bodies()
     assert second not in {block.hash for block in stage.scene.chain.blocks}
-    assert sorted(each["data"]["blockNumber"] for each in told) == [1, 2, 3]
-    assert told[0]["data"]["traceAddress"] == [0]
+    assert sorted(each["data"]["blockNumber"] for each in bodies) == [1, 2, 3]
+    assert bodies[0]["data"]["traceAddress"] == [0]
 
 
-async def test_event_of_a_trace_is_taken_back_with_its_block(stage: Stage) -> None:
+async def test_event_of_a_trace_is_corrected_when_its_block_is_dropped(stage: Stage) -> None:
     await stage.step()
     await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
@@ -51,15 +51,15 @@ async def test_event_of_a_trace_is_taken_back_with_its_block(stage: Stage) -> No
         {"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}
     ]
     await stage.mine([], [])
-    await stage.events.tracing.look()
+    await stage.events.internal_transfers.trace()
     await stage.deliver()
     stage.scene.chain.drop(1)
     await stage.mine([], [])
     await stage.step()
-    assert [each["type"] for each in await stage.told()] == ["CORRECTION"]
+    assert [each["type"] for each in await stage.bodies()] == ["CORRECTION"]
 
 
-async def test_upstream_that_cannot_trace_blocks_is_asked_in_another_way(
+async def test_upstream_that_cannot_trace_blocks_is_called_with_another_method(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stage.step()
@@ -80,25 +80,25 @@ async def test_upstream_that_cannot_trace_blocks_is_asked_in_another_way(
             "action": {"callType": "call", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x9"},
         }
     ]
-    assert await stage.events.tracing.look()
-    (told,) = await stage.told()
-    assert told["data"]["value"] == "9"
-    assert repr(stage.events.tracing).endswith("by _by_list>>")
-    # An upstream that can has come: it is found when the other way was kept for long enough.
+    assert await stage.events.internal_transfers.trace()
+    (body,) = await stage.bodies()
+    assert body["data"]["value"] == "9"
+    assert repr(stage.events.internal_transfers).endswith("by _by_list>>")
+    # An upstream that supports it has come: it is found once the chosen method has expired.
     monkeypatch.setattr(traces, "KEEP_S", -1.0)
     answers["debug_traceBlockByHash"] = lambda _: []
     await stage.mine([])
-    assert await stage.events.tracing.look()
-    assert repr(stage.events.tracing).endswith("by _by_tracer>>")
+    assert await stage.events.internal_transfers.trace()
+    assert repr(stage.events.internal_transfers).endswith("by _by_tracer>>")
 
 
 async def tries(stage: Stage) -> list[int]:
-    """How often the blocks that are to be traced were tried for nothing."""
+    """The failed attempts of each trace job."""
     return [row["tries"] for row in await stage.rows("select tries from trace_jobs order by block")]
 
 
 @pytest.mark.parametrize(
-    ("says", "counted"),
+    ("reply", "counted"),
     [
         (Refused(-32005, "rate limit exceeded"), 0),
         (Refused(-32603, "internal error"), 0),
@@ -108,32 +108,32 @@ async def tries(stage: Stage) -> list[int]:
     ],
     ids=lambda each: str(each)[:40],
 )
-async def test_block_is_given_up_for_traces_that_nobody_has_and_not_for_upstreams_in_trouble(
-    stage: Stage, says: Any, counted: int
+async def test_attempts_count_for_missing_traces_and_not_for_failing_upstreams(
+    stage: Stage, reply: Any, counted: int
 ) -> None:
     await stage.step()
     await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await stage.mine([])
 
     def trace(_: list[Any]) -> Any:
-        if isinstance(says, Refused):
-            raise says
-        return says
+        if isinstance(reply, Refused):
+            raise reply
+        return reply
 
     answers = stage.scene.upstream.answers
     answers |= dict.fromkeys(("debug_traceBlockByHash", "trace_block", "debug_traceTransaction"), trace)
     with_transaction(stage, "0x" + "77" * 32)
     answers["eth_getBlockByHash"] = lambda params: {"hash": params[0], "transactions": ["0x" + "77" * 32]}
-    assert not await stage.events.tracing.look()
+    assert not await stage.events.internal_transfers.trace()
     assert await tries(stage) == [counted]
 
 
-async def test_block_is_given_up_in_the_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_is_dropped_after_too_many_attempts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internal_transfers, "TRIES", 2)
     await stage.step()
     await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     await stage.mine([])
     stage.scene.upstream.answers["debug_traceBlockByHash"] = lambda _: 5
     for expected in ([1], [2], []):
-        await stage.events.tracing.look()
+        await stage.events.internal_transfers.trace()
         assert await tries(stage) == expected
