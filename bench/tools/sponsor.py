@@ -104,7 +104,7 @@ async def main(url: str, seconds: float) -> None:
         Paymasters([payer]),
         market,
         cast(InternalCalls, FixedNetworks()),
-        most_of_day=most,
+        daily_limits=most,
     )
     numbers = iter(range(1 << 40))
     ends = 0.0

@@ -177,7 +177,7 @@ class App:
                 gate,
                 where,
                 self.admission,
-                self.gas.sponsoring,
+                self.gas.sponsor,
                 tables.prices.paymaster,
                 count=self.usage.of_operation,
             ).answer,

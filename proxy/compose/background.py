@@ -77,7 +77,7 @@ class Background:
             HoldingsSink(),
             DeploymentSink(),
             InclusionSink(tables.chains),
-            gas.settlements(settings, tables),
+            gas.settlement_sink(settings, tables),
         ]
         self.blocks = BlockStore(self.pool)
         # All calls are internal: there is no key and nothing to admit.
@@ -134,7 +134,7 @@ class Background:
             if "follower" in family_of(route.network).features and self.settings.follower.follows(name):
                 self._follow(name, route)
         self.tasks.start("forgetting", forgetting(self.settings, self.pool).run)
-        settling = gas.settling(self.settings, self.tables, self.pool, self.networks.routes.values())
+        settling = gas.settlement_loop(self.settings, self.tables, self.pool, self.networks.routes.values())
         self.tasks.start("settling", settling.run)
 
     def _follow(self, name: str, route: Route) -> None:

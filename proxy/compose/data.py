@@ -1,7 +1,4 @@
-"""The part of the composition root that answers for tokens, NFTs and prices: what is read, kept, and told.
-
-A worker has one; what it holds open is closed with it.
-"""
+"""Builds the data feature: tokens, NFTs and prices. A worker has one, and closes it when it stops."""
 
 from __future__ import annotations
 
@@ -33,63 +30,63 @@ from proxy.wire.price_api import PriceApi
 
 class DataFeature:
     def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
-        cache = settings.cache
-        self.kept = DataCache(bytes=cache.data_bytes, redis_url=cache.redis_url, enabled=cache.enabled)
+        given = settings.cache
+        self.cache = DataCache(bytes=given.data_bytes, redis_url=given.redis_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
-        self._quotes = _quotes(settings.prices)
+        self._price_api = _price_api(settings.prices)
         self.prices = PriceService(
-            sources_of(settings.prices, tables.chains, self.multicall, self._quotes),
-            self.kept,
+            sources_of(settings.prices, tables.chains, self.multicall, self._price_api),
+            self.cache,
             keep_s=settings.prices.keep_s,
             stale_s=settings.prices.stale_s,
         )
         holdings = HoldingStore(pool)
-        self.contracts = TokenContracts(self.multicall, holdings, self.kept, follows=settings.follower.follows)
-        market = TokenPrices(self.prices, tables.logos)
+        self.contracts = TokenContracts(self.multicall, holdings, self.cache, follows=settings.follower.follows)
+        token_prices = TokenPrices(self.prices, tables.logos)
         self.tokens: dict[TokenKind, TokenReader] = {
-            "evm": EvmTokens(self.contracts, self.multicall, holdings, self.kept, market),
-            "svm": SvmTokens(internal_calls, self.kept, market),
+            "evm": EvmTokens(self.contracts, self.multicall, holdings, self.cache, token_prices),
+            "svm": SvmTokens(internal_calls, self.cache, token_prices),
         }
         self.guard = _guard(settings.egress)
         self._fetcher = Fetcher(
             self.guard, timeout_s=settings.nfts.fetch_timeout_s, max_bytes=settings.nfts.max_metadata_bytes
         )
-        self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.kept, settings=settings.nfts)
+        self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.cache, settings=settings.nfts)
         self.collections = CollectionService(
             self.contracts,
             self.multicall,
             holdings,
-            self.kept,
-            market=market,
-            pictures=self.nft_metadata,
+            self.cache,
+            prices=token_prices,
+            images=self.nft_metadata,
             floors=Marketplace(self._fetcher, settings.nfts.floor_url),
         )
-        self._holders = PathAddresses(EnsNames(self.multicall, self.kept))
+        self._addresses = PathAddresses(EnsNames(self.multicall, self.cache))
 
     def __repr__(self) -> str:
-        return f"<DataFeature {self.kept!r}>"
+        return f"<DataFeature {self.cache!r}>"
 
     def answers(self) -> dict[str, RestHandler]:
-        """By operation, for the routes."""
+        """The handlers, by operation id."""
         return {
-            **TokenHandlers(self.tokens, self._holders).answers(),
-            **NftHandlers(self.nft_metadata, self.collections, self._holders).answers(),
+            **TokenHandlers(self.tokens, self._addresses).answers(),
+            **NftHandlers(self.nft_metadata, self.collections, self._addresses).answers(),
         }
 
     async def close(self) -> None:
-        if self._quotes is not None:
-            await self._quotes.close()
+        if self._price_api is not None:
+            await self._price_api.close()
         await self._fetcher.close()
-        await self.kept.close()
+        await self.cache.close()
 
 
 def _guard(given: EgressSettings) -> Guard:
-    """What stands before every address that a stranger names."""
+    """Checks every address that untrusted parties name."""
     return Guard(EgressPolicy(given.allow, given.deny), http=given.http, ports=given.ports)
 
 
-def _quotes(given: PriceSources) -> PriceApi | None:
-    """The price API, where there is one."""
+def _price_api(given: PriceSources) -> PriceApi | None:
+    """The price API, if one is configured."""
     if not given.url:
         return None
     headers = {given.key_header: given.key} if given.key else {}

@@ -1,4 +1,4 @@
-"""The part of the composition root for gas: prices, policies and sponsorship."""
+"""Builds the gas feature: prices, policies and sponsorship."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class GasFeature:
         self.policies = PolicyService(PolicyStore(pool), self.ledger, most=most)
         self.paymasters = paymasters(settings, tables, environment())
         self.refusals = RefusalLog(RefusalStore(pool))
-        self.sponsoring = SponsorService(
+        self.sponsor = SponsorService(
             self.policies,
             self.ledger,
             self.paymasters,
             SponsorCosts(prices, self.prices),
             internal_calls,
-            most_of_day={name: most or None for name, most in most_usd.items()},
+            daily_limits={name: most or None for name, most in most_usd.items()},
             refused=self.refusals.note,
         )
 
@@ -55,18 +55,18 @@ class GasFeature:
         return f"<GasFeature {self.paymasters!r}>"
 
     def answers(self) -> dict[str, RestHandler]:
-        """By operation, for the routes."""
+        """The handlers, by operation id."""
         return GasHandlers(
-            self.prices, self.policies, self.sponsoring, self.refusals, chains=self._tables.chains
+            self.prices, self.policies, self.sponsor, self.refusals, chains=self._tables.chains
         ).answers()
 
 
 def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -> Paymasters:
-    """With their signers' keys, which are read here and nowhere else."""
+    """The configured paymasters. The signers' keys are read here and nowhere else."""
     found = []
     for each in settings.paymasters:
         network = tables.chains.find(*each.network.split("/"))
-        assert network is not None  # checked when the settings were read
+        assert network is not None  # checked when the settings were loaded
         assert network.facts.chain_id is not None
         found.append(
             Paymaster(
@@ -83,15 +83,14 @@ def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -
     return Paymasters(found)
 
 
-# For those who follow the chain: they need no key
+# For the follower, which needs no signing keys
 
 
-def settlements(settings: Settings, tables: Tables) -> SettlementSink:
-    """The follower's part."""
+def settlement_sink(settings: Settings, tables: Tables) -> SettlementSink:
     return SettlementSink(tables.chains.networks(), _payers(settings, tables))
 
 
-def settling(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> SettlementLoop:
+def settlement_loop(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> SettlementLoop:
     chains = [
         _SettlementRoute(BlockReader(route, topics=TOPICS))
         for route in routes
@@ -110,7 +109,7 @@ def _payers(settings: Settings, tables: Tables) -> Mapping[str, set[bytes]]:
 
 
 class _SettlementRoute:
-    """A network as the ledger asks it."""
+    """A network's `SettlementChain`: the final block from its route, blocks and headers from a reader."""
 
     def __init__(self, reader: BlockReader) -> None:
         self._reader = reader

@@ -1,7 +1,8 @@
-"""What operators see of all workers, and what they tell them: each tells the others what it sees, and obeys the cordons.
+"""The fleet as operators see it: every worker publishes its view of the upstreams, and applies cordons.
 
-A *cordon* takes an upstream out of use without touching the settings. It is a row in Postgres; a notice reaches every process
-that asks upstreams, and a look every few seconds heals one that was missed. While Postgres is away the last known cordons hold.
+A *cordon* takes an upstream out of use without a change of the settings. It is a row in Postgres. A notice reaches every
+process that calls upstreams, and a poll every few seconds makes up for a missed one. While Postgres is unavailable the last
+known cordons stay in force.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.fleet")
 
-# How often cordons are looked at beside the notices.
-LOOK_S = 5.0
+# How often cordons are polled, in addition to the notices.
+POLL_S = 5.0
 
 
 class Cordons:
-    """Keeps the upstreams of one process cordoned as the operators want it."""
+    """Applies the operators' cordons to the upstreams of this process."""
 
     def __init__(self, store: FleetStore, notices: Notices, networks: Iterable[Networks]) -> None:
         self._store = store
@@ -52,8 +53,8 @@ class Cordons:
             raise NotFound(f"there is no upstream {mark}")
         return found
 
-    async def look(self) -> None:
-        """Obey what is written now."""
+    async def refresh(self) -> None:
+        """Read the cordons and apply them."""
         wanted = await self._store.cordons(within_s=5.0)
         now = time.monotonic()
         for health in self._healths():
@@ -64,11 +65,11 @@ class Cordons:
                 )
 
     async def follow(self) -> None:
-        """Keep true for ever: a supervised loop."""
+        """Refresh on every notice and every POLL_S: a supervised loop."""
         while True:
             with suppress(Unavailable):
-                await self.look()
-            await until_set(self._wake, within_s=LOOK_S)
+                await self.refresh()
+            await until_set(self._wake, within_s=POLL_S)
             self._wake.clear()
 
     def _note(self, _: str | None) -> None:
@@ -76,7 +77,7 @@ class Cordons:
 
 
 class FleetView:
-    """One process's own view, told to all; and all views, for whoever asks."""
+    """Publishes this process's view of the upstreams, and reads the views of all processes."""
 
     def __init__(
         self,
@@ -134,8 +135,8 @@ class FleetView:
 
     # For operators
 
-    async def look(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The workers, and what they see together, with who cordoned what."""
+    async def read(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The views of all workers, and the networks merged from them, with their cordons."""
         views = await self._store.views()
         cordons = await self._store.cordons()
         networks = networks_of(views)
@@ -150,18 +151,18 @@ class FleetView:
     async def cordon(self, mark: str, *, reason: str, by: str) -> UpstreamHealth:
         health = self.cordons.find(mark)
         await self._store.cordon(mark, label=health.label, reason=reason, by=by)
-        await self.cordons.look()
+        await self.cordons.refresh()
         return health
 
     async def uncordon(self, mark: str) -> UpstreamHealth:
         health = self.cordons.find(mark)
         await self._store.uncordon(mark)
-        await self.cordons.look()
+        await self.cordons.refresh()
         return health
 
     async def followers(self) -> list[dict[str, Any]]:
-        """How far each network's follower is behind what the workers know of the chain."""
-        _, networks = await self.look()
+        """The followers of all networks, each with the tip that the workers see."""
+        _, networks = await self.read()
         tips = {network["network"]: network["tip"] for network in networks}
         return [{**dict(row), "tip": tips.get(row["network"])} for row in await self._store.followed()]
 

@@ -1,8 +1,8 @@
-"""Gas prices of networks, from memory.
+"""Gas price estimates, cached per network.
 
-An estimate is good until the head moves: whoever asks first after that has it made anew, and all others that ask meanwhile wait
-for the same. It is computed from the block that the workers of a host agree is the newest, so all of them say the same. While a
-chain cannot be asked the last good estimate stands for a minute, with the time that it is of.
+An estimate is valid until the head moves. The first request after that renews it, and concurrent requests wait for the same
+result. It is computed from the block that the workers of a host agree is the newest, so all workers return the same prices.
+While the chain cannot be read, the last good estimate is served for up to a minute, with its original time.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 
-# For so long an estimate is answered while its chain cannot be asked.
+# The oldest estimate served while the chain cannot be read.
 STALE_S = 60.0
-# Made anew after this time although the head has not moved: it may have been replaced.
+# An estimate is renewed after this time even if the head has not moved: the head block may have been replaced.
 RENEW_S = 10.0
-# How long an answer may take; and after a failure, how long the last good estimate is answered without asking again.
-ANSWER_S = 3.0
+# The time limit for reading prices.
+READ_S = 3.0
+# After a failure, the last good estimate is served this long before the next attempt.
 PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GasReading:
-    """`at` is when it was made, in seconds since 1970."""
+    """`at`: the time of the estimate, in seconds since 1970."""
 
     fees: Fees
     at: float
@@ -57,53 +58,53 @@ class GasPrices:
         self._internal_calls = internal_calls
         self._clock = clock
         self._wall = wall
-        self._kept: dict[str, _CachedReading] = {}
+        self._cached: dict[str, _CachedReading] = {}
         self._paused_until: dict[str, float] = {}
         self._flights: dict[str, asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<GasPrices of {', '.join(self._kept) or 'nothing yet'}>"
+        return f"<GasPrices of {', '.join(self._cached) or 'nothing yet'}>"
 
     async def read(self, network: Network) -> GasReading:
-        """NotFound for a chain that has no such prices, Unavailable where none is known that is young enough."""
+        """Raises NotFound for a chain without gas prices, Unavailable if no recent estimate exists."""
         if "gas_prices" not in family_of(network).features:
-            raise NotFound(f"there are no gas prices on {network.id}: its fees are not per unit of gas")
+            raise NotFound(f"{network.id} has no gas prices: its fees are not per unit of gas")
         route = self._internal_calls.route(network)
-        while (kept := self._good(route)) is None:
+        while (cached := self._usable(route)) is None:
             flight = self._flights.get(network.id)
             if flight is None:
                 return await self._renew(network, route)
             await asyncio.wait((flight,))
-        return kept.reading
+        return cached.reading
 
-    def _good(self, route: Route) -> _CachedReading | None:
-        """What can be answered at once."""
-        kept, now = self._kept.get(route.network.id), self._clock()
-        if kept is None or now - kept.made_at > STALE_S:
+    def _usable(self, route: Route) -> _CachedReading | None:
+        """The cached estimate, if it may be served without a renewal."""
+        cached, now = self._cached.get(route.network.id), self._clock()
+        if cached is None or now - cached.made_at > STALE_S:
             return None
-        is_true = kept.tip == route.heads.tip and now - kept.made_at < RENEW_S
-        return kept if is_true or now < self._paused_until.get(route.network.id, 0.0) else None
+        is_current = cached.tip == route.heads.tip and now - cached.made_at < RENEW_S
+        return cached if is_current or now < self._paused_until.get(route.network.id, 0.0) else None
 
     async def _renew(self, network: Network, route: Route) -> GasReading:
         name = network.id
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
         tip = route.heads.tip
         try:
-            async with asyncio.timeout(ANSWER_S):
-                found = await self._ask(network, tip)
+            async with asyncio.timeout(READ_S):
+                found = await self._fees(network, tip)
             reading = GasReading(found, self._wall())
-            self._kept[name] = _CachedReading(reading, tip, self._clock())
+            self._cached[name] = _CachedReading(reading, tip, self._clock())
             return reading
         except (Fault, RpcError, ValueError, TimeoutError) as exc:
             self._paused_until[name] = self._clock() + PAUSE_S
-            if (kept := self._good(route)) is not None:
-                return kept.reading
-            raise Unavailable(f"{name} does not tell its gas prices at the moment; try again shortly") from exc
+            if (cached := self._usable(route)) is not None:
+                return cached.reading
+            raise Unavailable(f"the gas prices of {name} cannot be read at the moment; try again shortly") from exc
         finally:
             del self._flights[name]
             flight.set_result(None)
 
-    async def _ask(self, network: Network, tip: int) -> Fees:
+    async def _fees(self, network: Network, tip: int) -> Fees:
         facts = network.facts
         common: dict[str, Any] = {
             "floor_wei": fees.wei_of(facts.min_priority_gwei),
@@ -124,5 +125,5 @@ class GasPrices:
 
 def _number(value: Any) -> int:
     if not isinstance(value, str):
-        raise ValueError("no number")
+        raise ValueError("not a number")
     return int(value, 16)

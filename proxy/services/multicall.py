@@ -1,9 +1,10 @@
-"""Many reads of contracts at one block, in as few calls as it takes: through Multicall3 where it is deployed.
+"""Batches contract reads at one block into as few calls as possible, through Multicall3 where it is deployed.
 
-A read that the contract refuses is None, and the others are not harmed. That takes care, because the contracts are anybody's:
-- One that burns all gas starves those behind it, which then fail without a word. Silent failures are asked again, each alone.
-- One that answers with megabytes makes a reply that the upstream refuses. Then the calls are halved until those are found.
-- A network that cannot be read is an error, never an empty answer: only what the contract itself refused is None.
+A read that reverts is None and does not affect the others. This needs care, because the contracts are untrusted:
+- A contract that burns all gas starves the calls after it, which then fail without return data. Such silent failures are
+  retried one by one.
+- A contract that returns megabytes makes the upstream refuse the whole reply. The calls are then halved until it is isolated.
+- A network that cannot be read is an error, never an empty result: None means that the contract itself reverted.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 
 ContractCall = tuple[bytes, bytes]
-# Calls in one: 1,500 (name, symbol and decimals of 500 tokens) take about 10 million gas and 0.7 MB of JSON.
+# The maximum number of calls in one: 1,500 (name, symbol and decimals of 500 tokens) take 10 million gas and 0.7 MB of JSON.
 MOST = 1536
-# Below this, calls that failed together are asked one by one instead of halved again.
+# Up to this many calls that failed together are retried one by one instead of halved again.
 FEW = 48
-# How long a network is taken to have no Multicall3 after it was not found there: it may be deployed tomorrow.
+# How long a network counts as having no Multicall3 after it was not found there: it may be deployed later.
 ABSENT_S = 300.0
-# Errors that say nothing of the contract: to take them for its answer would be to lose what it holds.
+# Errors that are not the contract's. Taking them for a revert would drop its balance from the reply.
 _NOT_THE_CONTRACT: frozenset[dialect.ErrorKind] = frozenset(
     {"missing_data", "unsupported", "rate_limited", "unauthorized", "server"}
 )
@@ -52,19 +53,19 @@ class Multicall:
     async def read(
         self, network: Network, calls: Sequence[ContractCall], *, block: int | None = None
     ) -> list[bytes | None]:
-        """What each call (contract, calldata) returns at the block, which is the newest unless it is given."""
+        """The result of each call (contract, calldata) at `block`, by default the newest; None if the contract reverts."""
         if not calls:
             return []
         at = hex(await self.tip(network) if block is None else block)
-        if not self._is_there(network):
+        if not self._is_deployed(network):
             return await self._one_by_one(network, calls, at)
         if len(calls) <= MOST:
             return await self._together(network, calls, at)
-        # Not a TaskGroup: it would wrap the one fault that the caller is to be told.
+        # Not a TaskGroup: it would wrap the fault in an ExceptionGroup.
         parts = await asyncio.gather(*(self._together(network, part, at) for part in _parts(calls)))
         return [found for part in parts for found in part]
 
-    def _is_there(self, network: Network) -> bool:
+    def _is_deployed(self, network: Network) -> bool:
         return network.chain.multicall is not None and time.monotonic() >= self._absent_until.get(network.id, 0.0)
 
     async def _together(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
@@ -77,7 +78,7 @@ class Multicall:
         if found is None:
             self._absent_until[network.id] = time.monotonic() + ABSENT_S
             return await self._one_by_one(network, calls, at)
-        return await self._without_silence(network, calls, at, found=found)
+        return await self._retry_silent(network, calls, at, found=found)
 
     async def _aggregate(self, network: Network, calls: Sequence[ContractCall], at: str) -> bytes | None:
         assert network.chain.multicall is not None
@@ -86,17 +87,17 @@ class Multicall:
         return abi.unhex(await self._internal_calls.call(network, "eth_call", {"to": target, "data": data}, at))
 
     async def _in_halves(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
-        """Out of gas, out of time, or too large together."""
+        """After a call that was out of gas, out of time or too large: try each half."""
         if len(calls) <= FEW:
             return await self._one_by_one(network, calls, at)
         middle = len(calls) // 2
-        one = await self._together(network, calls[:middle], at)
-        return one + await self._together(network, calls[middle:], at)
+        first = await self._together(network, calls[:middle], at)
+        return first + await self._together(network, calls[middle:], at)
 
-    async def _without_silence(
+    async def _retry_silent(
         self, network: Network, calls: Sequence[ContractCall], at: str, *, found: list[bytes | None]
     ) -> list[bytes | None]:
-        """Failures without a word may be for want of gas: each is asked again with all there is."""
+        """Failures without return data may be for lack of gas: retry each alone, with the full gas limit."""
         silent = [place for place, result in enumerate(found) if result is abi.SILENT]
         if silent:
             again = await self._one_by_one(network, [calls[place] for place in silent], at)
@@ -105,22 +106,22 @@ class Multicall:
         return [result or None for result in found]
 
     async def _one_by_one(self, network: Network, calls: Sequence[ContractCall], at: str) -> list[bytes | None]:
-        asked = [
+        separate = [
             ("eth_call", ({"to": address.checksum(target), "data": f"0x{data.hex()}"}, at)) for target, data in calls
         ]
-        answers = await self._internal_calls.call_many(network, asked)
-        return [self._result(network, answer) for answer in answers]
+        replies = await self._internal_calls.call_many(network, separate)
+        return [self._result(network, reply) for reply in replies]
 
-    def _result(self, network: Network, answer: object) -> bytes | None:
-        if not isinstance(answer, RpcError):
-            return abi.unhex(answer) or None
-        if dialect.classify(answer.error).kind in _NOT_THE_CONTRACT:
+    def _result(self, network: Network, reply: object) -> bytes | None:
+        if not isinstance(reply, RpcError):
+            return abi.unhex(reply) or None
+        if dialect.classify(reply.error).kind in _NOT_THE_CONTRACT:
             raise _unreadable(network)
         return None
 
 
 def _parts(calls: Sequence[ContractCall]) -> Iterator[Sequence[ContractCall]]:
-    """Of about the same size: two halves are quicker than a whole and a rest."""
+    """Parts of about the same size: two halves are faster than a full part and a small rest."""
     count = -(-len(calls) // MOST)
     size = -(-len(calls) // count)
     for start in range(0, len(calls), size):
@@ -128,4 +129,4 @@ def _parts(calls: Sequence[ContractCall]) -> Iterator[Sequence[ContractCall]]:
 
 
 def _unreadable(network: Network) -> Unavailable:
-    return Unavailable(f"the network {network.id} cannot be read at the moment")
+    return Unavailable(f"the network {network.id} cannot be read at the moment; try again shortly")

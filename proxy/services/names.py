@@ -1,7 +1,6 @@
-"""ENS names where an address is expected, on networks that have a registry of them.
+"""Resolves ENS names to addresses, on networks that have an ENS registry.
 
-The name's resolver is asked on the chain. Names that are answered off the chain (EIP-3668), or by a parent for all that is
-below it (ENSIP-10), stand for nothing here.
+Only resolvers on the chain are called. Off-chain names (EIP-3668) and wildcard names (ENSIP-10) do not resolve.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from proxy.chains.evm import abi, address, ens
 from proxy.chains.registry import Network
 from proxy.store.cache import DataCache
 
-# An owner may point a name elsewhere at any time: it is kept for about as long as a request's own burst.
+# An owner may point a name elsewhere at any time, so a result is cached only for a burst of requests.
 KEPT_S = 15.0
 _KIND = "ens"
 
 
 class NameContracts(Protocol):
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
-        """What each call (contract, calldata) returns; None where the contract refuses it."""
+        """The result of each call (contract, calldata); None if the contract reverts."""
         ...
 
 
 class EnsNames:
-    def __init__(self, contracts: NameContracts, kept: DataCache) -> None:
+    def __init__(self, contracts: NameContracts, cache: DataCache) -> None:
         self._contracts = contracts
-        self._kept = kept
+        self._cache = cache
 
     def __repr__(self) -> str:
         return f"<EnsNames by {self._contracts!r}>"
@@ -36,22 +35,22 @@ class EnsNames:
         return network.facts.ens is not None
 
     async def resolve(self, network: Network, text: str) -> bytes | None:
-        """The address that a name stands for; None where it stands for none. BadName where the text is no name."""
+        """The address of a name, or None if it has none. Raises BadName if the text is not a valid name."""
         name = ens.normalised(text)
 
         async def look_up() -> str | None:
             found = await self._look_up(network, ens.namehash(name))
             return None if found is None else found.hex()
 
-        kept: str | None = await self._kept.once(network.id, _KIND, name, make=look_up, ttl_s=KEPT_S)
-        return None if kept is None else bytes.fromhex(kept)
+        cached: str | None = await self._cache.once(network.id, _KIND, name, make=look_up, ttl_s=KEPT_S)
+        return None if cached is None else bytes.fromhex(cached)
 
     async def _look_up(self, network: Network, node: bytes) -> bytes | None:
-        assert network.facts.ens is not None  # asked before
+        assert network.facts.ens is not None  # callers check `are_on` first
         registry = bytes.fromhex(network.facts.ens[2:])
         resolver = await self._address(network, registry, ens.ask_registry(node))
         return None if resolver is None else await self._address(network, resolver, ens.ask_resolver(node))
 
-    async def _address(self, network: Network, contract: bytes, question: bytes) -> bytes | None:
-        found = abi.address((await self._contracts.read(network, [(contract, question)]))[0])
+    async def _address(self, network: Network, contract: bytes, calldata: bytes) -> bytes | None:
+        found = abi.address((await self._contracts.read(network, [(contract, calldata)]))[0])
         return None if found == address.ZERO else found

@@ -1,7 +1,7 @@
-"""What coins and tokens are worth in US dollars, by the first source that knows: feeds on the chain, a price API, fixed prices.
+"""Prices of coins and tokens in US dollars, from the first source that has one: feeds on the chain, a price API, fixed prices.
 
-A price has its time and its source, and is kept for a while; a price that is unknown is None and never zero. Where a source is
-away, the last price that it gave is good for a while longer. One of all that ask for the same price at once looks it up.
+A price has a time and a source, and is cached. An unknown price is None, never zero. While a source is unavailable, its last
+price is served for a while longer. Concurrent requests for the same price share one look-up.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from proxy.wire.price_api import PriceApi, PriceApiUnavailable, Quote
 
 log = logging.getLogger("penstock.prices")
 
-# The name of a network's own coin among its tokens.
+# The name of a network's native coin among its tokens.
 NATIVE = "native"
 KIND = "price"
-# How long a price is good that could not be looked up anew.
-AGAIN_S = 5.0
-# A source that stays away is not news for this long.
+# How long a price is served after a failed look-up, before the next one.
+RETRY_S = 5.0
+# A source that stays unavailable is logged at most this often.
 WARN_S = 60.0
-# A price API may say a time that is none.
+# The last second of the year 9999: a price API may return a time that datetime cannot hold.
 _LATEST = 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one whole coin or token is worth."""
+    """The price of one whole coin or token."""
 
     usd: Decimal
     at: datetime
@@ -47,7 +47,7 @@ class Price:
 
 class PriceContracts(Protocol):
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
-        """What each call (contract, calldata) returns; None where the contract refuses it."""
+        """The result of each call (contract, calldata); None if the contract reverts."""
         ...
 
 
@@ -56,11 +56,11 @@ class PriceSource(Protocol):
     def name(self) -> str: ...
 
     def among(self, network: Network, names: Set[str]) -> Set[str]:
-        """Those that it may know. Of the others nothing needs to be asked, or kept."""
+        """The names that this source may have a price for. The others are neither looked up nor cached."""
         ...
 
     async def find(self, network: Network, names: Sequence[str], now: float) -> dict[str, Price]:
-        """The prices that it knows. Away where it cannot tell."""
+        """The prices that this source has. Raises PriceApiUnavailable if it cannot be read."""
         ...
 
 
@@ -68,18 +68,18 @@ class PriceService:
     def __init__(
         self,
         sources: Sequence[PriceSource],
-        kept: DataCache,
+        cache: DataCache,
         *,
         keep_s: float,
         stale_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._sources = tuple(sources)
-        self._kept = kept
+        self._cache = cache
         self._keep_s = keep_s
         self._stale_s = stale_s
         self._clock = clock
-        # By network and name, what somebody is looking up.
+        # Look-ups under way, by network and name.
         self._flights: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._warned_at: dict[str, float] = {}
 
@@ -87,11 +87,11 @@ class PriceService:
         return f"<PriceService from {', '.join(source.name for source in self._sources) or 'nowhere'}>"
 
     async def usd(self, network: Network, contract: str | None = None) -> Price | None:
-        """The price of a token; without one, of the network's own coin."""
+        """The price of a token, or of the network's native coin if no contract is given."""
         return (await self.usd_many(network, [contract]))[contract]
 
     async def usd_many(self, network: Network, contracts: Sequence[str | None]) -> dict[str | None, Price | None]:
-        """The prices by the contracts as they were given, each known or None."""
+        """The prices, by the contracts as given; None where unknown."""
         names = {contract: _name(network, contract) for contract in contracts}
         wanted = set(names.values())
         found = await self._find(network, sorted(set().union(*(each.among(network, wanted) for each in self._sources))))
@@ -101,7 +101,7 @@ class PriceService:
         while True:
             entries = await self._entries(network, names)
             now = self._clock()
-            known = {name: entry.price for name, entry in entries.items() if now < entry.good_until}
+            known = {name: entry.price for name, entry in entries.items() if now < entry.expires_at}
             missing = [name for name in names if name not in known]
             flights = [flight for name in missing if (flight := self._flights.get((network.id, name)))]
             if not flights:
@@ -109,8 +109,8 @@ class PriceService:
             await asyncio.wait(flights)
 
     async def _entries(self, network: Network, names: Sequence[str]) -> dict[str, _Entry]:
-        kept = await self._kept.get(network.id, KIND, names)
-        return {name: _Entry.of(data) for name, data in zip(names, kept, strict=True) if data is not None}
+        cached = await self._cache.get(network.id, KIND, names)
+        return {name: _Entry.of(data) for name, data in zip(names, cached, strict=True) if data is not None}
 
     async def _look_up(
         self, network: Network, names: Sequence[str], before: Mapping[str, _Entry]
@@ -118,29 +118,29 @@ class PriceService:
         flight = asyncio.get_running_loop().create_future()
         self._flights |= {(network.id, name): flight for name in names}
         try:
-            found, is_certain = await self._ask(network, names)
+            found, is_complete = await self._query_sources(network, names)
             now = self._clock()
-            entries = {name: self._entry(found.get(name), before.get(name), now, is_certain) for name in names}
+            entries = {name: self._entry(found.get(name), before.get(name), now, is_complete) for name in names}
             data = {name: entry.data() for name, entry in entries.items()}
-            await self._kept.put(network.id, KIND, data, ttl_s=self._keep_s + self._stale_s)
+            await self._cache.put(network.id, KIND, data, ttl_s=self._keep_s + self._stale_s)
             return {name: entry.price for name, entry in entries.items()}
         finally:
-            # Whoever waits looks at what is kept now; and looks it up himself where that is nothing.
+            # Waiting requests read the cache again, and look the price up themselves if it is not there.
             for name in names:
                 del self._flights[network.id, name]
             flight.set_result(None)
 
-    def _entry(self, found: Price | None, before: _Entry | None, now: float, is_certain: bool) -> _Entry:
-        if found is not None or is_certain:
+    def _entry(self, found: Price | None, before: _Entry | None, now: float, is_complete: bool) -> _Entry:
+        if found is not None or is_complete:
             return _Entry(found, now, now + self._keep_s)
         if before is not None and before.price is not None and now - before.read_at <= self._stale_s:
-            return _Entry(before.price, before.read_at, now + min(AGAIN_S, self._keep_s))
-        return _Entry(None, now, now + min(AGAIN_S, self._keep_s))
+            return _Entry(before.price, before.read_at, now + min(RETRY_S, self._keep_s))
+        return _Entry(None, now, now + min(RETRY_S, self._keep_s))
 
-    async def _ask(self, network: Network, names: Sequence[str]) -> tuple[dict[str, Price], bool]:
-        """The prices that are known, and whether every source could be asked for the others."""
+    async def _query_sources(self, network: Network, names: Sequence[str]) -> tuple[dict[str, Price], bool]:
+        """The prices found, and whether every source could be read for the rest."""
         found: dict[str, Price] = {}
-        is_certain = True
+        is_complete = True
         for source in self._sources:
             left = [name for name in names if name not in found]
             if not left:
@@ -148,35 +148,35 @@ class PriceService:
             try:
                 found |= await source.find(network, left, self._clock())
             except PriceApiUnavailable as exc:
-                is_certain = False
+                is_complete = False
                 self._warn(source.name, str(exc))
-        return found, is_certain
+        return found, is_complete
 
     def _warn(self, source: str, reason: str) -> None:
         now = self._clock()
         if now - self._warned_at.get(source, 0.0) >= WARN_S:
             self._warned_at[source] = now
-            log.warning("price source away", extra={"source": source, "reason": reason})
+            log.warning("price source unavailable", extra={"source": source, "reason": reason})
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A price as it is kept, or that there is none."""
+    """A cached price, or the cached fact that there is none."""
 
     price: Price | None
     read_at: float
-    good_until: float
+    expires_at: float
 
     def data(self) -> list[Any]:
         price = self.price
-        told = None if price is None else [str(price.usd), price.at.timestamp(), price.source]
-        return [told, self.read_at, self.good_until]
+        fields = None if price is None else [str(price.usd), price.at.timestamp(), price.source]
+        return [fields, self.read_at, self.expires_at]
 
     @classmethod
     def of(cls, data: Any) -> _Entry:
-        told, read_at, good_until = data
-        price = None if told is None else Price(Decimal(told[0]), datetime.fromtimestamp(told[1], UTC), told[2])
-        return cls(price, read_at, good_until)
+        fields, read_at, expires_at = data
+        price = None if fields is None else Price(Decimal(fields[0]), datetime.fromtimestamp(fields[1], UTC), fields[2])
+        return cls(price, read_at, expires_at)
 
 
 def _name(network: Network, contract: str | None) -> str:
@@ -189,7 +189,7 @@ def _name(network: Network, contract: str | None) -> str:
 
 
 class OnChainPrices:
-    """Contracts with Chainlink's interface, all asked at once."""
+    """Contracts with Chainlink's feed interface, all read by one call."""
 
     name = "feeds"
 
@@ -198,7 +198,7 @@ class OnChainPrices:
         self._own = own
 
     def _of(self, network: Network) -> dict[str, PriceFeedContract]:
-        """The network's feeds by name; the operator's own come before those that are known."""
+        """The network's feeds by name; the operator's own take precedence over the built-in ones."""
         own = {name: feed for (place, name), feed in self._own.items() if place == network.id}
         return {name.lower(): feed for name, feed in network.facts.feeds.items()} | own
 
@@ -207,16 +207,16 @@ class OnChainPrices:
 
     async def find(self, network: Network, names: Sequence[str], now: float) -> dict[str, Price]:
         every = self._of(network)
-        told = {name: every[name] for name in names if name in every}
-        if not told:
+        feeds = {name: every[name] for name in names if name in every}
+        if not feeds:
             return {}
-        targets = [bytes.fromhex(feed.address[2:]) for feed in told.values()]
-        asked = [(target, data) for target in targets for data in (price_feeds.LATEST_ROUND, price_feeds.DECIMALS)]
+        targets = [bytes.fromhex(feed.address[2:]) for feed in feeds.values()]
+        calls = [(target, data) for target in targets for data in (price_feeds.LATEST_ROUND, price_feeds.DECIMALS)]
         try:
-            results = await self._contracts.read(network, asked)
+            results = await self._contracts.read(network, calls)
         except InternalError as exc:
             raise PriceApiUnavailable(type(exc).__name__) from None
-        pairs = zip(told.items(), results[::2], results[1::2], strict=True)
+        pairs = zip(feeds.items(), results[::2], results[1::2], strict=True)
         prices = ((name, _of_feed(feed, latest, places, now)) for (name, feed), latest, places in pairs)
         return {name: price for name, price in prices if price is not None}
 
@@ -230,7 +230,7 @@ def _of_feed(feed: PriceFeedContract, latest: bytes | None, decimals: bytes | No
 
 
 class ApiPrices:
-    """A price API. Coins of test networks are worth nothing there."""
+    """A price API. It has no prices for test networks."""
 
     name = "http"
 
@@ -253,13 +253,13 @@ class ApiPrices:
 
 
 def _of_quote(quote: Quote, now: float) -> Price:
-    assert quote.usd is not None  # the API's room gives no other
+    assert quote.usd is not None  # PriceApi drops quotes without a price
     at = quote.last_updated_at
     return Price(quote.usd, _time(at if at is not None and 0 < at <= _LATEST else now), "http")
 
 
 class FixedPrices:
-    """What the operator says it is worth."""
+    """Prices set by the operator."""
 
     name = "fixed"
 
@@ -281,7 +281,7 @@ def _time(seconds: float) -> datetime:
 def sources_of(
     given: PriceSources, chains: Registry, contracts: PriceContracts, api: PriceApi | None
 ) -> list[PriceSource]:
-    """The sources in the operator's order; a price API only where there is one."""
+    """The sources in the operator's order; the price API only if there is one."""
     own = {_place(chains, each): PriceFeedContract(each.feed, each.max_age_s) for each in given.feeds}
     usd = {_place(chains, each): each.usd for each in given.fixed}
     every: dict[str, PriceSource] = {"feeds": OnChainPrices(contracts, own), "fixed": FixedPrices(usd)}
@@ -292,5 +292,5 @@ def sources_of(
 
 def _place(chains: Registry, given: PriceFeed | FixedPrice) -> tuple[str, str]:
     network = chains.find(*given.network.split("/"))
-    assert network is not None  # checked when the settings were read
+    assert network is not None  # checked when the settings were loaded
     return network.id, _name(network, given.contract or None)

@@ -1,9 +1,9 @@
-"""Smart wallets: an address before anything is on the chain, and what the chain says of it afterwards.
+"""Smart wallets: their computed addresses, and whether they are deployed.
 
-No chain is needed to create one: the address is computed. Whether it is deployed the follower writes down (`Births`), and
-whoever asks is told by a look at the chain, because the follower may be behind, or not there at all; what a read finds is
-written down as well. The chain has the last word: a wallet whose block is gone is counterfactual again. One upstream that finds
-no code there has not, for it may be behind: a deployment is gone when another block stands in the place of its own.
+Creating a wallet needs no chain: its address is computed. The follower records deployments (`DeploymentSink`), but it may be
+behind or not running, so every read also checks the chain and records a deployment it finds. The chain is authoritative: a
+wallet whose block was dropped is counterfactual again. An upstream that finds no code is not proof of that, since it may be
+behind. A deployment counts as dropped only if another block has taken the place of its own.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ("DeploymentSink", "Wallet", "WalletService", "WalletState")
 
 log = logging.getLogger("penstock.wallets")
 
-# Where the follower has not told of a deployment, so many of the newest blocks are searched for it before any older one.
+# If the follower has not recorded a deployment, this many of the newest blocks are searched before older ones.
 RECENT_BLOCKS = 2_000
-# A list and a creation wait so long for a chain to say what is deployed; then they tell what is written down.
-PATIENCE_S = 3.0
+# How long a list or a creation waits for the chain before it returns the recorded state.
+CHECK_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class WalletState:
-    """A wallet as it is on the chain now; its nonce where that was asked for."""
+    """A wallet's current state on the chain; `nonce` only if it was read."""
 
     wallet: Wallet
     is_deployed: bool
@@ -60,7 +60,7 @@ class WalletService:
         default: str,
         most: Mapping[str, int],
     ) -> None:
-        """`default`: the version of wallets whose creator names none. `most`: wallets of an account, by plan."""
+        """`default`: the version of wallets created without one. `most`: the most wallets of an account, by plan."""
         self._store = store
         self._internal_calls = internal_calls
         self._default = default
@@ -93,14 +93,14 @@ class WalletService:
             account=key.account.id, lineage=key.lineage, wallet=wallet, salt=number, most=most
         )
         if outcome == "full" or found is None:
-            raise Forbidden(f"this account's plan has room for {most} wallets, and they are taken")
-        (seen,) = await self._glances([found])
-        return seen, outcome == "new"
+            raise Forbidden(f"this account's plan allows {most} wallets, and all of them exist already")
+        (state,) = await self._states([found])
+        return state, outcome == "new"
 
     def _factory(self, network: Network, version: str | None) -> Factory:
         known = self._factories[network.chain.name]
         if not known:
-            raise NotFound(f"there are no smart wallets on {network.id}: no factory is known there")
+            raise NotFound(f"smart wallets are not available on {network.id}: no factory is configured there")
         if version is None:
             return known.get(self._default) or known[max(known)]
         if version not in known:
@@ -109,61 +109,61 @@ class WalletService:
 
     async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[WalletState], int]:
         found, total = await self._store.page(key.lineage, page, network=None if network is None else network.id)
-        return await self._glances(found), total
+        return await self._states(found), total
 
     async def find(self, key: Key, at: bytes) -> list[Wallet]:
         """The key's wallets at this address, one for each network."""
         return await self._store.find(key.lineage, at)
 
-    # What the chain says
+    # Reads of the chain
 
-    async def look(self, network: Network, wallet: Wallet) -> WalletState:
-        """The wallet as it is now. A Fault where the chain cannot be asked."""
+    async def state(self, network: Network, wallet: Wallet) -> WalletState:
+        """The wallet's current state, with its nonce. Raises a Fault if the chain cannot be read."""
         nonce_call = {
             "to": network.chain.entry_points[wallet.version],
             "data": "0x" + abi.call("getNonce(address,uint192)", wallet.address, 0).hex(),
         }
-        asked: list[tuple[str, list[Any]]] = [
+        calls: list[tuple[str, list[Any]]] = [
             ("eth_getCode", [_text(wallet.address), "latest"]),
             ("eth_call", [nonce_call, "latest"]),
         ]
-        code, word = await self._internal_calls.call_many(network, asked, fresh=True)
+        code, word = await self._internal_calls.call_many(network, calls, fresh=True)
         has_code, nonce = _has_code(code), abi.uint(abi.unhex(word))
         if has_code is None:
-            raise InternalError(f"{network.id} does not tell what code is at an address")
+            raise InternalError(f"the code at an address on {network.id} cannot be read")
         if nonce is None:
-            raise InternalError(f"{network.id} does not tell the nonce of a wallet")
+            raise InternalError(f"the nonce of a wallet on {network.id} cannot be read")
         if has_code and (wallet.deploy_tx is None or wallet.deployed_at is None):
-            wallet = await self._located(network, wallet)
-        return dataclasses.replace(await self._weighed(network, wallet, has_code), nonce=nonce)
+            wallet = await self._with_deployment(network, wallet)
+        return dataclasses.replace(await self._reconciled(network, wallet, has_code), nonce=nonce)
 
-    async def _glances(self, wallets: Sequence[Wallet]) -> list[WalletState]:
-        """Each as it is now, as far as its chain says so in time; else as it is written down."""
-        seen = {wallet: WalletState(wallet, wallet.deploy_tx is not None) for wallet in wallets}
+    async def _states(self, wallets: Sequence[Wallet]) -> list[WalletState]:
+        """The current state of each wallet, or its recorded state if the chain does not reply in time."""
+        states = {wallet: WalletState(wallet, wallet.deploy_tx is not None) for wallet in wallets}
         async with asyncio.TaskGroup() as group:
             for network in {wallet.network: self._networks.get(wallet.network) for wallet in wallets}.values():
                 if network is not None:
-                    group.create_task(self._glance(network, seen))
-        return [seen[wallet] for wallet in wallets]
+                    group.create_task(self._check_code(network, states))
+        return [states[wallet] for wallet in wallets]
 
-    async def _glance(self, network: Network, seen: dict[Wallet, WalletState]) -> None:
-        """Whether there is code at their addresses. What is final stays, and is not asked for."""
+    async def _check_code(self, network: Network, states: dict[Wallet, WalletState]) -> None:
+        """Update the network's wallets by whether there is code at their addresses. Final deployments are not checked."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(CHECK_S):
                 final = self._internal_calls.route(network).heads.final
-                open_ = [w for w in seen if w.network == network.id and not _is_final(w, final)]
-                asked = [("eth_getCode", [_text(wallet.address), "latest"]) for wallet in open_]
-                for wallet, code in zip(open_, await self._internal_calls.call_many(network, asked), strict=True):
+                unsure = [w for w in states if w.network == network.id and not _is_final(w, final)]
+                calls = [("eth_getCode", [_text(wallet.address), "latest"]) for wallet in unsure]
+                for wallet, code in zip(unsure, await self._internal_calls.call_many(network, calls), strict=True):
                     if (has_code := _has_code(code)) is not None:
-                        seen[wallet] = await self._weighed(network, wallet, has_code)
+                        states[wallet] = await self._reconciled(network, wallet, has_code)
         except (Fault, TimeoutError) as exc:
-            log.info("wallets are told as they were", extra={"network": network.id, "why": type(exc).__name__})
+            log.info("recorded wallet states returned", extra={"network": network.id, "why": type(exc).__name__})
 
-    async def _weighed(self, network: Network, wallet: Wallet, has_code: bool) -> WalletState:
-        """What there is at an address against what is written down of it."""
+    async def _reconciled(self, network: Network, wallet: Wallet, has_code: bool) -> WalletState:
+        """The state that follows from the code at the address and the recorded deployment."""
         if has_code or wallet.deploy_block is None:
             return WalletState(wallet, has_code)
-        block = await self._ask(network, "eth_getBlockByNumber", hex(wallet.deploy_block), False)
+        block = await self._call(network, "eth_getBlockByNumber", hex(wallet.deploy_block), False)
         found = abi.unhex(block.get("hash")) if isinstance(block, dict) else None
         if found is None or found == wallet.deploy_block_hash:
             return WalletState(wallet, is_deployed=True)
@@ -171,17 +171,17 @@ class WalletService:
         gone = dataclasses.replace(wallet, deployed_at=None, deploy_tx=None, deploy_block=None, deploy_block_hash=None)
         return WalletState(gone, is_deployed=False)
 
-    async def _ask(self, network: Network, method: str, *params: Any) -> Any:
-        """None where the upstream itself says no, as one that has no old state does."""
+    async def _call(self, network: Network, method: str, *params: Any) -> Any:
+        """The result, or None if the upstream returns an error, as one without old state does."""
         try:
             return await self._internal_calls.call(network, method, *params, fresh=True)
         except RpcError:
             return None
 
-    async def _located(self, network: Network, wallet: Wallet) -> Wallet:
-        """The wallet with where it was deployed, as far as that can be found; what is found stays known."""
+    async def _with_deployment(self, network: Network, wallet: Wallet) -> Wallet:
+        """The wallet with its deployment, if that can be found on the chain; it is then also recorded."""
         try:
-            found = await self._search(network, wallet)
+            found = await self._find_deployment(network, wallet)
         except Fault:
             found = None
         if found is None:
@@ -195,43 +195,44 @@ class WalletService:
             deploy_block_hash=found.block_hash,
         )
 
-    async def _search(self, network: Network, wallet: Wallet) -> Deployment | None:
-        place = await self._birth(network, wallet)
+    async def _find_deployment(self, network: Network, wallet: Wallet) -> Deployment | None:
+        place = await self._find_event(network, wallet)
         if place is None:
             return None
-        block = await self._ask(network, "eth_getBlockByNumber", hex(place.block), False)
+        block = await self._call(network, "eth_getBlockByNumber", hex(place.block), False)
         seconds = int(block["timestamp"], 16) if isinstance(block, dict) and "timestamp" in block else None
         at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         return Deployment(wallet.address, place.transaction, place.block, place.block_hash, at)
 
-    async def _birth(self, network: Network, wallet: Wallet) -> operations.LogPlace | None:
-        """The event of its initialisation: among the newest blocks, else in the block in which its code came to be."""
+    async def _find_event(self, network: Network, wallet: Wallet) -> operations.LogPlace | None:
+        """The place of the wallet's initialisation event: in the recorded block, else among the newest blocks, else in the
+        first block that has the wallet's code."""
         head = int(await self._internal_calls.call(network, "eth_blockNumber", fresh=True), 16)
         at = wallet.deploy_block
-        if at is not None and at <= head and (found := await self._events(network, wallet, at, at)):
+        if at is not None and at <= head and (found := await self._first_event(network, wallet, at, at)):
             return found
-        if found := await self._events(network, wallet, max(0, head - RECENT_BLOCKS), head):
+        if found := await self._first_event(network, wallet, max(0, head - RECENT_BLOCKS), head):
             return found
         first = await self._first_block(network, wallet, head)
-        return None if first is None else await self._events(network, wallet, first, first)
+        return None if first is None else await self._first_event(network, wallet, first, first)
 
-    async def _events(self, network: Network, wallet: Wallet, first: int, last: int) -> operations.LogPlace | None:
-        asked = {
+    async def _first_event(self, network: Network, wallet: Wallet, first: int, last: int) -> operations.LogPlace | None:
+        log_filter = {
             "address": _text(wallet.address),
             "topics": [operations.INITIALIZED],
             "fromBlock": hex(first),
             "toBlock": hex(last),
         }
-        logs = operations.read_logs(await self._ask(network, "eth_getLogs", asked))
+        logs = operations.read_logs(await self._call(network, "eth_getLogs", log_filter))
         places = [place for log in logs if (place := operations.born(log)) is not None]
         return places[0] if places else None
 
     async def _first_block(self, network: Network, wallet: Wallet, head: int) -> int | None:
-        """By halves, from the code at a block; None where no upstream has state that old."""
+        """The first block with the wallet's code, by bisection; None if no upstream has state that old."""
         low, high = 0, head
         while low < high:
             middle = (low + high) // 2
-            has_code = _has_code(await self._ask(network, "eth_getCode", _text(wallet.address), hex(middle)))
+            has_code = _has_code(await self._call(network, "eth_getCode", _text(wallet.address), hex(middle)))
             if has_code is None:
                 return None
             low, high = (low, middle) if has_code else (middle + 1, high)
@@ -239,7 +240,8 @@ class WalletService:
 
 
 class DeploymentSink:
-    """The follower's part: wallets that a block has deployed, and those that it has not, whatever a reader had seen."""
+    """A sink of the follower: records the wallets that a block deployed, and removes deployments that reads had recorded in the
+    block but that it does not contain."""
 
     topics: frozenset[str] | None = frozenset((operations.INITIALIZED,))
     blocks = False
@@ -248,7 +250,7 @@ class DeploymentSink:
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         deployed: list[Deployment] = []
         for piece in found:
-            # Of a range only the last block's time is known: a read adds the others'.
+            # In a range only the time of the last block is known: a later read adds the others.
             at = None if piece.header is None else datetime.datetime.fromtimestamp(piece.time, datetime.UTC)
             places = (place for log in piece.logs if (place := operations.born(log)) is not None)
             deployed += [Deployment(p.contract, p.transaction, p.block, p.block_hash, at) for p in places]
@@ -263,10 +265,10 @@ class DeploymentSink:
         await store_room.take_back(connection, network.id, stays.number)
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
-        """Nothing is kept for taking back."""
+        """Nothing to do: no undo records are kept."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
-        """The chain was begun anew, and nothing of what was deployed is there."""
+        """The chain was reset: none of its deployments exist any more."""
         await store_room.take_back(connection, network.id, -1)
 
 
@@ -275,7 +277,7 @@ def _is_final(wallet: Wallet, final: int) -> bool:
 
 
 def _has_code(code: object) -> bool | None:
-    """None where this is no code at all: an error, or a null."""
+    """None if the reply is not code: an error or a null."""
     found = abi.unhex(code)
     return None if found is None else bool(found)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.chains.evm import abi
 from proxy.core import policy
 from proxy.core.policy import BadRule, PolicyOperation, Rules
-from proxy.services.sponsor.policies import FORMS
+from proxy.services.sponsor.policies import EVM_FORMATS
 
 ALICE, BOB = b"\xaa" * 20, b"\xbb" * 20
 TOKEN, OTHER = b"\x01" * 20, b"\x02" * 20
@@ -28,7 +28,7 @@ class Call:
 
 
 def rules(**given: Any) -> Rules:
-    return policy.parse(given, FORMS)
+    return policy.parse(given, EVM_FORMATS)
 
 
 def asked(

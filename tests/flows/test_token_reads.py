@@ -152,7 +152,7 @@ def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: st
             for path in (f"/tokens/ethereum/balances/{checksum(HOLDER)}", f"/nfts/ethereum/owned/{checksum(HOLDER)}"):
                 assert "not indexed" in (await found.get(path)).fault(503)["message"]
         async with reads(database, indexed=None, follower={"networks": ["dev/mainnet"]}) as found:
-            assert "nobody follows" in (await found.get(path)).fault(404)["message"]
+            assert "not configured to be followed" in (await found.get(path)).fault(404)["message"]
 
     run()
 
@@ -214,7 +214,7 @@ def test_answers_of_two_networks_with_the_same_address_are_not_mixed_up(database
     async def run() -> None:
         async with reads(database) as one:
             one.machine.token(contract(1), 5, "One", "ONE")
-            kept = one.scene.worker.app.data.kept
+            kept = one.scene.worker.app.data.cache
             await kept.put(
                 "ethereum/sepolia", "token", {contract(1).hex(): {"contract": "0x", "name": "Other"}}, ttl_s=60
             )

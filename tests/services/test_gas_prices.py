@@ -1,4 +1,4 @@
-"""Gas prices from memory: made once for each head, the same in every worker, and honest while a chain is away."""
+"""GasPrices: one estimate per head, the same in every worker, and served with its true time while the chain is unavailable."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clock() -> Clock:
 
 
 def history(params: list[Any]) -> dict[str, Any]:
-    """Blocks whose base fee is their number in gwei."""
+    """A fee history in which the base fee of a block is its number in gwei."""
     count, newest = int(params[0], 16), int(params[1], 16)
     blocks = range(newest - count + 1, newest + 2)
     return {
@@ -59,7 +59,7 @@ def prices(one: Scene, clock: Clock) -> GasPrices:
     return GasPrices(InternalCalls(app.rpc, app.networks), clock=clock, wall=clock)
 
 
-async def test_estimate_is_of_the_head_and_made_once_for_it(found: Scene, clock: Clock) -> None:
+async def test_estimate_is_computed_once_for_each_head(found: Scene, clock: Clock) -> None:
     gas, network = prices(found, clock), found.route.network
     read = await gas.read(network)
     assert (read.fees.block, fees.gwei(read.fees.base_fee_wei), read.at) == (1000, "1001", clock.now)
@@ -72,7 +72,7 @@ async def test_estimate_is_of_the_head_and_made_once_for_it(found: Scene, clock:
     assert found.count("eth_feeHistory") == 2
 
 
-async def test_head_that_does_not_move_is_looked_at_again_after_a_while(found: Scene, clock: Clock) -> None:
+async def test_estimate_is_renewed_after_a_while_if_the_head_does_not_move(found: Scene, clock: Clock) -> None:
     gas, network = prices(found, clock), found.route.network
     await gas.read(network)
     clock.now += RENEW_S
@@ -80,14 +80,14 @@ async def test_head_that_does_not_move_is_looked_at_again_after_a_while(found: S
     assert found.count("eth_feeHistory") == 2
 
 
-async def test_all_who_ask_at_once_wait_for_one_answer(found: Scene, clock: Clock) -> None:
+async def test_concurrent_requests_share_one_upstream_call(found: Scene, clock: Clock) -> None:
     gas, network = prices(found, clock), found.route.network
     read = await asyncio.gather(*(gas.read(network) for _ in range(50)))
     assert all(each is read[0] for each in read)
     assert found.count("eth_feeHistory") == 1
 
 
-async def test_one_who_leaves_does_not_take_the_answer_from_the_others(found: Scene, clock: Clock) -> None:
+async def test_cancelled_request_does_not_fail_the_others(found: Scene, clock: Clock) -> None:
     gas, network = prices(found, clock), found.route.network
     upstream = found.upstreams[0]
     upstream.held.add("eth_feeHistory")
@@ -100,14 +100,14 @@ async def test_one_who_leaves_does_not_take_the_answer_from_the_others(found: Sc
     assert {task.result().fees.block for task in others} == {1000}
 
 
-async def test_two_workers_agree(found: Scene, clock: Clock) -> None:
+async def test_two_workers_return_the_same_fees(found: Scene, clock: Clock) -> None:
     one, other = prices(found, clock), prices(found, clock)
     first = await one.read(found.route.network)
     clock.now += 3
     assert (await other.read(found.route.network)).fees == first.fees
 
 
-async def test_last_good_estimate_stands_for_a_minute_with_its_true_time(found: Scene, clock: Clock) -> None:
+async def test_last_good_estimate_is_served_for_a_minute_with_its_true_time(found: Scene, clock: Clock) -> None:
     gas, network = prices(found, clock), found.route.network
 
     def fail(params: list[Any]) -> Any:
@@ -128,7 +128,7 @@ async def test_last_good_estimate_stands_for_a_minute_with_its_true_time(found: 
     assert (await gas.read(network)).fees.block == 1001
 
 
-async def test_after_a_failure_nobody_asks_again_for_a_moment(found: Scene, clock: Clock) -> None:
+async def test_failed_read_is_not_repeated_at_once(found: Scene, clock: Clock) -> None:
     gas, network = prices(found, clock), found.route.network
     await gas.read(network)
     found.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
@@ -139,7 +139,7 @@ async def test_after_a_failure_nobody_asks_again_for_a_moment(found: Scene, cloc
     assert found.count("eth_feeHistory") == 2
 
 
-async def test_chain_without_base_fee_tells_its_one_price(found: Scene, clock: Clock) -> None:
+async def test_chain_without_base_fee_uses_its_gas_price(found: Scene, clock: Clock) -> None:
     known = found.route.network
     network = replace(known, facts=msgspec.structs.replace(known.facts, legacy_fees=True))
     found.upstreams[0].answers["eth_gasPrice"] = lambda params: hex(5 * GWEI)
@@ -149,7 +149,7 @@ async def test_chain_without_base_fee_tells_its_one_price(found: Scene, clock: C
     assert found.count("eth_feeHistory") == 0
 
 
-async def test_family_without_gas_has_no_prices(found: Scene, clock: Clock) -> None:
+async def test_family_without_gas_has_no_gas_prices(found: Scene, clock: Clock) -> None:
     network = TABLES.chains.find("solana", "mainnet")
     assert network is not None
     with pytest.raises(NotFound, match="gas"):

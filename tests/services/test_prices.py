@@ -1,4 +1,4 @@
-"""Prices: from the first source that knows, kept with their time, and null rather than wrong."""
+"""PriceService: the order of sources, caching, and None instead of a wrong price."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ LIVE, TEST, DEV = network("ethereum/mainnet"), network("ethereum/hoodi"), networ
 
 
 class Chain:
-    """Contracts as they answer: each feed with its round and its decimals, or with nothing."""
+    """Price feed contracts: each returns its latest round and its decimals, or reverts."""
 
     def __init__(self, feeds: Mapping[str, tuple[bytes | None, bytes | None]]) -> None:
-        self._feeds = {bytes.fromhex(address[2:]): answers for address, answers in feeds.items()}
+        self._feeds = {bytes.fromhex(address[2:]): results for address, results in feeds.items()}
         self.reads = 0
-        self.is_away = False
+        self.is_down = False
 
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
         self.reads += 1
         await asyncio.sleep(0)
-        if self.is_away:
-            raise Unavailable("no upstream answers")
+        if self.is_down:
+            raise Unavailable("no upstream is available")
         return [self._feeds.get(to, (None, None))[len(data) and data[0] == 0x31] for to, data in calls]
 
 
-def answering(answer: int, age_s: float = 60.0, decimals: int = 8) -> tuple[bytes, bytes]:
+def feed_results(answer: int, age_s: float = 60.0, decimals: int = 8) -> tuple[bytes, bytes]:
     at = int(NOW - age_s)
     return words(1, answer, at, at, 1), words(decimals)
 
@@ -68,7 +68,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def asking(
+async def price_service(
     chain: Chain | None = None, *, url: str = "", clock: Clock | None = None, **given: Any
 ) -> AsyncIterator[PriceService]:
     options: dict[str, Any] = {
@@ -78,10 +78,10 @@ async def asking(
     found = PriceSources(url=url, **{**options, **given})
     at = clock or Clock()
     api = PriceApi(url, headers={"x-key": "open sesame"}, timeout_s=5.0, per_request=2, clock=at) if url else None
-    kept = DataCache(bytes=1 << 20)
+    cache = DataCache(bytes=1 << 20)
     made = PriceService(
         sources_of(found, CHAINS, chain or Chain({}), api),
-        kept,
+        cache,
         keep_s=found.keep_s,
         stale_s=found.stale_s,
         clock=at,
@@ -89,7 +89,7 @@ async def asking(
     try:
         yield made
     finally:
-        await kept.close()
+        await cache.close()
         if api is not None:
             await api.close()
 
@@ -105,14 +105,14 @@ def when(seconds: float) -> datetime:
 # Feeds on the chain
 
 
-async def test_feed_of_the_chains_file_tells_the_price_and_its_time() -> None:
-    async with asking(Chain({feed_of(LIVE, "native"): answering(3_000_12345678)})) as prices:
+async def test_built_in_feed_returns_the_price_and_its_time() -> None:
+    async with price_service(Chain({feed_of(LIVE, "native"): feed_results(3_000_12345678)})) as prices:
         assert await prices.usd(LIVE) == Price(Decimal("3000.12345678"), when(NOW - 60), "feeds")
 
 
-async def test_many_feeds_are_asked_at_once() -> None:
-    chain = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8), feed_of(LIVE, USDC): answering(99_990_000)})
-    async with asking(chain) as prices:
+async def test_many_feeds_are_read_by_one_call() -> None:
+    chain = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8), feed_of(LIVE, USDC): feed_results(99_990_000)})
+    async with price_service(chain) as prices:
         found = await prices.usd_many(LIVE, [None, USDC, USDC.lower(), OTHER])
     assert {name: price and price.usd for name, price in found.items()} == {
         None: Decimal(3000),
@@ -124,11 +124,11 @@ async def test_many_feeds_are_asked_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "results",
     [
-        answering(3_000 * 10**8, age_s=86_400),
-        answering(0),
-        answering(-5),
+        feed_results(3_000 * 10**8, age_s=86_400),
+        feed_results(0),
+        feed_results(-5),
         (None, words(8)),
         (words(1, 1, 1, int(NOW), 1), None),
         (b"\0" * 31, words(8)),
@@ -136,21 +136,21 @@ async def test_many_feeds_are_asked_at_once() -> None:
     ],
     ids=["stale", "zero", "negative", "reverts", "no decimals", "short", "too many decimals"],
 )
-async def test_feed_that_has_no_price_is_passed_over(answers: tuple[bytes | None, bytes | None]) -> None:
+async def test_feed_without_a_valid_price_is_skipped(results: tuple[bytes | None, bytes | None]) -> None:
     fixed = (FixedPrice(network="ethereum/mainnet", usd=Decimal("2.50")),)
-    async with asking(Chain({feed_of(LIVE, "native"): answers}), fixed=fixed) as prices:
+    async with price_service(Chain({feed_of(LIVE, "native"): results}), fixed=fixed) as prices:
         assert await prices.usd(LIVE) == Price(Decimal("2.50"), when(NOW), "fixed")
-    async with asking(Chain({feed_of(LIVE, "native"): answers})) as prices:
+    async with price_service(Chain({feed_of(LIVE, "native"): results})) as prices:
         assert await prices.usd(LIVE) is None
 
 
-async def test_operators_feed_goes_before_the_files() -> None:
+async def test_operators_feed_takes_precedence_over_the_built_in_one() -> None:
     own = (
         PriceFeed(network="eth/mainnet", feed=FEED, max_age_s=100.0),
         PriceFeed(network="dev/mainnet", contract=OTHER, feed=FEED, max_age_s=100.0),
     )
-    chain = Chain({FEED: answering(7 * 10**8), feed_of(LIVE, "native"): answering(3_000 * 10**8)})
-    async with asking(chain, feeds=own) as prices:
+    chain = Chain({FEED: feed_results(7 * 10**8), feed_of(LIVE, "native"): feed_results(3_000 * 10**8)})
+    async with price_service(chain, feeds=own) as prices:
         assert (await prices.usd(LIVE)) == Price(Decimal(7), when(NOW - 60), "feeds")
         assert (await prices.usd(DEV, OTHER.lower())) == Price(Decimal(7), when(NOW - 60), "feeds")
         assert await prices.usd(TEST) is None
@@ -159,7 +159,7 @@ async def test_operators_feed_goes_before_the_files() -> None:
 # Fixed prices
 
 
-async def test_fixed_price_is_of_its_network_and_contract_alone() -> None:
+async def test_fixed_price_applies_to_its_network_and_contract_only() -> None:
     fixed = (
         FixedPrice(network="dev/mainnet", usd=Decimal("3000.00")),
         FixedPrice(network="dev/mainnet", contract=OTHER, usd=Decimal("0.000001")),
@@ -167,23 +167,23 @@ async def test_fixed_price_is_of_its_network_and_contract_alone() -> None:
         FixedPrice(network="ethereum/hoodi", usd=Decimal(0)),
     )
     solana = network("solana/mainnet")
-    async with asking(fixed=fixed) as prices:
+    async with price_service(fixed=fixed) as prices:
         assert await prices.usd(DEV) == Price(Decimal("3000.00"), when(NOW), "fixed")
         assert await prices.usd(DEV, OTHER.upper().replace("X", "x")) == Price(Decimal("0.000001"), when(NOW), "fixed")
         assert await prices.usd(solana, "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v") is not None
         assert await prices.usd(solana, "epjfwdd5aufqssqem2qn1xzybapc8g4weggkzwytdt1v") is None
         assert await prices.usd(network("dev/testnet")) is None
-        assert await prices.usd(TEST) is None  # what costs nothing has no price
+        assert await prices.usd(TEST) is None  # a fixed price of zero counts as none
 
 
-async def test_sources_are_asked_in_the_operators_order() -> None:
-    chain = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8)})
+async def test_sources_are_used_in_the_operators_order() -> None:
+    chain = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8)})
     fixed = (FixedPrice(network="ethereum/mainnet", usd=Decimal(1)),)
-    async with asking(chain, fixed=fixed, sources=("fixed", "feeds")) as prices:
+    async with price_service(chain, fixed=fixed, sources=("fixed", "feeds")) as prices:
         assert await prices.usd(LIVE) == Price(Decimal(1), when(NOW), "fixed")
         assert chain.reads == 0
-        assert repr(prices) == "<Prices from fixed, feeds>"
-    async with asking(chain, fixed=fixed, sources=()) as prices:
+        assert repr(prices) == "<PriceService from fixed, feeds>"
+    async with price_service(chain, fixed=fixed, sources=()) as prices:
         assert await prices.usd(LIVE) is None
 
 
@@ -197,14 +197,14 @@ async def api() -> AsyncIterator[Pages]:
 
 
 def quote(api: Pages, coins: Mapping[str, Any], tokens: Mapping[str, Any]) -> str:
-    """Answers as CoinGecko's do: only what was asked for, contracts in lower case."""
+    """Serve prices as CoinGecko does: only the requested ones, contracts in lower case."""
 
     async def of_coins(request: web.Request) -> web.Response:
         return _json({name: coins[name] for name in request.query["ids"].split(",") if name in coins})
 
     async def of_tokens(request: web.Request) -> web.Response:
-        asked = request.query["contract_addresses"].lower().split(",")
-        return _json({name: tokens[name] for name in asked if name in tokens})
+        contracts = request.query["contract_addresses"].lower().split(",")
+        return _json({name: tokens[name] for name in contracts if name in tokens})
 
     api.pages["/api/v3/simple/price"] = of_coins
     api.pages["/api/v3/simple/token_price/ethereum"] = of_tokens
@@ -218,11 +218,11 @@ def _json(body: Any) -> web.Response:
 ONLY_HTTP: dict[str, Any] = {"sources": ("http",)}
 
 
-async def test_price_api_is_asked_for_the_coin_and_for_tokens_in_parts(api: Pages) -> None:
+async def test_price_api_is_queried_for_the_coin_and_for_tokens_in_parts(api: Pages) -> None:
     tokens = {USDC.lower(): {"usd": 0.9998, "last_updated_at": 1_699_999_000}, OTHER.lower(): {"usd": 1e-7}}
     url = quote(api, {"ethereum": {"usd": 3000.1, "last_updated_at": 1_699_999_990}}, tokens)
     third = "0x" + "11" * 20
-    async with asking(url=url, **ONLY_HTTP) as prices:
+    async with price_service(url=url, **ONLY_HTTP) as prices:
         found = await prices.usd_many(LIVE, [None, USDC, OTHER, third])
     assert found == {
         None: Price(Decimal("3000.1"), when(1_699_999_990), "http"),
@@ -230,13 +230,13 @@ async def test_price_api_is_asked_for_the_coin_and_for_tokens_in_parts(api: Page
         OTHER: Price(Decimal("1E-7"), when(NOW), "http"),
         third: None,
     }
-    assert len(api.asked) == 3  # the coin, and three tokens by twos
+    assert len(api.asked) == 3  # one for the coin, two for three tokens
     assert {head["x-key"] for head in api.heads} == {"open sesame"}
     assert all("vs_currencies=usd" in path for path in api.asked)
 
 
-async def test_price_api_is_not_asked_about_test_networks(api: Pages) -> None:
-    async with asking(url=quote(api, {"ethereum": {"usd": 1}}, {}), **ONLY_HTTP) as prices:
+async def test_price_api_is_not_queried_for_test_networks(api: Pages) -> None:
+    async with price_service(url=quote(api, {"ethereum": {"usd": 1}}, {}), **ONLY_HTTP) as prices:
         assert await prices.usd(TEST) is None
     assert api.asked == []
 
@@ -251,22 +251,22 @@ async def test_price_api_is_not_asked_about_test_networks(api: Pages) -> None:
         b'{"bitcoin": {"usd": 5}}', b'{"ethereum": {"usd": 1, "x": "' + b"y" * (1 << 20) + b'"}}',
     ],
 )  # fmt: skip
-async def test_answer_that_is_no_price_is_none(api: Pages, body: bytes) -> None:
+async def test_invalid_price_in_a_reply_is_none(api: Pages, body: bytes) -> None:
     api.put("/simple/price", body)
-    async with asking(url=api.url(), **ONLY_HTTP) as prices:
+    async with price_service(url=api.url(), **ONLY_HTTP) as prices:
         assert await prices.usd(LIVE) is None
 
 
-async def test_time_that_is_none_is_the_time_of_the_answer(api: Pages) -> None:
+async def test_invalid_time_is_replaced_by_the_time_of_the_reply(api: Pages) -> None:
     api.put("/simple/price", b'{"ethereum": {"usd": 5, "last_updated_at": 99999999999999}}')
-    async with asking(url=api.url(), **ONLY_HTTP) as prices:
+    async with price_service(url=api.url(), **ONLY_HTTP) as prices:
         assert await prices.usd(LIVE) == Price(Decimal(5), when(NOW), "http")
 
 
-async def test_after_a_failure_the_api_is_left_alone_for_a_while(api: Pages) -> None:
+async def test_api_is_not_queried_for_a_while_after_a_failure(api: Pages) -> None:
     api.put("/simple/price", b"no json")
     clock = Clock()
-    async with asking(url=api.url(), clock=clock, keep_s=0.0, **ONLY_HTTP) as prices:
+    async with price_service(url=api.url(), clock=clock, keep_s=0.0, **ONLY_HTTP) as prices:
         for _ in range(3):
             assert await prices.usd(LIVE) is None
         assert len(api.asked) == 1
@@ -275,13 +275,13 @@ async def test_after_a_failure_the_api_is_left_alone_for_a_while(api: Pages) -> 
         assert (await prices.usd(LIVE)) is not None
 
 
-async def test_api_says_how_long_it_wants_to_be_left_alone(api: Pages) -> None:
+async def test_retry_after_header_of_the_api_is_honoured(api: Pages) -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(status=429, headers={"Retry-After": "120"})
 
     api.pages["/simple/price"] = page
     clock = Clock()
-    async with asking(url=api.url(), clock=clock, keep_s=0.0, **ONLY_HTTP) as prices:
+    async with price_service(url=api.url(), clock=clock, keep_s=0.0, **ONLY_HTTP) as prices:
         assert await prices.usd(LIVE) is None
         clock.now += 119
         assert await prices.usd(LIVE) is None
@@ -291,19 +291,19 @@ async def test_api_says_how_long_it_wants_to_be_left_alone(api: Pages) -> None:
         assert len(api.asked) == 2
 
 
-async def test_where_the_api_is_away_the_next_source_is_asked(api: Pages) -> None:
+async def test_next_source_is_used_while_the_api_is_unavailable(api: Pages) -> None:
     api.put("/simple/price", b"no json")
     fixed = (FixedPrice(network="ethereum/mainnet", usd=Decimal(2)),)
-    async with asking(url=api.url(), fixed=fixed) as prices:
+    async with price_service(url=api.url(), fixed=fixed) as prices:
         assert await prices.usd(LIVE) == Price(Decimal(2), when(NOW), "fixed")
 
 
-# Kept
+# Caching
 
 
-async def test_price_is_kept_for_its_time_and_so_is_that_there_is_none() -> None:
-    chain, clock = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8)}), Clock()
-    async with asking(chain, clock=clock, keep_s=60.0) as prices:
+async def test_known_and_unknown_prices_are_cached() -> None:
+    chain, clock = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8)}), Clock()
+    async with price_service(chain, clock=clock, keep_s=60.0) as prices:
         first = await prices.usd(LIVE)
         assert await prices.usd(LIVE, OTHER) is None
         clock.now += 59
@@ -314,42 +314,42 @@ async def test_price_is_kept_for_its_time_and_so_is_that_there_is_none() -> None
         assert chain.reads == 2
 
 
-async def test_last_price_is_good_for_a_while_when_the_source_is_away() -> None:
-    chain, clock = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8)}), Clock()
-    async with asking(chain, clock=clock, keep_s=60.0, stale_s=600.0) as prices:
+async def test_last_price_is_served_for_a_while_if_the_source_is_unavailable() -> None:
+    chain, clock = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8)}), Clock()
+    async with price_service(chain, clock=clock, keep_s=60.0, stale_s=600.0) as prices:
         first = await prices.usd(LIVE)
-        chain.is_away = True
+        chain.is_down = True
         clock.now += 600
         assert await prices.usd(LIVE) == first
         assert first is not None
-        assert first.at == when(NOW - 60)  # it says how old it is
+        assert first.at == when(NOW - 60)  # its original time
         clock.now += 6
         assert await prices.usd(LIVE) is None
-        chain.is_away = False
+        chain.is_down = False
         clock.now += 6
         assert await prices.usd(LIVE) == first
 
 
-async def test_price_that_is_gone_is_gone_at_once() -> None:
-    """A source that answers is believed: only one that does not is replaced by what it said last."""
-    chain, clock = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8)}), Clock()
-    async with asking(chain, clock=clock, keep_s=60.0) as prices:
+async def test_outdated_price_of_an_available_source_is_not_served() -> None:
+    """Only a source that cannot be read is replaced by its last price."""
+    chain, clock = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8)}), Clock()
+    async with price_service(chain, clock=clock, keep_s=60.0) as prices:
         assert await prices.usd(LIVE) is not None
         clock.now += 86_400
         assert await prices.usd(LIVE) is None
 
 
-async def test_many_who_ask_at_once_ask_once() -> None:
-    chain = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8), feed_of(LIVE, USDC): answering(10**8)})
-    async with asking(chain) as prices:
+async def test_concurrent_requests_share_one_look_up() -> None:
+    chain = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8), feed_of(LIVE, USDC): feed_results(10**8)})
+    async with price_service(chain) as prices:
         found = await asyncio.gather(*(prices.usd_many(LIVE, [None, USDC]) for _ in range(50)), prices.usd(LIVE))
         assert chain.reads == 1
         assert all(each == found[0] for each in found[:50])
 
 
-async def test_one_who_gives_up_leaves_the_others_to_look() -> None:
-    chain = Chain({feed_of(LIVE, "native"): answering(3_000 * 10**8)})
-    async with asking(chain) as prices, asyncio.TaskGroup() as group:
+async def test_cancelled_request_leaves_the_look_up_to_the_others() -> None:
+    chain = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8)})
+    async with price_service(chain) as prices, asyncio.TaskGroup() as group:
         first = group.create_task(prices.usd(LIVE))
         second = group.create_task(prices.usd(LIVE))
         await asyncio.sleep(0)
@@ -358,9 +358,9 @@ async def test_one_who_gives_up_leaves_the_others_to_look() -> None:
         assert (await second) is not None
 
 
-async def test_prices_of_networks_do_not_mix() -> None:
+async def test_prices_of_networks_are_separate() -> None:
     fixed = (FixedPrice(network="dev/mainnet", contract=OTHER, usd=Decimal(1)),)
-    async with asking(fixed=fixed) as prices:
+    async with price_service(fixed=fixed) as prices:
         assert await prices.usd(network("dev/testnet"), OTHER) is None
         assert await prices.usd(DEV, OTHER) is not None
         assert await prices.usd(LIVE, OTHER) is None

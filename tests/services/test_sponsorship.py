@@ -1,4 +1,4 @@
-"""Deciding and signing: what is asked of the chain and of the market, and what is refused whatever a policy says."""
+"""SponsorService: its reads of the chain and of prices, and what is refused whatever the policy allows."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ DELEGATES = "0x" + "aa" * 20, "0x" + "bb" * 20
 _serial = itertools.count(1)
 
 
-class Coins:
+class FixedCoinPrice:
     async def usd(self, network: Any, contract: str | None = None) -> Any:
         return SimpleNamespace(usd=Decimal(1000))
 
 
-class Window:
-    """Somebody who wants operations paid for, on a network with one upstream: fast is six gwei there."""
+class Sponsor:
+    """A SponsorService on a network with one upstream, on which the fast gas price is six gwei."""
 
     def __init__(self, found: Scene, pool: Pool, account: str) -> None:
         self.scene = found
@@ -66,16 +66,17 @@ class Window:
         ]  # fmt: skip
         app = found.worker.app
         internal_calls = InternalCalls(app.rpc, app.networks)
-        self.sponsoring = SponsorService(
-            self.policies, self.ledger, Paymasters(payers), SponsorCosts(Coins(), GasPrices(internal_calls)), internal_calls,
-            most_of_day=PLANS, wall=lambda: self.now,
+        self.service = SponsorService(
+            self.policies, self.ledger, Paymasters(payers), SponsorCosts(FixedCoinPrice(), GasPrices(internal_calls)),
+            internal_calls,
+            daily_limits=PLANS, wall=lambda: self.now,
         )  # fmt: skip
 
     async def make(self, **rules: Any) -> Policy:
         return await self.policies.create(self.key, self.network, name="x", given=rules)
 
     async def ask(self, policy: Policy, version: str = "0.7", **changes: Any) -> bytes:
-        """What was signed."""
+        """The signed paymaster data."""
         given = {
             "sender": "0x" + next(_serial).to_bytes(20, "big").hex(),
             "nonce": "0x0",
@@ -83,14 +84,14 @@ class Window:
             **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(100_000)),
             **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(GWEI)),
         }
-        request = self.sponsoring.read(
+        request = self.service.read(
             self.key,
             self.network,
             {**given, **changes},
             policy_id=policy.id,
             entry_point=self.network.chain.entry_points[version],
         )
-        return (await self.sponsoring.sponsor(request)).data
+        return (await self.service.sponsor(request)).data
 
     async def refused(self, policy: Policy, **changes: Any) -> dict[str, Any]:
         with pytest.raises(Forbidden) as caught:
@@ -110,12 +111,12 @@ def history(params: list[Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def window(pool: Pool) -> AsyncIterator[Window]:
+async def sponsor(pool: Pool) -> AsyncIterator[Sponsor]:
     keys = KeyStore(pool, pepper="p" * 32, plans=("free",))
     account = (await keys.create_account(name="x", email="x@example.com", plan="free"))["id"]
     async with scene(1, cache={"enabled": False, "coalesce": False}) as found:
         found.upstreams[0].answers["eth_feeHistory"] = history
-        yield Window(found, pool, account)
+        yield Sponsor(found, pool, account)
 
 
 def until_of(data: bytes) -> int:
@@ -125,66 +126,67 @@ def until_of(data: bytes) -> int:
 # The operator's money
 
 
-async def test_fee_above_twice_the_fast_price_is_refused_whatever_the_policy_is(window: Window) -> None:
-    policy = await window.make()
-    assert await window.ask(policy, maxFeePerGas=hex(12 * GWEI))
-    details = await window.refused(policy, maxFeePerGas=hex(12 * GWEI + 1))
+async def test_fee_above_twice_the_fast_price_is_refused_whatever_the_policy_is(sponsor: Sponsor) -> None:
+    policy = await sponsor.make()
+    assert await sponsor.ask(policy, maxFeePerGas=hex(12 * GWEI))
+    details = await sponsor.refused(policy, maxFeePerGas=hex(12 * GWEI + 1))
     assert details == {"rule": "max_gas_price_gwei", "left": "12"}
-    generous = await window.make(max_gas_price_gwei="1000000")
-    assert await window.refused(generous, maxFeePerGas=hex(10**6 * GWEI)) == details
-    strict = await window.make(max_gas_price_gwei="11")
-    assert (await window.refused(strict, maxFeePerGas=hex(12 * GWEI)))["left"] == "11"
+    generous = await sponsor.make(max_gas_price_gwei="1000000")
+    assert await sponsor.refused(generous, maxFeePerGas=hex(10**6 * GWEI)) == details
+    strict = await sponsor.make(max_gas_price_gwei="11")
+    assert (await sponsor.refused(strict, maxFeePerGas=hex(12 * GWEI)))["left"] == "11"
 
 
-async def test_small_fee_is_sponsored_while_gas_prices_are_not_known(window: Window) -> None:
-    policy = await window.make()
-    window.scene.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
-    assert await window.ask(policy)
+async def test_small_fee_is_sponsored_while_gas_prices_are_unknown(sponsor: Sponsor) -> None:
+    policy = await sponsor.make()
+    sponsor.scene.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
+    assert await sponsor.ask(policy)
     with pytest.raises(Unavailable, match="gas prices"):
-        await window.ask(policy, maxFeePerGas=hex(GWEI + 1))
+        await sponsor.ask(policy, maxFeePerGas=hex(GWEI + 1))
 
 
-async def test_account_of_a_plan_with_a_limit_is_refused_when_its_day_is_spent(window: Window) -> None:
-    # An operation is 360,000 gas: at ten gwei and a thousand dollars, 3.60.
-    policies = [await window.make() for _ in range(3)]
+async def test_account_is_refused_once_its_plans_daily_limit_is_spent(sponsor: Sponsor) -> None:
+    # An operation takes 360,000 gas. At ten gwei and 1,000 USD per coin that costs 3.60 USD.
+    policies = [await sponsor.make() for _ in range(3)]
     granted = 0
     details: dict[str, Any] = {}
     while not details:
         try:
-            await window.ask(policies[granted % 3], maxFeePerGas=hex(10 * GWEI))
+            await sponsor.ask(policies[granted % 3], maxFeePerGas=hex(10 * GWEI))
             granted += 1
         except Forbidden as refused:
             details = refused.details or {}
     assert granted == 27
     assert details == {"rule": "sponsored_usd_per_day", "left": "2.8"}
-    window.now += 86_400
-    assert await window.ask(policies[0], maxFeePerGas=hex(10 * GWEI))
+    sponsor.now += 86_400
+    assert await sponsor.ask(policies[0], maxFeePerGas=hex(10 * GWEI))
 
 
-# What must be known first
+# Required reads
 
 
-async def test_nothing_is_signed_while_it_is_not_known_how_far_the_chain_is(window: Window) -> None:
-    policy = await window.make()
-    heads = window.scene.route.heads
+async def test_nothing_is_signed_while_the_head_of_the_chain_is_unknown(sponsor: Sponsor) -> None:
+    policy = await sponsor.make()
+    heads = sponsor.scene.route.heads
     agreed, heads.agreed = heads.agreed, 0
     assert heads.final == -1
-    with pytest.raises(Unavailable, match="how far"):
-        await window.ask(policy)
-    assert (await window.ledger.total(policy.id, datetime.date(2026, 1, 15))).operations == 0
+    with pytest.raises(Unavailable, match="head of"):
+        await sponsor.ask(policy)
+    assert (await sponsor.ledger.total(policy.id, datetime.date(2026, 1, 15))).operations == 0
     heads.agreed = agreed
-    assert await window.ask(policy)
+    assert await sponsor.ask(policy)
 
 
-async def test_delegated_account_is_signed_for_and_known_by_what_it_delegates_to(window: Window, pool: Pool) -> None:
-    policy = await window.make()
+async def test_recorded_hash_of_a_delegated_account_covers_its_delegate(sponsor: Sponsor, pool: Pool) -> None:
+    policy = await sponsor.make()
     delegate = DELEGATES[0]
-    window.scene.upstreams[0].answers["eth_getCode"] = lambda params: "0xef0100" + delegate[2:]
+    sponsor.scene.upstreams[0].answers["eth_getCode"] = lambda params: "0xef0100" + delegate[2:]
     delegated = {"factory": user_operation.MARKER_7702, "sender": "0x" + "51" * 20, "paymasterPostOpGasLimit": "0x0"}
-    first = await window.ask(policy, "0.8", **delegated)
-    # The paymaster's hash does not cover it: who delegates to another is given the same, and pays under another hash.
+    first = await sponsor.ask(policy, "0.8", **delegated)
+    # The paymaster's hash does not cover the delegate: after a change of delegate the same signature is returned, although the
+    # operation's own hash is another one.
     delegate = DELEGATES[1]
-    assert await window.ask(policy, "0.8", **delegated) == first
+    assert await sponsor.ask(policy, "0.8", **delegated) == first
     async with pool.connection() as connection:
         [row] = await connection.fetch("select op_hash from gas_signatures")
     paid = {**delegated, "nonce": "0x0", "callData": "0x1234", "signature": "0x"}
@@ -192,59 +194,59 @@ async def test_delegated_account_is_signed_for_and_known_by_what_it_delegates_to
     paid |= dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(GWEI))
     paid |= {"paymaster": "0x" + "99" * 20, "paymasterVerificationGasLimit": hex(60_000), "paymasterData": _hex(first)}
     operation = user_operation.parse(paid, "0.8")
-    point = bytes.fromhex(window.network.chain.entry_points["0.8"][2:])
+    point = bytes.fromhex(sponsor.network.chain.entry_points["0.8"][2:])
     hashes = [user_operation.hash_of(operation, point, 1, delegate=bytes.fromhex(each[2:])) for each in DELEGATES]
     assert row["op_hash"] == hashes[0] != hashes[1]
 
 
-# How long
+# Validity
 
 
-async def test_signature_ends_when_the_policy_does(window: Window) -> None:
-    policy = await window.make(ends_at="2026-01-15T09:31:00.5Z", expiry_seconds=200)
-    assert until_of(await window.ask(policy)) == NOW + 60
-    window.now = NOW + 60.2
+async def test_signature_ends_when_the_policy_does(sponsor: Sponsor) -> None:
+    policy = await sponsor.make(ends_at="2026-01-15T09:31:00.5Z", expiry_seconds=200)
+    assert until_of(await sponsor.ask(policy)) == NOW + 60
+    sponsor.now = NOW + 60.2
     sender = "0x" + "52" * 20
-    last = await window.ask(policy, sender=sender)
+    last = await sponsor.ask(policy, sender=sender)
     assert until_of(last) == NOW + 60
-    assert await window.ask(policy, sender=sender) == last
-    window.now = NOW + 60.5
-    assert (await window.refused(policy))["rule"] == "ends_at"
+    assert await sponsor.ask(policy, sender=sender) == last
+    sponsor.now = NOW + 60.5
+    assert (await sponsor.refused(policy))["rule"] == "ends_at"
 
 
-# Policies in memory
+# The cache of policies
 
 
-async def test_policies_in_memory_are_bounded_by_the_members_of_their_lists(
-    window: Window, monkeypatch: pytest.MonkeyPatch
+async def test_cached_policies_are_bounded_by_their_list_entries(
+    sponsor: Sponsor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policies_room, "REMEMBERED_MEMBERS", 100)
+    monkeypatch.setattr(policies_room, "MAX_CACHED_ENTRIES", 100)
     lists = [[f"0x{n:040x}" for n in range(count)] for count in (60, 30, 40, 150)]
-    made = [await window.make(sender_denylist=each) for each in lists]
+    made = [await sponsor.make(sender_denylist=each) for each in lists]
     shown = []
     for policy in made:
         for _ in range(2):
-            await window.policies.ready(policy.id, account=window.key.account.id)
-        shown.append(repr(window.policies))
+            await sponsor.policies.effective(policy.id, account=sponsor.key.account.id)
+        shown.append(repr(sponsor.policies))
     assert shown == [
-        "<Policies 1 in memory, 60 members of lists>",
-        "<Policies 2 in memory, 90 members of lists>",
-        "<Policies 2 in memory, 70 members of lists>",
-        "<Policies 1 in memory, 150 members of lists>",
+        "<PolicyService 1 cached, 60 list entries>",
+        "<PolicyService 2 cached, 90 list entries>",
+        "<PolicyService 2 cached, 70 list entries>",
+        "<PolicyService 1 cached, 150 list entries>",
     ]
-    await window.policies.ready(made[3].id, account=window.key.account.id, fresh=True)
-    await window.policies.delete(made[3].id, account=window.key.account.id)
-    assert repr(window.policies) == "<Policies 0 in memory, 0 members of lists>"
+    await sponsor.policies.effective(made[3].id, account=sponsor.key.account.id, fresh=True)
+    await sponsor.policies.delete(made[3].id, account=sponsor.key.account.id)
+    assert repr(sponsor.policies) == "<PolicyService 0 cached, 0 list entries>"
 
 
-async def test_change_of_a_policy_that_was_deleted_meanwhile_finds_none(window: Window) -> None:
-    policy = await window.make()
-    changed = await window.policies.update(policy, name="new", status=None, changes=None)
+async def test_update_of_a_deleted_policy_is_not_found(sponsor: Sponsor) -> None:
+    policy = await sponsor.make()
+    changed = await sponsor.policies.update(policy, name="new", status=None, changes=None)
     with pytest.raises(Unavailable, match="another request"):
-        await window.policies.update(policy, name="newer", status=None, changes=None)
-    await window.policies.delete(policy.id, account=policy.account)
+        await sponsor.policies.update(policy, name="newer", status=None, changes=None)
+    await sponsor.policies.delete(policy.id, account=policy.account)
     with pytest.raises(NotFound):
-        await window.policies.update(changed, name="newest", status=None, changes=None)
+        await sponsor.policies.update(changed, name="newest", status=None, changes=None)
 
 
 def _hex(data: bytes) -> str:

@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from proxy.core import policy
-from proxy.services.sponsor.policies import FORMS
+from proxy.services.sponsor.policies import EVM_FORMATS
 from proxy.services.sponsor.refusals import MOST_POLICIES, RefusalLog
 from proxy.store.keys import KeyStore
 from proxy.store.policies import PolicyStore
@@ -36,7 +36,7 @@ async def policy_id(pool: Pool) -> str:
         live=True,
         name="p",
         given={},
-        rules=policy.parse({}, FORMS),
+        rules=policy.parse({}, EVM_FORMATS),
         most=5,
     )
     return made.id

@@ -24,6 +24,8 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
 # EIP-7702: the account's code is a delegation, and this stands where a factory would.
 MARKER_7702 = "0x7702"
 _PADDED_MARKER = MARKER_7702.ljust(42, "0")
+# The code of an account that delegates begins with this.
+_DELEGATION = bytes.fromhex("ef0100")
 _ZERO, _NO_BYTES = ("0x0", "0x00"), ("0x",)
 _ECHO = 40
 
@@ -174,6 +176,11 @@ def _check_together(given: Mapping[str, Any], group: tuple[str, ...], needed: tu
     lacking = [name for name in needed or group if name not in there]
     if there and lacking:
         raise BadOperation(f"{lacking[0]}: is missing; {_listed(group)} come together")
+
+
+def delegate_of(code: bytes) -> bytes | None:
+    """The address that an account's code delegates to (EIP-7702: 0xef0100 and the address); None for other code."""
+    return code[3:23] if code.startswith(_DELEGATION) else None
 
 
 def _delegate(given: Mapping[str, Any]) -> bytes | None:

@@ -37,8 +37,6 @@ log = logging.getLogger("penstock.bundler")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _UNREADABLE = (msgspec.DecodeError, orjson.JSONDecodeError, RecursionError, UnicodeDecodeError)
-# EIP-7702: the code of an account that delegates.
-_DELEGATION = bytes.fromhex("ef0100")
 _serial = itertools.count(1)
 
 
@@ -157,7 +155,7 @@ class BundlerGuard:
             abi.unhex(await self._internal_calls.call(self._network, "eth_getCode", sender, "latest", fresh=True))
             or b""
         )
-        return code[3:] if code.startswith(_DELEGATION) else None
+        return user_operation.delegate_of(code)
 
     async def _ask(self, policy: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()

@@ -1,2 +1,3 @@
-"""Sponsoring operations, one service in several rooms: `policies` are what owners set, the `market` says what things cost,
-`paymasters` sign, `sponsoring` decides and reserves, `settling` closes what the chain has decided."""
+"""Gas sponsorship. `policies` manages the rules that owners set, `costs` reads prices, `paymasters` holds the signers,
+`sponsorship` decides and reserves, `refusals` records refused operations, and `settlement` closes reservations by what landed
+on the chain."""

@@ -1,4 +1,4 @@
-"""What the operator's money buys at the moment: what a coin is worth, and what a unit of gas is offered."""
+"""Prices that sponsorship is decided by: the native coin in dollars, and the current gas price."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NativePrice(Protocol):
 
 class NativePriceSource(Protocol):
     async def usd(self, network: Network, contract: str | None = None) -> NativePrice | None:
-        """Without a contract, of the network's own coin."""
+        """The price of a token, or of the network's native coin if no contract is given."""
         ...
 
 
@@ -35,7 +35,7 @@ class GasPriceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SponsorCosts:
-    """Unavailable while a price is not known."""
+    """Raises Unavailable while a price is unknown."""
 
     coins: NativePriceSource
     gas: GasPriceSource
@@ -44,12 +44,10 @@ class SponsorCosts:
         """Pico-dollars for one whole coin, rounded up."""
         found = await self.coins.usd(network)
         if found is None or found.usd <= 0:
-            raise Unavailable(
-                f"the price of {network.chain.native.symbol} is not known at the moment; try again shortly"
-            )
+            raise Unavailable(f"the price of {network.chain.native.symbol} is currently unknown; try again shortly")
         return int(EXACT.scaleb(found.usd, policy.DECIMALS).to_integral_value(ROUND_CEILING))
 
     async def fast_wei(self, network: Network) -> int:
-        """What a transaction in a hurry offers at most for a unit of gas."""
+        """The maximum fee per unit of gas of the "fast" estimate."""
         found = await self.gas.read(network)
         return found.fees.estimates["fast"].max_fee_wei

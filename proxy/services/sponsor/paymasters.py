@@ -1,7 +1,7 @@
-"""The contracts that pay, and the keys that they listen to.
+"""Paymaster contracts and the keys that sign for them.
 
-A key comes from where the settings say, when the process starts, and stays inside its `Signer`: it is in no setting, no log, no
-message and no representation.
+A key is read at start-up from the source that the settings name, and stays inside its `Signer`: it never appears in the
+settings, in logs, in messages or in a repr.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from proxy.errors import NotFound
 
 
 class Signer:
-    """Signs for one paymaster. 102 µs each."""
+    """Signs for one paymaster. A signature takes 102 µs."""
 
     __slots__ = ("_key", "address")
 
     def __init__(self, secret: bytes) -> None:
-        """ValueError for what is no key."""
+        """Raises ValueError if `secret` is not a valid private key."""
         self._key = coincurve.PrivateKey(secret)
         point = self._key.public_key.format(compressed=False)[1:]
         self.address = bytes(sha3.keccak_256(point).digest()[12:])
@@ -32,20 +32,20 @@ class Signer:
         return f"<Signer {address.checksum(self.address)}>"
 
     def __reduce__(self) -> str:
-        raise TypeError("a signer does not leave its process")
+        raise TypeError("a signer cannot be pickled: its key must not leave the process")
 
     def sign(self, message: bytes) -> bytes:
-        """65 bytes: r, s and v, as contracts recover them."""
+        """65 bytes, r, s and v, in the form that `ecrecover` takes."""
         signature = self._key.sign_recoverable(message, hasher=None)
         return signature[:64] + bytes((27 + signature[64],))
 
 
 @dataclass(frozen=True, slots=True)
 class Paymaster:
-    """One contract on one network.
+    """One paymaster contract on one network.
 
-    `gas`: its limits for verification and for afterwards, where an operation brings none. `any_fee_wei`: up to so much for a
-    unit of gas it pays whatever the prices are.
+    `gas`: the verification and post-op gas limits for operations that give none. `any_fee_wei`: fees up to this amount per
+    unit of gas are paid whatever the current prices are.
     """
 
     network: str
@@ -74,7 +74,7 @@ class Paymasters:
             raise NotFound(
                 f"no paymaster is configured on {network.id} for entry point {version}, only for {', '.join(others)}"
             )
-        raise NotFound(f"nothing is sponsored on {network.id}: no paymaster is configured there")
+        raise NotFound(f"sponsorship is not available on {network.id}: no paymaster is configured there")
 
     def versions(self, network: Network) -> list[str]:
         return sorted(version for name, version in self._found if name == network.id)

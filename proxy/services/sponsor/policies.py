@@ -1,7 +1,7 @@
-"""What owners do with their policies, and policies ready to decide by.
+"""Gas policies: create, read, update and delete, and a cache of parsed policies for decisions.
 
-A policy is kept in memory with its rules read; the ledger refuses who decides by an old one, and a refusal is only told after
-the newest was looked at. So nothing is ever decided by what is not true any more, and most requests need no look.
+Decisions use the cached policy, so most requests need no query. They are still never made by an outdated policy: the ledger
+rejects a reservation made under an old revision, and before a request is refused the newest revision is read.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ from proxy.store.policies import Policy, PolicyStore, absent
 
 __all__ = ("EffectivePolicy", "LimitMeter", "Policy", "PolicyService", "PolicySpend", "UserMeter", "read_rules")
 
-# Policies in memory, and members of their lists in all: four lists of ten thousand are some megabytes.
-REMEMBERED = 256
-REMEMBERED_MEMBERS = 100_000
-# A selector is of a signature without short names.
+# Bounds of the cache: the number of policies, and of list entries in all of them. Four lists of ten thousand entries take
+# some megabytes.
+MAX_CACHED = 256
+MAX_CACHED_ENTRIES = 100_000
+# A selector is the hash of a signature with the full type names: uint256, not uint.
 _ALIAS = re.compile(r"\b(u?int)\b", re.ASCII)
 DAYS_SHOWN = 31
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
+    """A policy with its rules parsed."""
+
     policy: Policy
     rules: Rules
 
     @property
-    def members(self) -> int:
-        """Of all its lists."""
+    def entries(self) -> int:
+        """The number of entries in all its lists."""
         return sum(len(value) for value in self.policy.rules.values() if isinstance(value, list))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpend:
-    """`day`: the UTC day that all of it is of."""
+    """A policy's spend as of `day`, a UTC day."""
 
     rules: Rules
     day: datetime.date
@@ -58,15 +61,15 @@ class PolicySpend:
 
 class PolicyService:
     def __init__(self, store: PolicyStore, ledger: LedgerStore, *, most: Mapping[str, int]) -> None:
-        """`most`: policies of an account, by plan."""
+        """`most`: the maximum number of policies of an account, by plan."""
         self._store = store
         self._ledger = ledger
         self._most = most
-        self._ready: OrderedDict[str, EffectivePolicy] = OrderedDict()
-        self._members = 0
+        self._cached: OrderedDict[str, EffectivePolicy] = OrderedDict()
+        self._entries = 0
 
     def __repr__(self) -> str:
-        return f"<PolicyService {len(self._ready)} in memory, {self._members} members of lists>"
+        return f"<PolicyService {len(self._cached)} cached, {self._entries} list entries>"
 
     async def create(self, key: Key, network: Network, *, name: str, given: Mapping[str, Any]) -> Policy:
         return await self._store.create(
@@ -88,7 +91,7 @@ class PolicyService:
     async def update(
         self, before: Policy, *, name: str | None, status: str | None, changes: Mapping[str, Any] | None
     ) -> Policy:
-        """Rules that are named change, to null: they go; the others stay."""
+        """Merge `changes` into the rules: a rule set to null is removed, a rule that is not named stays as it is."""
         given = rules = None
         if changes is not None:
             given = {rule: value for rule, value in {**before.rules, **changes}.items() if value is not None}
@@ -97,7 +100,7 @@ class PolicyService:
 
     async def delete(self, policy_id: str, *, account: str) -> None:
         await self._store.delete(policy_id, account=account)
-        self._forget(policy_id)
+        self._evict(policy_id)
 
     async def spend(self, found: Policy, page: Page) -> PolicySpend:
         day = datetime.datetime.now(datetime.UTC).date()
@@ -111,36 +114,36 @@ class PolicyService:
             user_count=count,
         )
 
-    # To decide by
+    # For decisions
 
-    async def ready(self, policy_id: str, *, account: str, fresh: bool = False) -> EffectivePolicy:
-        """The account's policy, from memory unless it must be the newest."""
-        found = None if fresh else self._ready.get(policy_id)
+    async def effective(self, policy_id: str, *, account: str, fresh: bool = False) -> EffectivePolicy:
+        """The account's policy; from the cache unless `fresh`."""
+        found = None if fresh else self._cached.get(policy_id)
         if found is None:
             read = await self._store.read(policy_id, account=account)
             found = EffectivePolicy(read, read_rules(read.rules))
-            self._remember(policy_id, found)
+            self._cache(policy_id, found)
         if found.policy.account != account:
             raise absent(policy_id)
-        self._ready.move_to_end(policy_id)
+        self._cached.move_to_end(policy_id)
         return found
 
-    def _remember(self, policy_id: str, found: EffectivePolicy) -> None:
-        """Whoever was not asked for longest goes; the newest stays, however large it is."""
-        self._forget(policy_id)
-        self._ready[policy_id] = found
-        self._members += found.members
-        while len(self._ready) > REMEMBERED or (self._members > REMEMBERED_MEMBERS and len(self._ready) > 1):
-            self._forget(next(iter(self._ready)))
+    def _cache(self, policy_id: str, found: EffectivePolicy) -> None:
+        """Evicts the least recently used policies, but never the one just added, however large it is."""
+        self._evict(policy_id)
+        self._cached[policy_id] = found
+        self._entries += found.entries
+        while len(self._cached) > MAX_CACHED or (self._entries > MAX_CACHED_ENTRIES and len(self._cached) > 1):
+            self._evict(next(iter(self._cached)))
 
-    def _forget(self, policy_id: str) -> None:
-        found = self._ready.pop(policy_id, None)
-        self._members -= found.members if found is not None else 0
+    def _evict(self, policy_id: str) -> None:
+        found = self._cached.pop(policy_id, None)
+        self._entries -= found.entries if found is not None else 0
 
 
 def read_rules(given: Mapping[str, Any]) -> Rules:
     try:
-        return policy.parse(given, FORMS)
+        return policy.parse(given, EVM_FORMATS)
     except BadRule as exc:
         raise InvalidRequest(str(exc)) from None
 
@@ -148,7 +151,7 @@ def read_rules(given: Mapping[str, Any]) -> Rules:
 def _address(text: str) -> bytes:
     found = address.parse(text)
     if found is None or address.is_mistyped(text):
-        raise ValueError("is no address, or its checksum (EIP-55) is wrong")
+        raise ValueError("is not an address, or its EIP-55 checksum is wrong")
     return found
 
 
@@ -159,10 +162,10 @@ def _selector(text: str) -> bytes:
     return abi.selector(f"{name}({_ALIAS.sub(lambda found: found[0] + '256', types)}")
 
 
-def _moment(text: str) -> float:
-    # More digits than microseconds are cut off: the standard library reads no more.
+def _timestamp(text: str) -> float:
+    # datetime parses at most microseconds: further digits are cut off.
     whole, _, part = text.removesuffix("Z").partition(".")
     return datetime.datetime.fromisoformat(f"{whole}.{part[:6].ljust(6, '0')}+00:00").timestamp()
 
 
-FORMS = FamilyFormats(_address, _selector, _moment)
+EVM_FORMATS = FamilyFormats(_address, _selector, _timestamp)

@@ -1,7 +1,8 @@
-"""What policies refused, for their owners: noted in memory, written every second or so.
+"""The log of operations that policies refused, shown to their owners: collected in memory, written every second.
 
-Whoever sends operations that are refused must not make the database busy: of each policy only as many are noted between two
-writes as are kept at all, and of so many policies at once. What cannot be written is dropped: it is news, not an account.
+Refused operations must not keep the database busy. Between two writes at most `KEPT` refusals of a policy are held, which is as
+many as the table keeps, and of at most `MOST_POLICIES` policies. Refusals that cannot be written are dropped: they are
+information, not accounting.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ FLUSH_S = 1.0
 MOST_POLICIES = 1000
 
 
-def _present() -> datetime.datetime:
+def _utc_now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
 class RefusalLog:
-    def __init__(self, store: RefusalStore, *, now: Callable[[], datetime.datetime] = _present) -> None:
+    def __init__(self, store: RefusalStore, *, now: Callable[[], datetime.datetime] = _utc_now) -> None:
         self._store = store
         self._now = now
         self._noted: dict[str, deque[RefusedOperation]] = {}
 
     def __repr__(self) -> str:
-        return f"<RefusalLog of {len(self._noted)} policies waiting>"
+        return f"<RefusalLog {len(self._noted)} policies to write>"
 
     def note(self, policy: str, sender: bytes, rule: str, message: str) -> None:
         if policy not in self._noted and len(self._noted) >= MOST_POLICIES:
@@ -53,6 +54,6 @@ class RefusalLog:
         if not noted:
             return
         try:
-            await self._store.add([each for waiting in noted.values() for each in waiting])
+            await self._store.add([each for of_policy in noted.values() for each in of_policy])
         except Unavailable:
             pass

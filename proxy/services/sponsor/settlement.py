@@ -1,11 +1,13 @@
-"""What the chain has decided, written into the ledger.
+"""Settles reservations in the ledger by what landed on the chain.
 
-Two ways, of which each alone would do. `Settlements` is the follower's part: in the transaction of a block what its operations
-cost, and back again when the block is dropped. `Settling` has the last word: once a block is final that is younger than what
-was signed, or that holds it, the chain itself is asked what has landed; what has is closed at its cost, what has not is free.
+There are two independent ways, and each alone would be enough. `SettlementSink` is part of the follower: it books the cost of a
+block's operations in the transaction of that block, and reverts it if the block is dropped. `SettlementLoop` is authoritative:
+once a final block is younger than the signature, or includes the operation, it reads the chain's logs, closes reservations
+that landed at their cost, and releases the others.
 
-Both know an operation by its sender and nonce, of which an EntryPoint takes each once. Its hash says less: that of entry point
-0.8 covers what the sender delegates to in the moment of landing (EIP-7702), and its owner can change that after we signed.
+Both identify an operation by its sender and nonce, since an EntryPoint accepts each pair once. The hash is not enough: for
+entry point 0.8 it covers what the sender delegates to when the operation lands (EIP-7702), and the owner can change that after
+the signature.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from proxy.store.pool import DatabaseConnection
 log = logging.getLogger("penstock.sponsor")
 
 TOPICS = frozenset((operations.INCLUDED,))
-# How often it is looked whether something is final.
+# How often the loop checks for reservations that a final block decides.
 EVERY_S = 3.0
 
 
 class SettlementSink:
-    """A sink of the follower's: see services/follower/sinks."""
+    """A sink of the follower: see services/follower/sinks."""
 
     topics: frozenset[str] | None = TOPICS
     blocks = False
@@ -47,7 +49,7 @@ class SettlementSink:
         """`payers`: the addresses of our paymasters, by network."""
         self._networks = {network.id: network for network in networks}
         self._payers = payers
-        # Two networks that are one chain, as the development chain's are, see what the other has signed.
+        # Two networks can share one chain, as in development. Each then sees operations that the other one signed.
         self._chains = Counter(network.facts.chain_id for name, network in self._networks.items() if payers.get(name))
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
@@ -65,7 +67,7 @@ class SettlementSink:
             if paying is None and self._chains[known.facts.chain_id] == 1:
                 telemetry.unknown_payments_total.labels(network.id).inc()
                 log.warning(
-                    "a paymaster paid for an operation that is in no ledger",
+                    "a paymaster paid for an operation that is not in the ledger",
                     extra={"network": network.id, "operation": "0x" + event.hash.hex(), "block": event.place.block},
                 )
 
@@ -75,14 +77,14 @@ class SettlementSink:
         await ledger_room.reopen_above(connection, network.id, stays.number)
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
-        """Nothing is kept for taking back."""
+        """Nothing to do: no undo records are kept."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await ledger_room.reopen_unsettled(connection, network.id)
 
 
 class SettlementChain(Protocol):
-    """One network, as far as it is asked here. `final`: its newest final block, below 0 while that is not known."""
+    """One network, as far as settlement reads it. `final`: its newest final block, negative while unknown."""
 
     @property
     def network(self) -> Network: ...
@@ -92,7 +94,7 @@ class SettlementChain(Protocol):
     async def blocks(self, first: int, last: int) -> BlockFacts: ...
 
 
-# An operation by what is unique on the chain: its entry point, sender and nonce.
+# Identifies an operation on the chain: its entry point, sender and nonce.
 OperationNonce = tuple[bytes, bytes, int]
 
 
@@ -121,10 +123,10 @@ class SettlementLoop:
             await asyncio.sleep(EVERY_S)
 
     async def look(self) -> None:
-        """Close all that is final, network by network."""
+        """Settle every reservation that is decided by a final block, network by network."""
         for name in await self._ledger.unsettled_networks():
             if (chain := self._chains.get(name)) is not None:
-                with _apart(name):
+                with _logged(name):
                     await self._settle(chain)
 
     async def _settle(self, chain: SettlementChain) -> None:
@@ -133,13 +135,13 @@ class SettlementLoop:
         if header is None:
             return
         time = int(header.timestamp, 16)
-        is_more = True
-        while is_more:
+        has_more = True
+        while has_more:
             due = await self._ledger.claim_due(chain.network.id, final_block=final, final_time=time, at=self._now())
-            for group in _near(due, final):
-                with _apart(chain.network.id):
+            for group in _by_age(due, final):
+                with _logged(chain.network.id):
                     await self._close_all(chain, group, final_block=final, final_time=time)
-            is_more = len(due) == CLAIMED_AT_ONCE
+            has_more = len(due) == CLAIMED_AT_ONCE
 
     async def _close_all(
         self, chain: SettlementChain, due: Sequence[DueReservation], *, final_block: int, final_time: int
@@ -150,7 +152,7 @@ class SettlementLoop:
             if event is not None and await self._pays(chain, each, event):
                 await self._ledger.close(each.id, final_block=final_block)
             elif each.state == "spent":
-                # Its block was dropped and nobody has told.
+                # Its block was dropped while no follower was running.
                 await self._ledger.reopen(each.id)
             else:
                 await self._ledger.release(each.id, final_time=final_time)
@@ -162,23 +164,25 @@ class SettlementLoop:
         return {(event.place.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)}
 
     async def _pays(self, chain: SettlementChain, due: DueReservation, event: IncludedOperation) -> bool:
-        """Whether it is this reservation that pays: another policy may have signed for the nonce, or a stranger have paid."""
+        """Whether this reservation pays for the operation. Another policy may have signed for the same nonce, or a foreign
+        paymaster may have paid."""
         if event.hash not in due.hashes and event.paymaster not in self._payers.get(chain.network.id, ()):
             return False
         return await self._ledger.settle(chain.network.id, _event(event), coin=coin_of(chain.network)) == due.id
 
 
 @contextmanager
-def _apart(network: str) -> Iterator[None]:
-    """Whatever fails inside, the money of others is not to wait for it."""
+def _logged(network: str) -> Iterator[None]:
+    """Log a failure and carry on: it must not delay the settlement of other reservations."""
     try:
         yield
     except Exception as exc:
         log.warning("not settled", extra={"network": network, "reason": str(exc)[:300]})
 
 
-def _near(due: Iterable[DueReservation], final: int) -> Iterator[list[DueReservation]]:
-    """In groups, by how far they go back: one that is far off makes nobody else's logs many, and few are read twice."""
+def _by_age(due: Iterable[DueReservation], final: int) -> Iterator[list[DueReservation]]:
+    """Group reservations by the magnitude of their age in blocks. An old one then does not widen the range of logs that the
+    young ones need, and few blocks are read twice."""
 
     def distance(each: DueReservation) -> int:
         return max(0, final - each.since_block).bit_length()
@@ -188,7 +192,7 @@ def _near(due: Iterable[DueReservation], final: int) -> Iterator[list[DueReserva
 
 
 def events_of(network: Network, found: BlockFacts) -> list[IncludedOperation]:
-    """Of its entry points: anybody may emit such an event."""
+    """Operations included by the network's entry points. Other contracts may emit the same event, so they are ignored."""
     trusted = {bytes.fromhex(text[2:]) for text in network.chain.entry_points.values()}
     events = (operations.included(log_) for log_ in found.logs)
     return [event for event in events if event is not None and event.place.contract in trusted]

@@ -1,9 +1,9 @@
-"""Has a policy pay for an operation.
+"""Sponsors user operations under gas policies.
 
-In this order: what the operation is; whether the policy's rules let it pass; what it can cost at most, at today's price; a
-signature over all of that; and then, in one statement, the reservation of that most together with what was signed. Only what is
-reserved leaves this room. Before the reservation nothing is written, and after it nothing can fail: whoever asks again, for
-whatever reason, is given what was signed the first time, and nothing more is reserved for it.
+The steps, in order: parse the operation, compute its maximum cost at the current price, check the policy's rules, sign, and
+then, in one statement, reserve the maximum cost together with the signature. A signature is returned only once it is reserved.
+Nothing is written before the reservation and nothing can fail after it, so a repeated request gets the first signature again
+and reserves nothing more.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from proxy.services.sponsor.policies import EffectivePolicy, PolicyService
 from proxy.store.ledger import LedgerStore, ReserveRefusal, ReserveRequest
 from proxy.store.policies import absent
 
-# A signature begins this long before now, because a block's time is some seconds old when it is asked; its life from its
-# beginning to its end is at most five minutes.
-BEFORE_S = 30
-LONGEST_S = 300
-# What was signed is given out again while at least this share of its life is left.
+# A signature is valid from this long before now, because the time of the latest block is some seconds in the past.
+BACKDATED_S = 30
+# The longest validity of a signature, from its start to its end.
+MAX_VALIDITY_S = 300
+# A signature is returned again while at least one FRESH-th of its validity is left.
 FRESH = 5
-# How often a request is decided anew: its policy changed in between, or another policy signed the same in the same second.
+# How often a request is decided again because its policy changed meanwhile, or because another policy signed the same
+# operation in the same second.
 TRIES = 5
-# To estimate the calls of an account that is not there yet, each alone.
+# The maximum number of calls estimated one by one for an account that is not deployed yet.
 MOST_ESTIMATED = 10
 _TRANSACTION_GAS = 21_000
-_DELEGATION = bytes.fromhex("ef0100")
-# What the operation is asked without: who pays is decided here, and the account signs afterwards.
-_NOT_GIVEN = frozenset({"paymaster", "paymasterData", "paymasterAndData", "signature"})
+# Fields of the request that are ignored: the paymaster is chosen here, and the account signs afterwards.
+_IGNORED = frozenset({"paymaster", "paymasterData", "paymasterAndData", "signature"})
 _LIMITS = ("paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
 _GAS = ("callGasLimit", "verificationGasLimit", "preVerificationGas", "maxFeePerGas", "maxPriorityFeePerGas")
-# The fields that only one of the two shapes has.
+# Fields that exist in only one of the two shapes.
 _V06_ONLY = frozenset({"initCode", "paymasterAndData"})
 _V07_ONLY = frozenset({"factory", "factoryData", "paymaster", "paymasterData", *_LIMITS, "eip7702Auth"})
 _DEFAULT_VERSION = "0.7"
@@ -59,7 +59,7 @@ _DEFAULT_VERSION = "0.7"
 
 @dataclass(frozen=True, slots=True)
 class Sponsorship:
-    """What goes into the operation. `worst`: the most that it can cost, in pico-dollars."""
+    """The paymaster's fields of an operation. `worst`: the most that the operation can cost, in pico-dollars."""
 
     paymaster: Paymaster
     data: bytes
@@ -69,7 +69,7 @@ class Sponsorship:
 
 @dataclass(frozen=True, slots=True)
 class SponsorRequest:
-    """An operation that is to be sponsored, read. `operation` has the paymaster's place in it, without data."""
+    """A parsed request for sponsorship. `operation` names the paymaster, but has no paymaster data yet."""
 
     key: Key
     network: Network
@@ -84,31 +84,31 @@ class SponsorService:
         policies: PolicyService,
         ledger: LedgerStore,
         paymasters: Paymasters,
-        market: SponsorCosts,
+        costs: SponsorCosts,
         internal_calls: InternalCalls,
         *,
-        most_of_day: Mapping[str, int | None],
+        daily_limits: Mapping[str, int | None],
         refused: Callable[[str, bytes, str, str], None] = lambda *_: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`most_of_day`: what an account may have sponsored in a day, in pico-dollars by plan; None for any amount. `refused`
-        is told of the policy, the sender, the rule and why."""
+        """`daily_limits`: the most that is sponsored for an account per day, in pico-dollars by plan; None for no limit.
+        `refused` is called with the policy, the sender, the rule and the message of each refusal."""
         self._refused = refused
         self._policies = policies
         self._ledger = ledger
         self._paymasters = paymasters
-        self._market = market
+        self._costs = costs
         self._internal_calls = internal_calls
-        self._most_of_day = most_of_day
+        self._daily_limits = daily_limits
         self._wall = wall
-        # One reservation at a time of a policy, or of an account that has a limit itself: they wait for each other in any case,
-        # and here without a connection.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # One reservation at a time per policy, or per account if the account has a daily limit. The database serializes them in
+        # any case; waiting here does not hold a connection.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<SponsorService with {self._paymasters!r}>"
 
-    # Reading
+    # Parsing
 
     def read(
         self,
@@ -120,15 +120,15 @@ class SponsorService:
         entry_point: str | None,
         draft: bool = False,
     ) -> SponsorRequest:
-        """BadOperation names what is wrong; a draft may lack its gas."""
+        """Parse a request. Raises BadOperation, which names the invalid field; a draft may lack the gas fields."""
         if "user_operations" not in family_of(network).features:
-            raise InvalidRequest(f"chain: there are no operations to sponsor on {network.id}")
+            raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor")
         version = self._version(network, given, entry_point)
         payer = self._paymasters.find(network, version)
         for name in () if draft else _GAS:
             if given.get(name) is None:
                 raise BadOperation(f"{name}: is missing")
-        fields = {name: value for name, value in given.items() if name not in _NOT_GIVEN and value is not None}
+        fields = {name: value for name, value in given.items() if name not in _IGNORED and value is not None}
         if version == "0.6":
             operation = paymaster.funded(user_operation.parse(fields, version, draft=True), payer.address)
             return SponsorRequest(key, network, payer, operation, policy_id)
@@ -138,7 +138,7 @@ class SponsorService:
         return SponsorRequest(key, network, payer, user_operation.parse(fields, version, draft=True), policy_id)
 
     def _version(self, network: Network, given: Mapping[str, Any], entry_point: str | None) -> str:
-        """As the entry point says, else as the fields do, else the default."""
+        """The version of the given entry point; without one, by the operation's fields; else the default."""
         points = network.chain.entry_points
         if entry_point is not None:
             return user_operation.version_of(entry_point, points)
@@ -153,20 +153,21 @@ class SponsorService:
     # Sponsoring
 
     async def stub(self, request: SponsorRequest) -> Sponsorship:
-        """For estimates: of the size and the form of the real one, and of no use on the chain. Nothing is reserved."""
-        with self._noting(request):
+        """Placeholder data for estimates: it has the size and form of a real signature and is invalid on the chain. Nothing is
+        reserved."""
+        with self._recorded_refusals(request):
             await self._decide(request, None)
         payer = request.paymaster
         terms = PaymasterTerms(payer.address, payer.chain_id, 2**48 - 1, 2**48 - 1)
         return Sponsorship(payer, paymaster.data_of(terms, paymaster.STUB_SIGNATURE), request.operation.paymaster_gas)
 
     async def sponsor(self, request: SponsorRequest) -> Sponsorship:
-        with self._noting(request):
+        with self._recorded_refusals(request):
             return await self._sponsor(request)
 
     @contextmanager
-    def _noting(self, request: SponsorRequest) -> Iterator[None]:
-        """A refusal by a rule is noted on its way out."""
+    def _recorded_refusals(self, request: SponsorRequest) -> Iterator[None]:
+        """Record a refusal by a rule before it propagates."""
         try:
             yield
         except Forbidden as fault:
@@ -176,57 +177,65 @@ class SponsorService:
 
     async def _sponsor(self, request: SponsorRequest) -> Sponsorship:
         operation, payer = request.operation, request.paymaster
-        price = await self._market.coin(request.network)
+        price = await self._costs.coin(request.network)
         wei = paymaster.worst_gas(operation) * operation.max_fee_wei
         worst = policy.cost(wei, price=price, decimals=request.network.chain.native.decimals)
-        ready = await self._decide(request, worst)
+        effective = await self._decide(request, worst)
         delegate = await self._delegate(request)
-        counted = await self._sender_nonce(request)
-        for late_s in range(TRIES):
-            wanted = self._signed(
-                request, ready, worst=worst, price=price, counted=counted, delegate=delegate, late_s=late_s
+        sender_nonce = await self._sender_nonce(request)
+        for attempt in range(TRIES):
+            reservation = self._signed(
+                request,
+                effective,
+                worst=worst,
+                price=price,
+                sender_nonce=sender_nonce,
+                delegate=delegate,
+                shorter_s=attempt,
             )
-            turn = request.policy_id if wanted.account_most is None else request.key.account.id
-            async with self._turns.setdefault(turn, asyncio.Lock()):
-                outcome = await self._ledger.reserve(wanted)
+            lock_id = request.policy_id if reservation.account_most is None else request.key.account.id
+            async with self._locks.setdefault(lock_id, asyncio.Lock()):
+                outcome = await self._ledger.reserve(reservation)
             telemetry.sponsorships_total.labels(request.network.id, outcome.kind).inc()
             match outcome.kind:
                 case "granted" | "same":
                     return Sponsorship(payer, outcome.data, operation.paymaster_gas, outcome.worst)
                 case "stale":
-                    ready = await self._decide(request, worst, fresh=True)
+                    effective = await self._decide(request, worst, fresh=True)
                 case "twice":
                     pass
                 case refusal:
                     raise _refused(request, refusal, outcome.left)
-        raise Unavailable("the policy changes too quickly; try again")
+        raise Unavailable("the policy is changing too often; try again")
 
     async def _decide(self, request: SponsorRequest, worst: int | None, *, fresh: bool = False) -> EffectivePolicy:
-        """The policy that lets the operation pass. A refusal is told only by the newest."""
-        ready = await self._policies.ready(request.policy_id, account=request.key.account.id, fresh=fresh)
-        refusal = await self._refusal(request, ready, worst)
+        """The policy that allows the operation. Only the newest revision may refuse it."""
+        account = request.key.account.id
+        effective = await self._policies.effective(request.policy_id, account=account, fresh=fresh)
+        refusal = await self._refusal(request, effective, worst)
         if refusal is not None and not fresh:
-            ready = await self._policies.ready(request.policy_id, account=request.key.account.id, fresh=True)
-            refusal = await self._refusal(request, ready, worst)
+            effective = await self._policies.effective(request.policy_id, account=account, fresh=True)
+            refusal = await self._refusal(request, effective, worst)
         if refusal is not None:
             telemetry.sponsorships_total.labels(request.network.id, refusal.rule).inc()
             raise _forbidden(refusal)
-        return ready
+        return effective
 
-    async def _refusal(self, request: SponsorRequest, ready: EffectivePolicy, worst: int | None) -> Refusal | None:
-        if ready.policy.network != request.network.id:
-            raise InvalidRequest(f"policy_id: the policy is for {ready.policy.network}, not for {request.network.id}")
-        if ready.policy.status != "active":
-            return Refusal("status", f"the policy is {ready.policy.status}")
-        operation, rules = request.operation, ready.rules
-        asked = PolicyOperation(
+    async def _refusal(self, request: SponsorRequest, effective: EffectivePolicy, worst: int | None) -> Refusal | None:
+        found = effective.policy
+        if found.network != request.network.id:
+            raise InvalidRequest(f"policy_id: the policy is for {found.network}, not for {request.network.id}")
+        if found.status != "active":
+            return Refusal("status", f"the policy is {found.status}")
+        operation, rules = request.operation, effective.rules
+        facts = PolicyOperation(
             sender=operation.sender,
             calls=paymaster.inner_calls(operation.call_data) if rules.reads_calls else None,
             max_fee_wei=operation.max_fee_wei,
             worst=worst,
             now=self._wall(),
         )
-        refusal = policy.decide(rules, asked) or await self._overpriced(request)
+        refusal = policy.decide(rules, facts) or await self._overpriced(request)
         if refusal is not None:
             return refusal
         if rules.min_gas_efficiency is None or worst is None:
@@ -236,32 +245,35 @@ class SponsorService:
     def _signed(
         self,
         request: SponsorRequest,
-        ready: EffectivePolicy,
+        effective: EffectivePolicy,
         *,
         worst: int,
         price: int,
-        counted: int,
+        sender_nonce: int,
         delegate: bytes | None,
-        late_s: int,
+        shorter_s: int,
     ) -> ReserveRequest:
-        """The operation with a signature that nobody has seen yet."""
+        """Sign the operation; the signature is not returned to the client until it is reserved.
+
+        `shorter_s` shortens the validity, so that a retry produces another signature than the attempt before it.
+        """
         operation, payer = request.operation, request.paymaster
         now = int(self._wall())
-        life_s = min(ready.rules.expiry_seconds, LONGEST_S - BEFORE_S)
-        if ready.rules.ends_at is not None:
-            life_s = max(0, min(life_s, int(ready.rules.ends_at) - now))
-        whenever = PaymasterTerms(payer.address, payer.chain_id, 0, 0, counted)
-        terms = replace(whenever, valid_until=now + life_s - late_s, valid_after=now - BEFORE_S)
+        life_s = min(effective.rules.expiry_seconds, MAX_VALIDITY_S - BACKDATED_S)
+        if effective.rules.ends_at is not None:
+            life_s = max(0, min(life_s, int(effective.rules.ends_at) - now))
+        timeless = PaymasterTerms(payer.address, payer.chain_id, 0, 0, sender_nonce)
+        terms = replace(timeless, valid_until=now + life_s - shorter_s, valid_after=now - BACKDATED_S)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
         final = paymaster.funded(operation, payer.address, gas=operation.paymaster_gas, data=data)
         return ReserveRequest(
-            policy=ready.policy.id,
-            revision=ready.policy.revision,
+            policy=effective.policy.id,
+            revision=effective.policy.revision,
             network=request.network.id,
             entry_point=payer.entry_point,
             sender=operation.sender,
             nonce=operation.nonce,
-            digest=paymaster.hash_of(operation, whenever),
+            digest=paymaster.hash_of(operation, timeless),
             op_hash=user_operation.hash_of(final, payer.entry_point, payer.chain_id, delegate=delegate),
             data=data,
             worst=worst,
@@ -270,48 +282,47 @@ class SponsorService:
             fresh_until=now + min(life_s, max(1, life_s // FRESH)),
             block=self._final(request.network),
             at=datetime.datetime.fromtimestamp(now, datetime.UTC),
-            account_most=self._most_of_day[request.key.account.plan],
+            account_most=self._daily_limits[request.key.account.plan],
         )
 
-    # What the chain and the market say
+    # Reads of the chain and of prices
 
     def _final(self, network: Network) -> int:
-        """A block that is too old to have what is signed now. Without one, all blocks of the chain would be searched for it."""
+        """The final block, which is older than the signature: settlement searches from here, not from the first block."""
         heads = self._internal_calls.route(network).heads
         if not heads.agreed:
-            raise Unavailable(f"it is not known yet how far {network.id} is; try again shortly")
+            raise Unavailable(f"the head of {network.id} is not known yet; try again shortly")
         return max(0, heads.final)
 
     async def _overpriced(self, request: SponsorRequest) -> Refusal | None:
-        """Who sends the operation may be who includes it, and earns what it offers above the price: the operator's money."""
+        """Refuse fees far above the current price: the sender may also be the bundler, and would earn the difference out of
+        the operator's money."""
         fee = request.operation.max_fee_wei
         if fee <= request.paymaster.any_fee_wei:
             return None
-        return policy.overpriced(fee, fast_wei=await self._market.fast_wei(request.network))
+        return policy.overpriced(fee, fast_wei=await self._costs.fast_wei(request.network))
 
     async def _sender_nonce(self, request: SponsorRequest) -> int:
-        """How often the paymaster of 0.6 has paid for the sender: its hash covers that."""
+        """How often the 0.6 paymaster has paid for the sender; the hash it signs covers this count. 0 for later versions."""
         if request.operation.version != "0.6":
             return 0
         data = abi.call("senderNonce(address)", request.operation.sender)
-        called = {"to": "0x" + request.paymaster.address.hex(), "data": "0x" + data.hex()}
-        found = abi.uint(abi.unhex(await self._ask(request.network, "eth_call", called, "latest")))
+        call = {"to": "0x" + request.paymaster.address.hex(), "data": "0x" + data.hex()}
+        found = abi.uint(abi.unhex(await self._call(request.network, "eth_call", call, "latest")))
         if found is None:
-            raise InternalError(f"the paymaster of {request.network.id} does not answer: is it deployed?")
+            raise InternalError(f"the paymaster on {request.network.id} does not respond; check that it is deployed")
         return found
 
     async def _delegate(self, request: SponsorRequest) -> bytes | None:
-        """EIP-7702: where no authorization says what the sender delegates to, its code does."""
+        """The sender's EIP-7702 delegate, read from its code if the operation has no authorization that names it."""
         operation = request.operation
         if not operation.is_delegated or operation.delegate is not None:
             return None
-        code = (
-            abi.unhex(await self._ask(request.network, "eth_getCode", "0x" + operation.sender.hex(), "latest")) or b""
-        )
-        return code[3:23] if code[:3] == _DELEGATION else None
+        code = await self._call(request.network, "eth_getCode", "0x" + operation.sender.hex(), "latest")
+        return user_operation.delegate_of(abi.unhex(code) or b"")
 
     async def _expected_gas(self, request: SponsorRequest) -> int | None:
-        """What the account's call is expected to use; of an account that is not there yet, what its calls are, one by one."""
+        """The estimated gas of the account's call. For an account that is not deployed yet, the sum over its inner calls."""
         operation = request.operation
         sender = "0x" + operation.sender.hex()
         if not operation.init_code or operation.is_delegated:
@@ -335,7 +346,7 @@ class SponsorService:
             return None
         return sum(max(0, int(each, 16) - _TRANSACTION_GAS) for each in found)
 
-    async def _ask(self, network: Network, method: str, *params: Any) -> Any:
+    async def _call(self, network: Network, method: str, *params: Any) -> Any:
         try:
             return await self._internal_calls.call(network, method, *params)
         except RpcError:
@@ -343,33 +354,37 @@ class SponsorService:
 
 
 def _refused(request: SponsorRequest, rule: ReserveRefusal, left: int) -> Fault:
-    """Why the ledger has not reserved."""
+    """The error for a reservation that the ledger refused."""
     match rule:
         case "absent":
             return absent(request.policy_id)
         case "used":
             return InvalidRequest(
-                "user_operation.nonce: an operation of the sender with this nonce was sponsored and included"
+                "user_operation.nonce: a sponsored operation of this sender with this nonce has already been included"
             )
         case "max_total_usd" | "max_per_user_usd":
             whose = "the policy" if rule == "max_total_usd" else "the sender"
             return _forbidden(
                 Refusal(
                     rule,
-                    f"{whose} has {policy.usd(left)} USD left, less than the operation can cost",
+                    f"{whose} has {policy.usd(left)} USD left, and the operation can cost more",
                     policy.usd(left),
                 )
             )
         case "sponsored_usd_per_day":
-            said = f"the account has {policy.usd(left)} USD left today, less than the operation can cost"
+            reason = f"the account has {policy.usd(left)} USD left today, and the operation can cost more"
             return Forbidden(
-                f"refused by the plan's limit {rule}: {said}",
+                f"refused by the plan's limit {rule}: {reason}",
                 details={"rule": rule, "left": policy.usd(left)},
             )
         case "max_per_user_per_day":
-            return _forbidden(Refusal(rule, "the sender has had as many operations today as the policy allows", left))
+            return _forbidden(
+                Refusal(rule, "the sender has used up the operations that the policy allows per day", left)
+            )
         case "rate_limit":
-            return _forbidden(Refusal(rule, f"the policy sponsors the next one in {left} s", 0), retry_after_s=left)
+            return _forbidden(
+                Refusal(rule, f"the policy sponsors its next operation in {left} s", 0), retry_after_s=left
+            )
         case _:
             assert_never(rule)
 

@@ -1,1 +1,1 @@
-"""Tokens and collections: who holds what from the index, everything else from the chain."""
+"""Tokens and NFT collections: holders come from the index, everything else from the chain."""

@@ -1,7 +1,7 @@
-"""NFT collections and who owns what of them: the index counts, the contract describes itself.
+"""NFT collections and their owners: owners and counts come from the index, descriptions from the contract.
 
-A contract's standard is what ERC-165 says, where the contract speaks it properly; else what it was seen to do: the events in
-the index, or an owner of a token. A contract that is neither is no collection.
+A contract's standard is the one it declares by ERC-165, if it implements that correctly; else it is inferred from its events in
+the index, or from a token that has an owner. Any other contract is not a collection.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import DataCache
 from proxy.store.holdings import Collection, HoldingStore, NftHolding
 
-# Counting the owners of a large collection takes a while: it is not done for every block.
+# Counting the owners of a large collection takes a while, so it is not done for every block.
 KEPT_S = 30.0
-# JSON numbers beyond this are not exact where they are read.
+# JSON numbers beyond this lose precision in most clients.
 LARGEST_INTEGER = 2**53 - 1
 STANDARDS = {721: "ERC721", 1155: "ERC1155"}
 
@@ -32,20 +32,20 @@ _ERC165, _INVALID, _ERC721, _ERC1155 = (
     for each in ("01ffc9a7", "ffffffff", "80ac58cd", "d9b67a26")
 )
 _DESCRIBED = (NAME, SYMBOL, abi.call("decimals()"), abi.call("totalSupply()"), abi.call("contractURI()"))
-_ASKED = (_ERC165, _INVALID, _ERC721, _ERC1155)
-# The first tokens of most collections.
-_OWNED = (abi.call("ownerOf(uint256)", 0), abi.call("ownerOf(uint256)", 1))
+_INTERFACES = (_ERC165, _INVALID, _ERC721, _ERC1155)
+# The ids of the first tokens in most collections.
+_OWNERS = (abi.call("ownerOf(uint256)", 0), abi.call("ownerOf(uint256)", 1))
 
 
 class ImageSource(Protocol):
-    """What is known of NFTs' metadata."""
+    """Metadata of NFTs."""
 
     async def known(self, network: Network, nfts: Sequence[tuple[bytes, int]]) -> Sequence[Mapping[str, Any] | None]:
-        """The metadata of each that was read before: its name and image_url."""
+        """The name and image_url of each NFT; None if they cannot be read soon."""
         ...
 
     async def document(self, uri: str) -> Mapping[str, str] | None:
-        """What the JSON that a URI leads to says in words."""
+        """The text members of the JSON document at a URI."""
         ...
 
 
@@ -61,18 +61,18 @@ class CollectionService:
         contracts: TokenContracts,
         multicall: Multicall,
         holdings: HoldingStore,
-        kept: DataCache,
+        cache: DataCache,
         *,
-        market: TokenPrices,
-        pictures: ImageSource,
+        prices: TokenPrices,
+        images: ImageSource,
         floors: FloorPriceSource,
     ) -> None:
         self._contracts = contracts
         self._multicall = multicall
         self._holdings = holdings
-        self._kept = kept
-        self._market = market
-        self._pictures = pictures
+        self._cache = cache
+        self._prices = prices
+        self._images = images
         self._floors = floors
 
     def __repr__(self) -> str:
@@ -84,7 +84,9 @@ class CollectionService:
         async def read() -> dict[str, Any]:
             return await self._read(network, contract)
 
-        found: dict[str, Any] = await self._kept.once(network.id, "collection", contract.hex(), make=read, ttl_s=KEPT_S)
+        found: dict[str, Any] = await self._cache.once(
+            network.id, "collection", contract.hex(), make=read, ttl_s=KEPT_S
+        )
         return found
 
     async def _read(self, network: Network, contract: bytes) -> dict[str, Any]:
@@ -92,7 +94,7 @@ class CollectionService:
             network, lambda: self._holdings.collection(network.id, contract)
         )
         block = min(indexed, await self._multicall.tip(network))
-        calls = [(contract, data) for data in (*_DESCRIBED, *_ASKED, *_OWNED)]
+        calls = [(contract, data) for data in (*_DESCRIBED, *_INTERFACES, *_OWNERS)]
         name, symbol, decimals, supply, uri, *rest = await self._multicall.read(network, calls, block=block)
         standard = _standard(rest[:4], counted) or _by_behaviour(rest[4:], decimals)
         if standard is None:
@@ -103,7 +105,7 @@ class CollectionService:
             "name": token.name,
             "symbol": token.symbol,
             "standard": standard,
-            "total_supply": _integer(abi.uint(supply), counted),
+            "total_supply": _total_supply(abi.uint(supply), counted),
             "num_owners": counted.owners,
             **await self._floor(network, token.contract),
             **await self._described(abi.text(uri)),
@@ -114,23 +116,23 @@ class CollectionService:
         floor = await self._floors.find(network, contract)
         if floor is None:
             return {"floor_price_eth": None, "floor_price_usd": None}
-        coin = await self._market.coin(network)
+        coin = await self._prices.coin(network)
         usd = None if coin is None else units.dollars(units.EXACT.multiply(floor, coin))
         return {"floor_price_eth": format(floor, "f"), "floor_price_usd": usd}
 
     async def _described(self, uri: str | None) -> dict[str, Any]:
-        """What the contract's own document says, as marketplaces read it (ERC-7572)."""
-        found = (await self._pictures.document(uri) if uri else None) or {}
+        """The collection's contract-level metadata (ERC-7572)."""
+        found = (await self._images.document(uri) if uri else None) or {}
         return {
             "banner_url": _image(found.get("banner_image") or found.get("banner_image_url")),
             "image_url": _image(found.get("image") or found.get("image_url")),
             "description": display_text.cleaned(found.get("description"), display_text.DESCRIPTION),
         }
 
-    # Of one owner
+    # NFTs of one owner
 
     async def owned(self, network: Network, holder: bytes, page: Page) -> dict[str, Any]:
-        """A page of an owner's tokens, by contract and id, as the index has them."""
+        """A page of an owner's tokens in the index, ordered by contract and id."""
 
         async def look() -> tuple[list[NftHolding], int]:
             rows = await self._holdings.nfts_of(network.id, holder, limit=page.limit, offset=page.offset)
@@ -140,16 +142,16 @@ class CollectionService:
             (rows, total), block = await self._contracts.at_one_block(network, look)
             return {"nfts": await self._items(network, rows, block), "total": total, "as_of_block": block}
 
-        name = f"{holder.hex()}/{page.number}/{page.limit}@{(await self._contracts.at(network)).name}"
+        name = f"{holder.hex()}/{page.number}/{page.limit}@{(await self._contracts.newest_block(network)).name}"
         keep_s = about_a_block(network)
-        found: dict[str, Any] = await self._kept.once(network.id, "owned", name, make=read, ttl_s=keep_s)
+        found: dict[str, Any] = await self._cache.once(network.id, "owned", name, make=read, ttl_s=keep_s)
         return found
 
     async def _items(self, network: Network, rows: Sequence[NftHolding], block: int) -> list[dict[str, Any]]:
         contracts = [*dict.fromkeys(row.contract for row in rows)]
         at = min(block, await self._multicall.tip(network))
         collections = await self._contracts.known(network, contracts, at)
-        pictures = await self._pictures.known(network, [(row.contract, row.token_id) for row in rows])
+        images = await self._images.known(network, [(row.contract, row.token_id) for row in rows])
         return [
             {
                 "contract": address.checksum(row.contract),
@@ -160,13 +162,13 @@ class CollectionService:
                 "standard": STANDARDS[row.standard],
                 "balance": str(row.amount),
             }
-            for row, known in zip(rows, pictures, strict=True)
+            for row, known in zip(rows, images, strict=True)
         ]
 
 
-def _standard(answers: Sequence[bytes | None], counted: Collection) -> str | None:
-    """By ERC-165: what speaks it answers yes to its own id and no to ffffffff. Else by the events that were seen."""
-    erc165, invalid, erc721, erc1155 = map(abi.truth, answers)
+def _standard(replies: Sequence[bytes | None], counted: Collection) -> str | None:
+    """By ERC-165, which a contract implements if it returns true for its id and false for ffffffff; else by its events."""
+    erc165, invalid, erc721, erc1155 = map(abi.truth, replies)
     if erc165 is True and invalid is False:
         if erc721:
             return STANDARDS[721]
@@ -176,14 +178,14 @@ def _standard(answers: Sequence[bytes | None], counted: Collection) -> str | Non
 
 
 def _by_behaviour(owners: Sequence[bytes | None], decimals: bytes | None) -> str | None:
-    """What has an owner for a token, and no decimals, is a collection from before ERC-165."""
+    """A contract with an owner of a token and without decimals is a collection from before ERC-165."""
     has_owner = any(owner not in (None, address.ZERO) for owner in map(abi.address, owners))
     return STANDARDS[721] if has_owner and abi.uint(decimals) is None else None
 
 
-def _integer(told: int | None, counted: Collection) -> int | None:
-    """How many there are: what the contract says, or what the index counts. A number that JSON cannot carry is not told."""
-    supply = counted.supply if told is None else told
+def _total_supply(reported: int | None, counted: Collection) -> int | None:
+    """The supply that the contract reports, else the one counted by the index; None if JSON cannot carry the number."""
+    supply = counted.supply if reported is None else reported
     return supply if supply <= LARGEST_INTEGER else None
 
 

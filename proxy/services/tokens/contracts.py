@@ -1,7 +1,7 @@
-"""What contracts say of themselves, remembered; and the block at which the index and the chain can both be read.
+"""Cached name, symbol and decimals of token contracts; and the block at which the index and the chain can both be read.
 
-The index lags the chain by a moment, or by much while it catches up. An answer that joins the two is read at the index's block,
-so that it is whole and says truly which block it is of; where the upstreams have dropped that block, there is no answer.
+The index lags behind the chain: by a moment, or by much while it catches up. A reply that joins the two is read at the index's
+block, so that it is consistent and names the right block. If the upstreams no longer have that block, the request fails.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from proxy.services.multicall import Multicall
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore, IndexBlock
 
-# A name may change, seldom; a contract that left something unsaid may be a proxy without its code yet.
+# Names rarely change. A contract without a symbol or decimals may be a proxy that has no code yet, so it is read again sooner.
 KEPT_S, KEPT_UNKNOWN_S = 86_400.0, 3_600.0
-# Many requests at once ask the database once.
+# Concurrent requests share one read of the index's block for this long.
 INDEX_S = 0.2
 INDEX_BYTES = 1 << 20
-# How often the index is read for an answer of one block.
+# How often the index is read again because it moved during a read.
 TRIES = 4
 
 NAME, SYMBOL, DECIMALS = (abi.call(signature) for signature in ("name()", "symbol()", "decimals()"))
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 
 class PinnedBlock(NamedTuple):
-    """A block, and what answers of it are kept under: the index's own block is in that by its hash, since another may come to
-    stand at the same height."""
+    """A block, and the cache key of results read at it. The key includes the hash of the index's block, since a
+    reorganisation may put another block at the same height."""
 
     block: int
     name: str
@@ -45,20 +45,20 @@ class PinnedBlock(NamedTuple):
 
 class TokenContracts:
     def __init__(
-        self, multicall: Multicall, holdings: HoldingStore, kept: DataCache, *, follows: Callable[[str], bool]
+        self, multicall: Multicall, holdings: HoldingStore, cache: DataCache, *, follows: Callable[[str], bool]
     ) -> None:
+        """`follows`: whether a network is configured to be followed, by its id."""
         self._multicall = multicall
-        # Whether somebody is to follow a network, by its id.
         self._follows = follows
         self._holdings = holdings
-        self._kept = kept
+        self._cache = cache
         self._recent = DataCache(bytes=INDEX_BYTES)
 
     def __repr__(self) -> str:
         return f"<TokenContracts read by {self._multicall!r}>"
 
-    async def at(self, network: Network) -> PinnedBlock:
-        """The newest that the index and the chain both have. Unavailable without an index: an empty answer would be a lie."""
+    async def newest_block(self, network: Network) -> PinnedBlock:
+        """The newest block that the index and the chain both have. Raises without an index: an empty list would be wrong."""
 
         async def look() -> tuple[int, str]:
             found = await self._indexed(network)
@@ -69,10 +69,11 @@ class TokenContracts:
         return PinnedBlock(block, f"{block}:{name}")
 
     async def at_one_block(self, network: Network, read: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """What is read of the index, by however many queries, and the block that all of it is of.
+        """Run `read`, which may take several queries of the index, and return its result with the block that it belongs to.
 
-        A follower writes block by block, each with its cursor: where that has not moved, nothing else has. An index that
-        catches up, or a chain faster than a large count, may move every time: then the block is the one it began at.
+        The follower writes the cursor with every block: if the cursor has not moved, nothing else has. On an index that is
+        catching up, or on a chain faster than a large count, it may move every time. Then the block is the one before the last
+        read.
         """
         before, found = await self._indexed(network), await read()
         for _ in range(TRIES):
@@ -87,35 +88,35 @@ class TokenContracts:
         if found is not None:
             return found
         if self._follows(network.id):
-            raise Unavailable(f"the network {network.id} is not indexed yet: no follower has begun with it")
-        raise NotFound(f"the network {network.id} is known, but nobody follows it: there is no index of holdings")
+            raise Unavailable(f"the network {network.id} is not indexed yet; try again shortly")
+        raise NotFound(f"there is no index of holdings for {network.id}: the network is not configured to be followed")
 
     async def known(self, network: Network, contracts: Sequence[bytes], block: int) -> dict[bytes, TokenInfo]:
-        """Name, symbol and decimals of each: from memory, or all that are missing by one read."""
-        kept = await self._kept.get(network.id, _KIND, [contract.hex() for contract in contracts], read=_read_token)
-        found = {contract: token for contract, token in zip(contracts, kept, strict=True) if token is not None}
+        """Name, symbol and decimals of each contract, from the cache; one batched read for those that are missing."""
+        cached = await self._cache.get(network.id, _KIND, [contract.hex() for contract in contracts], read=_read_token)
+        found = {contract: token for contract, token in zip(contracts, cached, strict=True) if token is not None}
         missing = [contract for contract in contracts if contract not in found]
         if not missing:
             return found
         calls = [(contract, data) for contract in missing for data in (NAME, SYMBOL, DECIMALS)]
         read = await self._multicall.read(network, calls, block=block)
         new = {contract: token_of(contract, *read[3 * n : 3 * n + 3]) for n, contract in enumerate(missing)}
-        await self._remember(network, new)
+        await self._store(network, new)
         return found | new
 
-    async def _remember(self, network: Network, new: dict[bytes, TokenInfo]) -> None:
-        for ttl_s, is_whole in ((KEPT_S, True), (KEPT_UNKNOWN_S, False)):
+    async def _store(self, network: Network, new: dict[bytes, TokenInfo]) -> None:
+        for ttl_s, is_complete in ((KEPT_S, True), (KEPT_UNKNOWN_S, False)):
             values = {
                 contract.hex(): token
                 for contract, token in new.items()
-                if (token.symbol is not None and token.decimals is not None) is is_whole
+                if (token.symbol is not None and token.decimals is not None) is is_complete
             }
             if values:
-                await self._kept.put(network.id, _KIND, values, ttl_s=ttl_s)
+                await self._cache.put(network.id, _KIND, values, ttl_s=ttl_s)
 
 
 def token_of(contract: bytes, name: bytes | None, symbol: bytes | None, decimals: bytes | None) -> TokenInfo:
-    """What three answers of a contract mean."""
+    """The token described by a contract's replies to name(), symbol() and decimals()."""
     places = abi.uint(decimals)
     return TokenInfo(
         address.checksum(contract),
@@ -126,5 +127,5 @@ def token_of(contract: bytes, name: bytes | None, symbol: bytes | None, decimals
 
 
 def about_a_block(network: Network) -> float:
-    """How long an answer of the newest block is kept: long enough for a burst, short enough to be of now."""
+    """How long a result at the newest block is cached: long enough for a burst, short enough to stay current."""
     return min(max(network.facts.block_time_s, 1.0), 12.0)

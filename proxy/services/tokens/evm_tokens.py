@@ -1,4 +1,4 @@
-"""ERC-20 tokens: the index says which contracts to ask about a holder, the contracts say how much.
+"""ERC-20 balances and metadata: the index lists the contracts whose tokens a holder has received, the contracts the amounts.
 
 Amounts are never taken from the index: a token may pay interest without an event. All are read at one block.
 """
@@ -19,11 +19,11 @@ from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
 
-# Contracts that are asked about one holder, and the answer says so where there are more. Who has more was sent most of them
-# unasked.
+# The maximum number of contracts queried for one holder; with more, the reply is marked as truncated. A holder with more was
+# sent most of them unsolicited.
 MOST_CONTRACTS = 10_000
 _SUPPLY = abi.call("totalSupply()")
-# Somebody's balance: what has one is a token, even if it says nothing else.
+# The balance of an arbitrary address: a contract that returns one is a token, even if it has no name, symbol or supply.
 _PROBE = abi.call("balanceOf(address)", (1).to_bytes(20, "big"))
 
 
@@ -33,29 +33,29 @@ class EvmTokens:
         contracts: TokenContracts,
         multicall: Multicall,
         holdings: HoldingStore,
-        kept: DataCache,
-        market: TokenPrices,
+        cache: DataCache,
+        prices: TokenPrices,
     ) -> None:
         self._contracts = contracts
         self._multicall = multicall
         self._holdings = holdings
-        self._kept = kept
-        self._market = market
+        self._cache = cache
+        self._prices = prices
 
     def __repr__(self) -> str:
         return f"<EvmTokens of {self._contracts!r}>"
 
     async def balances(self, network: Network, holder: bytes) -> Balances:
-        """All tokens of a holder, in the contract's order, and the block that they were read at."""
-        block, place = await self._contracts.at(network)
+        """All tokens of a holder, in the order of the API spec, and the block at which they were read."""
+        block, block_name = await self._contracts.newest_block(network)
 
         async def read() -> dict[str, Any]:
             return {**await self._read_balances(network, holder, block), "as_of_block": block}
 
-        # The block is a part of the name, so that what is kept is never older than the index.
-        name = f"{holder.hex()}@{place}"
+        # The block is part of the cache key, so that a cached list is never older than the index.
+        name = f"{holder.hex()}@{block_name}"
         keep_s = about_a_block(network)
-        found: Balances = await self._kept.once(
+        found: Balances = await self._cache.once(
             network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
         )
         return found
@@ -63,34 +63,34 @@ class EvmTokens:
     async def _read_balances(self, network: Network, holder: bytes, block: int) -> dict[str, Any]:
         found = await self._holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
         candidates = found[:MOST_CONTRACTS]
-        question = abi.call("balanceOf(address)", holder)
-        calls = [(token.contract, question) for token in candidates]
-        answers = await self._multicall.read(network, calls, block=block)
-        held = {call[0]: raw for call, answer in zip(calls, answers, strict=True) if (raw := abi.uint(answer))}
+        data = abi.call("balanceOf(address)", holder)
+        calls = [(token.contract, data) for token in candidates]
+        replies = await self._multicall.read(network, calls, block=block)
+        held = {call[0]: raw for call, reply in zip(calls, replies, strict=True) if (raw := abi.uint(reply))}
         tokens = await self._listed(network, held, block)
         return {"tokens": tokens, "truncated": len(found) > len(candidates)}
 
     async def _listed(self, network: Network, held: Mapping[bytes, int], block: int) -> list[dict[str, Any]]:
         tokens = await self._contracts.known(network, [*held], block)
-        market = await self._market.known(network, [token.contract for token in tokens.values()])
+        prices = await self._prices.known(network, [token.contract for token in tokens.values()])
         return portfolio.listed(
-            Holding(token, held[contract], (known := market[token.contract]).usd, known.logo)
+            Holding(token, held[contract], (known := prices[token.contract]).usd, known.logo)
             for contract, token in tokens.items()
         )
 
     async def metadata(self, network: Network, contract: bytes) -> dict[str, Any]:
-        """What a token says of itself, and what is known of its worth."""
+        """A token's name, symbol, decimals and supply from its contract, with its price and logo."""
 
         async def read() -> dict[str, Any]:
             block = await self._multicall.tip(network)
             calls = [(contract, data) for data in (NAME, SYMBOL, DECIMALS, _SUPPLY, _PROBE)]
-            answers = await self._multicall.read(network, calls, block=block)
-            if not any(answers):
+            replies = await self._multicall.read(network, calls, block=block)
+            if not any(replies):
                 raise NotFound(f"there is no token contract at {address.checksum(contract)} on {network.id}")
-            token, supply = token_of(contract, *answers[:3]), abi.uint(answers[3])
-            known = (await self._market.known(network, [token.contract]))[token.contract]
+            token, supply = token_of(contract, *replies[:3]), abi.uint(replies[3])
+            known = (await self._prices.known(network, [token.contract]))[token.contract]
             return {**portfolio.described(token, supply, known.usd, known.logo), "as_of_block": block}
 
         name, keep_s = contract.hex(), about_a_block(network)
-        found: dict[str, Any] = await self._kept.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
+        found: dict[str, Any] = await self._cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
         return found

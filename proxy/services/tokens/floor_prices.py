@@ -1,7 +1,7 @@
-"""The lowest asking price of a collection, from the one marketplace that the operator names; without one there is none.
+"""Floor prices of collections, from the marketplace that the operator configures. Without one, floor prices are unknown.
 
-Asked is `nfts.floor_url` with the network's chain id and the contract put in, and the answer is JSON with the price in the
-network's coin: `{"floor_price_eth": "0.85"}`. What is not such an answer is no price.
+The request goes to `nfts.floor_url`, with the network's chain id and the contract filled in. The reply is JSON with the price
+in the network's native coin: `{"floor_price_eth": "0.85"}`. Any other reply counts as no price.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class DocumentFetcher(Protocol):
     async def get(self, url: str, *, own: bool = False) -> FetchedDocument: ...
 
 
-class _Answer(msgspec.Struct):
+class _FloorReply(msgspec.Struct):
     floor_price_eth: Decimal | None = None
 
 
-_answer = msgspec.json.Decoder(_Answer).decode
+_read_reply = msgspec.json.Decoder(_FloorReply).decode
 
 
 class Marketplace:
@@ -53,7 +53,7 @@ class Marketplace:
         if fetched.outcome == "not_found":
             return None
         try:
-            price = _answer(fetched.body).floor_price_eth if fetched.outcome == "ok" else None
+            price = _read_reply(fetched.body).floor_price_eth if fetched.outcome == "ok" else None
         except msgspec.DecodeError:
             price = None
         if price is None or not units.is_price(price):

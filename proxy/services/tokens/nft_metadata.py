@@ -1,8 +1,8 @@
-"""One NFT: what its contract says of it, and what the document says that its URI leads to.
+"""One NFT: its owner and URI from the contract, and its metadata document from that URI.
 
-The contract is asked every time, because owners change. The document is a stranger's: it is fetched with care, kept, and read
-anew when the URI has changed or somebody asks for it. A document that cannot be had is no failure: what only it knows is null,
-and the answer says why.
+The contract is read every time, because owners change. The document is untrusted: it is fetched through the guard, cached, and
+fetched again if the URI changes or a client requests a refresh. A document that cannot be fetched is not an error: its fields
+are null, and `fetch_status` gives the reason.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ MetadataStatus = FetchOutcome | Literal["none"]
 
 _KIND, _DOCUMENT = "nft", "document"
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}
-# A URI that is longer is the document itself: it is not repeated.
-_LONGEST_SHOWN = 2048
-# A byte of a document takes as many characters of its URI, at most: what is too long by that is not decoded at all.
-_LONGEST_ENCODING = 3
-# In a list of a hundred tokens an image may not have more; and a document that is its own URI, which all wait for, no more than
-# this.
-_LONGEST_LISTED = 16_384
-_LONGEST_LISTED_URI = 65_536
-# How long a list waits for documents that nobody has read yet.
+# A longer URI contains the document itself (a data: URI) and is not included in the reply.
+_MAX_SHOWN_URI = 2048
+# A byte of an inline document takes at most this many characters of its URI. A URI that must exceed the document limit by this
+# ratio is not decoded at all.
+_MAX_CHARS_PER_BYTE = 3
+# In a list of a hundred tokens, longer images are left out, and inline documents in longer URIs are not decoded, because they
+# would delay the whole list.
+_MAX_LISTED_IMAGE = 16_384
+_MAX_LISTED_URI = 65_536
+# How long a list waits for documents that are not cached yet.
 LISTING_S = 2.0
-# The first blocks of a chain: an index that begins there has seen every token.
+# An index that begins at one of the first blocks of a chain has seen every token.
 _FIRST_BLOCKS = 1
-# And one that is this close to the tip is not catching up.
+# An index this close to the tip is not catching up.
 _CLOSE_BLOCKS = 2
 
 
@@ -56,13 +57,13 @@ class NftContractReader(Protocol):
     async def read(
         self, network: Network, calls: Sequence[tuple[bytes, bytes]], *, block: int | None = None
     ) -> list[bytes | None]:
-        """What each call (contract, calldata) returns; None where the contract refuses it."""
+        """The result of each call (contract, calldata); None if the contract reverts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedNft:
-    """What a document says, and how it was come by."""
+    """The metadata in a document, and the outcome of fetching it."""
 
     status: MetadataStatus
     metadata: Metadata = NOTHING
@@ -84,14 +85,14 @@ class NftMetadata:
         contracts: NftContractReader,
         holdings: HoldingStore,
         fetcher: Fetcher,
-        kept: DataCache,
+        cache: DataCache,
         *,
         settings: NftSettings,
     ) -> None:
         self._contracts = contracts
         self._holdings = holdings
         self._fetcher = fetcher
-        self._kept = kept
+        self._cache = cache
         self._settings = settings
         self._gateways = Gateways(settings.ipfs_gateway.rstrip("/"), settings.arweave_gateway.rstrip("/"))
 
@@ -99,9 +100,9 @@ class NftMetadata:
         return f"<NftMetadata by {self._fetcher!r}>"
 
     async def read(self, network: Network, contract: bytes, token_id: int, *, refresh: bool = False) -> dict[str, Any]:
-        """The contract's answer; NotFound where there is no such token."""
+        """The NFT in the form of the API spec. Raises NotFound if there is no such token."""
         block = await self._contracts.tip(network)
-        calls = [(contract, question) for question in nfts.questions(token_id)]
+        calls = [(contract, data) for data in nfts.questions(token_id)]
         nft = nfts.answered(await self._contracts.read(network, calls, block=block))
         if nft is None:
             raise NotFound(f"there is no NFT contract at {address.checksum(contract)} on {network.id}")
@@ -110,49 +111,48 @@ class NftMetadata:
         owner = nft.owner
         if nft.standard == 1155:
             owner, block = await self._only_holder(network, contract, token_id, nft=nft, block=block)
-        told = await self._described(network, contract, token_id, uri=nft.uri, refresh=refresh)
-        image = told["image_url"]
+        described = await self._described(network, contract, token_id, uri=nft.uri, refresh=refresh)
+        image = described["image_url"]
         return {
             "contract": address.checksum(contract),
             "token_id": str(token_id),
-            **told,
+            **described,
             "image_gateway_url": uris.over_http(image, self._gateways) if image else None,
             "standard": _STANDARDS[nft.standard],
             "owner": address.checksum(owner) if owner else None,
-            "token_uri": _shown(nft.uri),
+            "token_uri": _shown_uri(nft.uri),
             "as_of_block": block,
         }
 
     async def _only_holder(
         self, network: Network, contract: bytes, token_id: int, *, nft: NftContractFacts, block: int
     ) -> tuple[bytes | None, int]:
-        """Of an ERC-1155 token, its holder where there is exactly one; and the block at which that is true.
+        """The holder of an ERC-1155 token if there is exactly one, and the block at which that is true.
 
-        The index knows holders. Whether it knows all of them depends on where it began, and on how far it is.
+        Holders come from the index. Whether it has all of them depends on its first block and on how far it lags.
         """
         as_of = await self._holdings.as_of(network.id)
         if as_of is None or block - as_of.block > _CLOSE_BLOCKS:
             return None, block
         holders = await self._holdings.holders_of(network.id, contract, token_id, limit=2)
-        knows_all = as_of.first_block <= _FIRST_BLOCKS
-        if not holders and knows_all and nft.exists is None:
+        is_complete = as_of.first_block <= _FIRST_BLOCKS
+        if not holders and is_complete and nft.exists is None:
             raise _no_token(network, contract, token_id)
-        is_only = len(holders) == 1 and (knows_all or holders[0].amount == nft.supply)
+        is_only = len(holders) == 1 and (is_complete or holders[0].amount == nft.supply)
         return holders[0].holder if is_only else None, min(block, as_of.block)
 
     # Documents
 
     async def known(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> list[Mapping[str, Any] | None]:
-        """Name and image of each (contract, token id), as far as they can be had soon."""
-        found = dict(
-            zip(tokens, await self._kept.get(network.id, _KIND, [_name(*token) for token in tokens]), strict=True)
-        )
-        missing = [token for token, told in found.items() if told is None]
+        """Name and image of each (contract, token id); None where they cannot be read within `LISTING_S`."""
+        cached = await self._cache.get(network.id, _KIND, [_name(*token) for token in tokens])
+        found = dict(zip(tokens, cached, strict=True))
+        missing = [token for token, fields in found.items() if fields is None]
         if missing:
-            found |= await self._soon(network, missing)
+            found |= await self._read_in_time(network, missing)
         return [_listed(found[token]) for token in tokens]
 
-    async def _soon(
+    async def _read_in_time(
         self, network: Network, tokens: Sequence[tuple[bytes, int]]
     ) -> dict[tuple[bytes, int], Mapping[str, Any] | None]:
         calls = [
@@ -160,7 +160,7 @@ class NftMetadata:
             for contract, token_id in tokens
             for signature in ("tokenURI(uint256)", "uri(uint256)")
         ]
-        answers = [abi.text(answer) for answer in await self._contracts.read(network, calls)]
+        replies = [abi.text(reply) for reply in await self._contracts.read(network, calls)]
         found: dict[tuple[bytes, int], Mapping[str, Any] | None] = dict.fromkeys(tokens)
 
         async def read(some: Sequence[tuple[tuple[bytes, int], str]]) -> None:
@@ -169,97 +169,99 @@ class NftMetadata:
                 await asyncio.sleep(0)
 
         pairs = [
-            (token, one or other or "") for token, one, other in zip(tokens, answers[::2], answers[1::2], strict=True)
+            (token, one or other or "") for token, one, other in zip(tokens, replies[::2], replies[1::2], strict=True)
         ]
-        # Documents to fetch all at once. Those that are here one by one, and others may have their turn in between.
-        here = [pair for pair in pairs if _LONGEST_SHOWN < len(pair[1]) <= _LONGEST_LISTED_URI]
+        # Remote documents are fetched concurrently. Inline ones are decoded one by one, yielding to other tasks in between.
+        inline = [pair for pair in pairs if _MAX_SHOWN_URI < len(pair[1]) <= _MAX_LISTED_URI]
         try:
             async with asyncio.timeout(LISTING_S), asyncio.TaskGroup() as group:
-                group.create_task(read(here))
+                group.create_task(read(inline))
                 for pair in pairs:
-                    if len(pair[1]) <= _LONGEST_SHOWN:
+                    if len(pair[1]) <= _MAX_SHOWN_URI:
                         group.create_task(read([pair]))
         except TimeoutError:
-            await self._give_up(network, [token for token, told in found.items() if told is None])
+            await self._cache_timeouts(network, [token for token, fields in found.items() if fields is None])
         return found
 
-    async def _give_up(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> None:
-        """The next list does not wait for them again. Who asks for one of them does: the URI is another than none."""
+    async def _cache_timeouts(self, network: Network, tokens: Sequence[tuple[bytes, int]]) -> None:
+        """Cache the timeouts, so that the next list does not wait for these documents again. A request for a single token
+        does, since the cached URI is empty and differs from the token's."""
         late = {_name(*token): {**DescribedNft("timeout").data(), "uri": ""} for token in tokens}
-        await self._kept.put(network.id, _KIND, late, ttl_s=self._settings.retry_s)
+        await self._cache.put(network.id, _KIND, late, ttl_s=self._settings.retry_s)
 
     async def document(self, uri: str) -> dict[str, str] | None:
-        """What the JSON that a URI leads to says in words: a collection's own, say."""
+        """The text members of the JSON document at a URI, such as a collection's metadata."""
 
         async def make() -> dict[str, str] | None:
             _, body = await self._fetch(uri)
             return metadata.words(body)
 
-        def ttl_s(told: dict[str, str] | None) -> float:
-            return self._settings.retry_s if told is None else self._settings.keep_s
+        def ttl_s(members: dict[str, str] | None) -> float:
+            return self._settings.retry_s if members is None else self._settings.keep_s
 
-        found: dict[str, str] | None = await self._kept.once("web", _DOCUMENT, _digest(uri), make=make, ttl_s=ttl_s)
+        found: dict[str, str] | None = await self._cache.once("web", _DOCUMENT, _digest(uri), make=make, ttl_s=ttl_s)
         return found
 
     async def _described(
         self, network: Network, contract: bytes, token_id: int, *, uri: str | None, refresh: bool = False
     ) -> dict[str, Any]:
-        """From memory, unless the URI is another than it was."""
+        """The fields from the document, from the cache unless the URI has changed."""
         if not uri or not uri.strip():
             return DescribedNft("none").data()
         whole = uris.with_id(uri, token_id)
-        if len(whole) > _LONGEST_SHOWN:
+        if len(whole) > _MAX_SHOWN_URI:
             return (await self._read(whole)).data()
         name, digest = _name(contract, token_id), _digest(whole)
-        kept = None if refresh else (await self._kept.get(network.id, _KIND, [name]))[0]
-        if kept is not None and kept["uri"] == digest:
-            return _without_uri(kept)
+        cached = None if refresh else (await self._cache.get(network.id, _KIND, [name]))[0]
+        if cached is not None and cached["uri"] == digest:
+            return _without_uri(cached)
 
         async def make() -> dict[str, Any]:
             return {**(await self._read(whole)).data(), "uri": digest}
 
-        told: dict[str, Any] = await self._kept.once(network.id, _KIND, name, make=make, ttl_s=self._ttl_s, fresh=True)
-        return _without_uri(told)
+        fields: dict[str, Any] = await self._cache.once(
+            network.id, _KIND, name, make=make, ttl_s=self._ttl_s, fresh=True
+        )
+        return _without_uri(fields)
 
-    def _ttl_s(self, told: Mapping[str, Any]) -> float:
-        return self._settings.keep_s if told["fetch_status"] == "ok" else self._settings.retry_s
+    def _ttl_s(self, fields: Mapping[str, Any]) -> float:
+        return self._settings.keep_s if fields["fetch_status"] == "ok" else self._settings.retry_s
 
     async def _read(self, uri: str) -> DescribedNft:
-        """A second wall: a stranger's document that breaks our reading of it is only a bad document."""
+        """A second line of defence: an untrusted document that makes our parser fail counts as invalid."""
         try:
-            return await self._understood(uri)
+            return await self._parsed(uri)
         except Exception:
-            log.exception("a document broke its reader", extra={"uri_length": len(uri)})
+            log.exception("an NFT document could not be parsed", extra={"uri_length": len(uri)})
             return DescribedNft("invalid")
 
-    async def _understood(self, uri: str) -> DescribedNft:
+    async def _parsed(self, uri: str) -> DescribedNft:
         fetched, body = await self._fetch(uri)
         if fetched.outcome != "ok":
             return DescribedNft(fetched.outcome)
         if fetched.media_type.startswith("image/"):
-            return DescribedNft("ok", Metadata(image=await _apart(len(uri), lambda: uris.shown(uri))))
-        found = await _apart(len(body), lambda: metadata.read(body))
+            return DescribedNft("ok", Metadata(image=await _off_loop(len(uri), lambda: uris.shown(uri))))
+        found = await _off_loop(len(body), lambda: metadata.read(body))
         return DescribedNft("invalid") if found is None else DescribedNft("ok", found)
 
     async def _fetch(self, uri: str) -> tuple[Fetched, bytes]:
         most = self._settings.max_metadata_bytes
-        if len(uri) > _LONGEST_ENCODING * most + _LONGEST_SHOWN:
+        if len(uri) > _MAX_CHARS_PER_BYTE * most + _MAX_SHOWN_URI:
             return Fetched("too_large"), b""
-        place = await _apart(len(uri), lambda: uris.locate(uri, self._gateways))
+        place = await _off_loop(len(uri), lambda: uris.locate(uri, self._gateways))
         if place is None:
             return Fetched("invalid"), b""
         if isinstance(place, InlineDocument):
-            is_large = len(place.body) > most
-            return Fetched(
-                "too_large" if is_large else "ok", media_type=place.media_type
-            ), b"" if is_large else place.body
+            if len(place.body) > most:
+                return Fetched("too_large", media_type=place.media_type), b""
+            return Fetched("ok", media_type=place.media_type), place.body
         fetched = await self._fetcher.get(place.url, own=place.own)
         return fetched, fetched.body
 
 
-async def _apart(size: int, work: Callable[[], T]) -> T:
-    """In a thread where there is much to do: nobody else is to wait for a stranger's megabyte, which may take 0.4 s."""
-    return work() if size <= _LONGEST_LISTED_URI else await asyncio.to_thread(work)
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    """Run large work in a thread, so that it does not block the event loop: a megabyte may take 0.4 s."""
+    return work() if size <= _MAX_LISTED_URI else await asyncio.to_thread(work)
 
 
 def _name(contract: bytes, token_id: int) -> str:
@@ -270,19 +272,19 @@ def _digest(uri: str) -> str:
     return hashlib.sha256(uri.encode("utf-8", "replace")).hexdigest()
 
 
-def _without_uri(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name != "uri"}
+def _without_uri(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name != "uri"}
 
 
-def _shown(uri: str | None) -> str | None:
-    return None if uri is None or len(uri) > _LONGEST_SHOWN else display_text.cleaned(uri, _LONGEST_SHOWN)
+def _shown_uri(uri: str | None) -> str | None:
+    return None if uri is None or len(uri) > _MAX_SHOWN_URI else display_text.cleaned(uri, _MAX_SHOWN_URI)
 
 
-def _listed(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if told is None:
+def _listed(fields: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if fields is None:
         return None
-    image = told["image_url"]
-    return {"name": told["name"], "image_url": image if image and len(image) <= _LONGEST_LISTED else None}
+    image = fields["image_url"]
+    return {"name": fields["name"], "image_url": image if image and len(image) <= _MAX_LISTED_IMAGE else None}
 
 
 def _no_token(network: Network, contract: bytes, token_id: int) -> NotFound:

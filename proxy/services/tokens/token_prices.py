@@ -1,4 +1,4 @@
-"""What is known of tokens beside what their contracts say: prices, and logos from the operator's token lists."""
+"""Facts about tokens that are not in their contracts: prices, and logos from the operator's token lists."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from proxy.chains.registry import Network
 from proxy.services.prices import PriceService
 
 
-# A struct, since a list has hundreds: see core/portfolio.
+# A msgspec struct for speed, because a list has hundreds: see core/portfolio.
 class KnownToken(msgspec.Struct, frozen=True, gc=False):
     usd: Decimal | None
     logo: str | None
 
 
 class TokenPrices:
-    """Logos are found by chain id and contract, as token lists have them; the case of an EVM address does not matter."""
+    """Logos are looked up by chain id and contract, as in token lists; EVM addresses are matched case-insensitively."""
 
     def __init__(self, prices: PriceService, logos: Mapping[tuple[int, str], str]) -> None:
         self._prices = prices
@@ -29,19 +29,19 @@ class TokenPrices:
         return f"<TokenPrices of {self._prices!r} and {len(self._logos)} logos>"
 
     async def known(self, network: Network, contracts: Sequence[str]) -> dict[str, KnownToken]:
-        prices, logos = await self._prices.usd_many(network, contracts), self._shown(network, contracts)
+        prices, logos = await self._prices.usd_many(network, contracts), self._logos_of(network, contracts)
         return {
             contract: KnownToken(None if (price := prices[contract]) is None else price.usd, logos.get(contract))
             for contract in contracts
         }
 
     async def coin(self, network: Network) -> Decimal | None:
-        """The price of the network's own coin."""
+        """The price of the network's native coin."""
         price = await self._prices.usd(network)
         return None if price is None else price.usd
 
-    def _shown(self, network: Network, contracts: Sequence[str]) -> dict[str, str]:
-        """The logos of those that have one."""
+    def _logos_of(self, network: Network, contracts: Sequence[str]) -> dict[str, str]:
+        """The logos, by contract, of those that have one."""
         family = family_of(network)
         chain_id = family.list_id(network.name, network.facts.chain_id)
         if chain_id is None:

@@ -99,7 +99,7 @@ class AdminHandlers:
     # Upstreams
 
     async def list_networks(self, _visit: SessionRequest) -> dict[str, Any]:
-        views, networks = await self._fleet.look()
+        views, networks = await self._fleet.read()
         return {"workers": len(views), "networks": _timed(networks)}
 
     async def cordon(self, visit: SessionRequest) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class AdminHandlers:
         return await asyncio.to_thread(charts.chart_of, wanted, lines, {})
 
     async def live(self, _visit: SessionRequest) -> dict[str, Any]:
-        views, networks = await self._fleet.look()
+        views, networks = await self._fleet.read()
         return {
             **await live_of(self._usage, None),
             "workers": [

@@ -40,7 +40,7 @@ class WalletHandlers:
             raise NotFound("there is no such wallet")
         wallet = found[0] if len(found) == 1 else self._picked(asked.key, found)
         network = asked.network(self._word(asked.key, wallet.network))
-        seen = await self._wallets.look(network, wallet)
+        seen = await self._wallets.state(network, wallet)
         answer = self._shown(asked.key, seen)
         answer["nonce"] = seen.nonce
         if seen.is_deployed:
