@@ -53,8 +53,8 @@ from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestEndpoints
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
+from proxy.web.websocket.client_sockets import ClientSockets
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
-from proxy.web.websocket.sockets import ClientSockets
 from proxy.wire.write_buffer import WriteBuffer
 
 # How often deadlines and hedges of calls are looked at.

@@ -17,7 +17,7 @@ from proxy.core.access import Key, Limits
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import FeedEvent, Topic, refusal
 from proxy.web.websocket import frames
-from proxy.web.websocket.socket import ClientSocket
+from proxy.web.websocket.client_socket import ClientSocket
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import Topic
-from proxy.web.websocket.socket import ClientSocket
+from proxy.web.websocket.client_socket import ClientSocket
 from proxy.web.websocket.subscriptions import MOST_EARLY, Subscription
 from tests.flows.talk import rpc
 from tests.flows.test_socket_events import hold_little, poor, served

@@ -20,7 +20,7 @@ from proxy.services.feed.topics import FeedEvent
 from proxy.web.websocket.frames import frame
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.socket import ClientSocket
+    from proxy.web.websocket.client_socket import ClientSocket
     from proxy.web.websocket.subscriptions import Subscription
 
 

@@ -20,7 +20,7 @@ from proxy.web.front.connection_limiter import HandlerConnection
 from proxy.web.gate import REQUEST_ID, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.routes import BASE
-from proxy.web.websocket.sockets import ClientSockets
+from proxy.web.websocket.client_sockets import ClientSockets
 
 SOCKET_PATH = f"{BASE}/ws/{{chain}}/{{network}}"
 VERSION = "13"

@@ -21,7 +21,7 @@ from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.web.websocket.frames import frame, frame_head
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.socket import ClientSocket
+    from proxy.web.websocket.client_socket import ClientSocket
 
 _AROUND_A_RESULT = len(jsonrpc.HEAD) + len(',"result":}')
 

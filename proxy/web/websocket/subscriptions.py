@@ -26,7 +26,7 @@ from proxy.web.websocket.frames import frame
 from proxy.web.websocket.subscription_request import SubscriptionRequest, read_id, read_wish
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.socket import ClientSocket
+    from proxy.web.websocket.client_socket import ClientSocket
 
 log = logging.getLogger("penstock.sockets")
 

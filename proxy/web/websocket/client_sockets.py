@@ -28,8 +28,8 @@ from proxy.settings import SocketSettings as Limits
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
 from proxy.web.front.connection_limiter import ConnectionLimiter
+from proxy.web.websocket.client_socket import ClientSocket
 from proxy.web.websocket.frames import POLICY, RESTART
-from proxy.web.websocket.socket import ClientSocket
 from proxy.web.websocket.subscriptions import kinds_of
 from proxy.web.websocket.unit_allowance import UnitAllowance
 

@@ -28,7 +28,7 @@ from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
 from proxy.web.websocket.subscriptions import Subscription, Subscriptions
 
 if TYPE_CHECKING:
-    from proxy.web.websocket.sockets import ClientSockets
+    from proxy.web.websocket.client_sockets import ClientSockets
     from proxy.web.websocket.unit_allowance import UnitAllowance
 
 # Messages taken before others have their turn.
