@@ -55,6 +55,7 @@ from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
 from proxy.web.websocket.client_sockets import ClientSockets
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
+from proxy.web.websocket.socket_context import SocketContext
 from proxy.wire.write_buffer import WriteBuffer
 
 # How often deadlines and hedges of calls are looked at.
@@ -194,11 +195,10 @@ class App:
         }
 
     def _sockets(self, tables: Tables) -> ClientSockets:
-        return ClientSockets(
+        context = SocketContext(
             self.settings.sockets,
             limiter=self.limiter,
             admission=self.admission,
-            keys=self.keyring,
             rpc=self.rpc,
             feeds=self.feeds,
             plans=tables.plans,
@@ -206,6 +206,7 @@ class App:
             tasks=self.tasks,
             access=self.access,
         )
+        return ClientSockets(context, self.keyring)
 
     def _shared_replies(self) -> SharedReplies | None:
         """The second level of the cache, and its shelf for each network, where one is configured."""

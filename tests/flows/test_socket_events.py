@@ -126,7 +126,7 @@ async def test_equal_filters_are_one_topic_and_others_are_not() -> None:
         (["logs", {"topics": [None] * 5}], "topics"),
         (["logs", {"adress": "0x12"}], "adress"),
         (["logs", {"fromBlock": "soon"}], "fromBlock"),
-        (["newPendingTransactions", 1], "true or false"),
+        (["newPendingTransactions", 1], "must be a boolean"),
         (["syncing", {}], "syncing"),
     ],
 )
@@ -282,7 +282,8 @@ async def test_solanas_subscriptions_have_their_own_form() -> None:
 
 
 def held_by(running: Worker) -> list[str]:
-    return [repr(held) for each in running.app.limiter.connections if (held := getattr(each, "held", None))]
+    sockets = [each for each in running.app.limiter.connections if isinstance(each, ClientSocket)]
+    return [repr(socket.subscriptions.backlog) for socket in sockets if socket.subscriptions.backlog is not None]
 
 
 async def subscribed(client: Bare) -> str:
@@ -441,7 +442,7 @@ async def test_what_does_not_fit_is_dropped_and_the_client_is_told_which_blocks(
         missed = found[-1]["error"]["data"]
         wanted = {"events": 100 - len(numbers), "fromBlock": hex(len(numbers) + 1), "toBlock": hex(100)}
         assert missed == {"subscription": id_, "missed": wanted}
-        assert running.app.sockets.kinds["newHeads"].dropped == 100 - len(numbers)
+        assert running.app.sockets.context.kinds["newHeads"].dropped == 100 - len(numbers)
 
         async def told_again() -> bool:
             feed.tell(HEADS, head(101))
@@ -479,7 +480,7 @@ async def test_unspent_units_come_back_when_the_last_socket_closes() -> None:
             await client.result("eth_subscribe", "newHeads")
             feed.tell(HEADS, head(1))
             await client.event()
-            assert running.app.sockets.purse_of(key).left == 20
+            assert running.app.sockets.allowance_of(key).left == 20
         await until(lambda: len(running.app.sockets) == 0)
         assert "20" not in repr(running.app.sockets)
 
@@ -608,5 +609,7 @@ async def test_many_sockets_get_every_event_in_order_and_leave_nothing_behind() 
 def in_memory(running: Worker) -> list[ClientSocket]:
     gc.collect()
     return [
-        found for found in gc.get_objects() if isinstance(found, ClientSocket) and found.room is running.app.sockets
+        found
+        for found in gc.get_objects()
+        if isinstance(found, ClientSocket) and found.context is running.app.sockets.context
     ]

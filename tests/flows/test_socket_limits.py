@@ -42,7 +42,7 @@ async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, Bare]]:
     """A socket whose clock the test holds; the sweep's own, which is another, closes nothing."""
     async with served(server={"body_timeout_s": 600.0}) as (running, _, __):
         clock = Clock()
-        running.app.sockets.now = clock
+        running.app.sockets.context.now = clock
         async with bare(running) as client:
             yield clock, socket_of(running), client
 
@@ -211,5 +211,5 @@ async def test_replay_loses_nothing_although_another_subscription_has_missed_eve
             if "params" in told and told["params"]["subscription"] == replayed:
                 found.append(told["params"]["result"]["number"])
         assert found == [hex(n) for n in range(10)]
-        assert running.app.sockets.kinds["newHeads"].dropped > 0
-        assert running.app.sockets.kinds["logs"].dropped == 0
+        assert running.app.sockets.context.kinds["newHeads"].dropped > 0
+        assert running.app.sockets.context.kinds["logs"].dropped == 0

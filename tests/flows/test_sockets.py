@@ -136,7 +136,7 @@ async def test_sockets_of_a_key_are_limited_by_its_plan() -> None:
         for each in opened:
             await each.__aenter__()
         reply = await refused(running, key="few")
-        assert "20 sockets" in reply.fault(429)["message"]
+        assert "20 open sockets" in reply.fault(429)["message"]
         assert reply.headers["retry-after"] == "1"
         async with bare(running):
             pass

@@ -1,31 +1,45 @@
-"""Events of one socket that cannot go out now: its client does not read, or its key has no units left.
+"""Events of one socket that cannot be sent now: its client does not read, or its key has no compute units left.
 
-They wait in a bounded queue, in order. A client that lets it overflow by not reading is closed with 1013: it can come back and
-subscribe from the block it knows. A key without units keeps its connection. It is told once; what does not fit is dropped; and
-when the rest has gone out, it is told which blocks it missed. Only then events go straight out again.
+They wait in a bounded queue, in order. A client that lets the queue overflow by not reading is closed with 1013; it can
+reconnect and subscribe from the last block it has. A key without units keeps its connection: the client gets one error, events
+that do not fit are dropped, and once the rest is sent the client is informed which blocks it missed. Only then are events sent
+directly again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.usage import Tally
 from proxy.errors import RateLimited
 from proxy.services.feed.topics import FeedEvent
 from proxy.web.websocket.frames import frame
+from proxy.web.websocket.socket_context import EventKind
+from proxy.web.websocket.socket_output import SocketOutput
+from proxy.web.websocket.unit_allowance import UnitAllowance
 
-if TYPE_CHECKING:
-    from proxy.web.websocket.client_socket import ClientSocket
-    from proxy.web.websocket.subscriptions import Subscription
+
+class QueuedSubscription(Protocol):
+    """A subscription as the backlog sees it."""
+
+    id: bytes
+    is_open: bool
+    kind: EventKind
+    replays: bool
+    tally: Tally
+
+    def frame_of(self, event: FeedEvent) -> bytes: ...
+    def send(self, event: FeedEvent) -> None: ...
 
 
 class MissedEvents:
-    """What one subscription was not told."""
+    """The dropped events of one subscription."""
 
     __slots__ = ("count", "first", "last")
 
@@ -38,21 +52,37 @@ class MissedEvents:
             self.first = min(self.first or block, block)
             self.last = max(self.last, block)
 
-    def told(self) -> dict[str, int | str]:
+    def as_json(self) -> dict[str, int | str]:
         blocks = {"fromBlock": hex(self.first), "toBlock": hex(self.last)} if self.first else {}
         return {"events": self.count, **blocks}
 
 
 class Backlog:
-    __slots__ = ("_bytes", "_is_told", "_missed", "_queue", "_socket", "_waiters")
+    __slots__ = (
+        "_allowance", "_bytes", "_is_announced", "_max_bytes", "_missed", "_on_empty", "_on_overflow", "_output", "_queue",
+        "_waiters",
+    )  # fmt: skip
 
-    def __init__(self, socket: ClientSocket) -> None:
-        self._socket = socket
-        self._queue: deque[tuple[Subscription, FeedEvent, int]] = deque()
+    def __init__(
+        self,
+        output: SocketOutput,
+        allowance: UnitAllowance,
+        *,
+        max_bytes: int,
+        on_empty: Callable[[], None],
+        on_overflow: Callable[[], None],
+    ) -> None:
+        """`on_empty` is called when events can be sent directly again, `on_overflow` when a client does not read."""
+        self._output = output
+        self._allowance = allowance
+        self._max_bytes = max_bytes
+        self._on_empty = on_empty
+        self._on_overflow = on_overflow
+        self._queue: deque[tuple[QueuedSubscription, FeedEvent, int]] = deque()
         self._bytes = 0
-        self._missed: dict[Subscription, MissedEvents] = {}
-        # Whether the client was told that its key has no units left.
-        self._is_told = False
+        self._missed: dict[QueuedSubscription, MissedEvents] = {}
+        # Whether the client has been sent the error that its key has no units left.
+        self._is_announced = False
         self._waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
@@ -64,81 +94,84 @@ class Backlog:
     def size(self) -> int:
         return self._bytes
 
-    def keep(self, made: Subscription, events: Sequence[FeedEvent]) -> None:
+    def add(self, subscription: QueuedSubscription, events: Sequence[FeedEvent]) -> None:
         for event in events:
-            if not made.is_open:
+            if not subscription.is_open:
                 return
-            self._keep(made, event)
-        self.pump()
+            self._add(subscription, event)
+        self.send()
 
-    def _keep(self, made: Subscription, event: FeedEvent) -> None:
-        size = len(made.frame_of(event))
-        if not self._has_room(made, size):
-            self.pump()
-        if made in self._missed or not self._has_room(made, size):
-            self._drop(made, event)
+    def _add(self, subscription: QueuedSubscription, event: FeedEvent) -> None:
+        size = len(subscription.frame_of(event))
+        if not self._has_room(subscription, size):
+            self.send()
+        if subscription in self._missed or not self._has_room(subscription, size):
+            self._drop(subscription, event)
             return
-        self._queue.append((made, event, size))
+        self._queue.append((subscription, event, size))
         self._bytes += size
 
-    def _has_room(self, made: Subscription, size: int) -> bool:
-        """A replay asks for room between its batches, so it can be let finish one."""
-        return made.replays or self._bytes + size <= self._socket.limits.max_queue_bytes
+    def _has_room(self, subscription: QueuedSubscription, size: int) -> bool:
+        """A replay waits for room between its batches, so the batch under way may exceed the limit."""
+        return subscription.replays or self._bytes + size <= self._max_bytes
 
-    def _drop(self, made: Subscription, event: FeedEvent) -> None:
-        made.kind.dropped += 1
-        if self._socket.is_stalled:
-            self._socket.close_slow()
+    def _drop(self, subscription: QueuedSubscription, event: FeedEvent) -> None:
+        subscription.kind.dropped += 1
+        if self._output.is_stalled:
+            self._on_overflow()
         else:
-            self._missed.setdefault(made, MissedEvents()).add(event.block)
+            self._missed.setdefault(subscription, MissedEvents()).add(event.block)
 
-    def pump(self) -> None:
-        """Send what waits, as far as the client reads and its key has units; then this queue is over."""
-        socket, queue = self._socket, self._queue
+    def send(self) -> None:
+        """Send as much as the client reads and its key can pay for. When all is sent, the backlog ends."""
+        output, queue, allowance = self._output, self._queue, self._allowance
         while queue:
-            made, event, size = queue[0]
-            if made.is_open:
-                if socket.is_stalled:
+            subscription, event, size = queue[0]
+            if subscription.is_open:
+                if output.is_stalled:
                     return
-                if not socket.purse.spend(made.kind.units):
-                    self._wait_for_units(made)
+                units = subscription.kind.units
+                if not allowance.spend(units):
+                    self._wait_for_units(subscription)
                     return
-                socket.key.sheet[made.tally].units += made.kind.units
+                allowance.key.sheet[subscription.tally].units += units
             queue.popleft()
             self._bytes -= size
-            made.send(event)
-        if not socket.is_stalled:
-            self._tell_missed()
+            subscription.send(event)
+        if not output.is_stalled:
+            self._report_missed()
             self.close()
 
-    def _wait_for_units(self, made: Subscription) -> None:
-        purse = self._socket.purse
-        purse.wait(self.pump)
-        refusal = purse.refusal
-        if self._is_told or refusal is None:
+    def _wait_for_units(self, subscription: QueuedSubscription) -> None:
+        self._allowance.wait(self.send)
+        refusal = self._allowance.refusal
+        if self._is_announced or refusal is None:
             return
-        self._is_told = True
+        self._is_announced = True
         after_s = refusal.retry_after_s if isinstance(refusal, RateLimited) else 1
-        self._tell(made, f"{refusal.message}; events wait until there are units again", {"retryAfter": after_s})
+        self._send_error(
+            subscription, f"{refusal.message}; events wait until there are units again", {"retryAfter": after_s}
+        )
 
-    def _tell_missed(self) -> None:
+    def _report_missed(self) -> None:
         missed, self._missed = self._missed, {}
-        for made, what in missed.items():
-            words = f"{what.count} events were dropped for want of compute units: subscribe again with fromBlock"
-            self._tell(made, words, {"missed": what.told()})
+        for subscription, found in missed.items():
+            message = f"{found.count} events were dropped for lack of compute units: subscribe again with fromBlock"
+            self._send_error(subscription, message, {"missed": found.as_json()})
 
-    def _tell(self, made: Subscription, message: str, data: dict[str, object]) -> None:
-        error = jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message, {"subscription": msgspec.Raw(made.id), **data})
-        self._socket.send(frame(jsonrpc.error_reply(b"", error)))
+    def _send_error(self, subscription: QueuedSubscription, message: str, data: dict[str, object]) -> None:
+        error = jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message, {"subscription": msgspec.Raw(subscription.id), **data})
+        self._output.send(frame(jsonrpc.error_reply(b"", error)))
 
     async def is_over(self) -> None:
+        """Return when the backlog has ended, or when a subscription has."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
 
-    def forget(self, made: Subscription) -> None:
-        """It was ended: what it missed is of no interest, and a replay of it has nothing to wait for."""
-        self._missed.pop(made, None)
+    def forget(self, subscription: QueuedSubscription) -> None:
+        """The subscription has ended: drop its missed events, and wake its replay."""
+        self._missed.pop(subscription, None)
         self._wake()
 
     def _wake(self) -> None:
@@ -148,10 +181,10 @@ class Backlog:
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Over: from now on events go straight out, or the socket is closed."""
+        """End: from now on events are sent directly, or the socket is closed."""
         self._queue.clear()
         self._missed.clear()
         self._bytes = 0
-        self._socket.purse.forget(self.pump)
-        self._socket.held = None
+        self._allowance.forget(self.send)
+        self._on_empty()
         self._wake()

@@ -1,56 +1,105 @@
-"""Messages of a socket: each one a call or a batch, answered as on HTTP, whenever its answer is there.
+"""The calls of one socket: each message is a call or a batch, served as over HTTP and answered when its reply is there.
 
-The id says which reply is whose, so a slow call holds nobody up. Whatever is wrong with a message is an error on the socket.
+Replies carry the ids of their calls, so a slow call delays no other. A malformed message is answered by an error on the socket.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.access import Key
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.web.websocket.frames import frame, frame_head
-
-if TYPE_CHECKING:
-    from proxy.web.websocket.client_socket import ClientSocket
+from proxy.web.websocket.socket_context import SocketContext
+from proxy.web.websocket.socket_output import SocketOutput
+from proxy.web.websocket.subscriptions import Subscriptions
 
 _AROUND_A_RESULT = len(jsonrpc.HEAD) + len(',"result":}')
 
 
-def answer(socket: ClientSocket, message: bytes) -> None:
-    """Ask what the message asks; it is in `socket.calls` until it is answered."""
-    try:
-        if jsonrpc.is_batch(message):
-            SocketBatch(socket, time.monotonic()).ask(jsonrpc.parse_batch(message))
-        else:
-            SocketCall(socket, time.monotonic()).ask(jsonrpc.parse(message))
-    except MalformedCall as exc:
-        _decline(socket, exc)
+class SocketCalls:
+    """The calls and batches of one socket that are under way."""
 
+    __slots__ = ("_on_answered", "_under_way", "context", "key", "output", "request_id", "route", "subscriptions")
 
-def _decline(socket: ClientSocket, exc: MalformedCall) -> None:
-    """It costs what an error costs: nonsense must not be cheaper than calls."""
-    refusal = socket.room.admission.charge(socket.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
-    error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
-    socket.send(frame(jsonrpc.error_reply(exc.id, error)))
+    def __init__(
+        self,
+        context: SocketContext,
+        output: SocketOutput,
+        subscriptions: Subscriptions,
+        *,
+        route: Route,
+        key: Key,
+        request_id: str,
+        on_answered: Callable[[], None],
+    ) -> None:
+        """`on_answered` is called after each reply."""
+        self.context = context
+        self.output = output
+        self.subscriptions = subscriptions
+        self.route = route
+        self.key = key
+        self.request_id = request_id
+        self._on_answered = on_answered
+        self._under_way: set[SocketCall | SocketBatch] = set()
+
+    def __repr__(self) -> str:
+        return f"<SocketCalls {len(self._under_way)} under way>"
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def serve(self, message: bytes) -> None:
+        now = time.monotonic()
+        try:
+            if jsonrpc.is_batch(message):
+                SocketBatch(self, now).start(jsonrpc.parse_batch(message))
+            else:
+                SocketCall(self, now).start(jsonrpc.parse(message))
+        except MalformedCall as exc:
+            self._refuse(exc)
+
+    def _refuse(self, exc: MalformedCall) -> None:
+        """Charge for a malformed message what an error costs: it must not be cheaper than a call."""
+        refusal = self.context.admission.charge(self.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
+        error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
+        self.output.send(frame(jsonrpc.error_reply(exc.id, error)))
+
+    def add(self, call: SocketCall | SocketBatch) -> None:
+        self._under_way.add(call)
+
+    def answered(self, call: SocketCall | SocketBatch, method: str, *, outcome: str, units: int, took_s: float) -> None:
+        self._under_way.discard(call)
+        self.context.log(
+            self.request_id, self.route.network.id, self.key, method, outcome=outcome, units=units, took_s=took_s
+        )
+        self._on_answered()
+
+    def leave(self) -> None:
+        """The client has left: nothing waits for the replies any more."""
+        calls, self._under_way = self._under_way, set()
+        for call in calls:
+            call.leave()
 
 
 class SocketCall(WholeResultWaiter):
-    """A single call: the waiter of its answer."""
+    """A single call, and the waiter of its outcome."""
 
-    __slots__ = ("_began", "_socket", "cache", "flight", "id", "policy", "units")
+    __slots__ = ("_began", "_owner", "cache", "flight", "id", "policy", "units")
 
-    def __init__(self, socket: ClientSocket, now: float) -> None:
-        self._socket = socket
+    def __init__(self, owner: SocketCalls, now: float) -> None:
+        self._owner = owner
         self._began = now
         self.id = b""
         self.policy: MethodPolicy | None = None
@@ -61,11 +110,11 @@ class SocketCall(WholeResultWaiter):
     def __repr__(self) -> str:
         return f"<SocketCall {self.policy!r}>"
 
-    def ask(self, call: jsonrpc.RawCall) -> None:
-        socket = self._socket
+    def start(self, call: jsonrpc.RawCall) -> None:
+        owner = self._owner
+        owner.add(self)
         self.id = call[2]
-        socket.calls.add(self)
-        socket.room.rpc.ask(self, socket.route, socket.key, call, self._began, subscriber=socket.subscriptions)
+        owner.context.rpc.ask(self, owner.route, owner.key, call, self._began, subscriber=owner.subscriptions)
 
     def leave(self) -> None:
         if self.flight is not None:
@@ -75,36 +124,38 @@ class SocketCall(WholeResultWaiter):
         id_ = self.id
         if id_:
             head = frame_head(len(id_) + len(result) + _AROUND_A_RESULT)
-            self._socket.send(b"".join((head, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
+            self._owner.output.send(b"".join((head, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
         self._end("results")
 
     def on_error(self, error: bytes) -> None:
         if self.id:
-            self._socket.send(frame(jsonrpc.error_reply(self.id, error)))
+            self._owner.output.send(frame(jsonrpc.error_reply(self.id, error)))
         self._end("errors")
 
     def on_fault(self, fault: Fault) -> None:
-        self._socket.room.rpc.refund(self._socket.key, fault, 1, self.units)
+        owner = self._owner
+        owner.context.rpc.refund(owner.key, fault, 1, self.units)
         self.units = 0
         if self.id:
-            self._socket.send(frame(jsonrpc.error_reply(self.id, rpc_error_of(fault))))
+            owner.output.send(frame(jsonrpc.error_reply(self.id, rpc_error_of(fault))))
         self._end("faults")
 
     def _end(self, outcome: str) -> None:
+        owner, policy = self._owner, self.policy
         took_s = time.monotonic() - self._began
-        if self.policy is not None:
-            self._socket.key.sheet[self.policy.tally].count(outcome, self.cache, self.units, took_s)
-        name = self.policy.method.name if self.policy is not None else ""
-        self._socket.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
+        if policy is not None:
+            owner.key.sheet[policy.tally].count(outcome, self.cache, self.units, took_s)
+        name = policy.method.name if policy is not None else ""
+        owner.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
 
 
 class SocketBatch:
-    """A batch."""
+    """A batch of calls."""
 
-    __slots__ = ("_batch", "_began", "_is_done", "_socket")
+    __slots__ = ("_batch", "_began", "_is_done", "_owner")
 
-    def __init__(self, socket: ClientSocket, now: float) -> None:
-        self._socket = socket
+    def __init__(self, owner: SocketCalls, now: float) -> None:
+        self._owner = owner
         self._began = now
         self._batch: CallBatch | ShortBatch | None = None
         self._is_done = False
@@ -112,23 +163,23 @@ class SocketBatch:
     def __repr__(self) -> str:
         return f"<SocketBatch {self._batch!r}>"
 
-    def ask(self, items: list[jsonrpc.RawCall | MalformedCall]) -> None:
-        socket = self._socket
-        socket.calls.add(self)
-        asked = socket.room.rpc.ask_batch(
-            items, socket.route, socket.key, self._began, self._on_batch, subscriber=socket.subscriptions
+    def start(self, items: list[jsonrpc.RawCall | MalformedCall]) -> None:
+        owner = self._owner
+        owner.add(self)
+        batch = owner.context.rpc.ask_batch(
+            items, owner.route, owner.key, self._began, self._on_batch, subscriber=owner.subscriptions
         )
-        if isinstance(asked, Fault):
-            self._refuse(items, rpc_error_of(asked))
+        if isinstance(batch, Fault):
+            self._refuse(items, rpc_error_of(batch))
             self._end("faults", 0)
         elif not self._is_done:
-            self._batch = asked
+            self._batch = batch
 
     def _refuse(self, items: list[jsonrpc.RawCall | MalformedCall], error: bytes) -> None:
-        """All of it. Each call is told, under its id: a client would wait for it for ever."""
+        """Send the error for every call of the batch, under its id: a client waits for each id."""
         ids = [item.id if isinstance(item, MalformedCall) else item[2] for item in items]
         if replies := [jsonrpc.error_reply(id_, error) for id_ in ids if id_]:
-            self._socket.send(frame(b"[" + b",".join(replies) + b"]"))
+            self._owner.output.send(frame(b"[" + b",".join(replies) + b"]"))
 
     def leave(self) -> None:
         if self._batch is not None:
@@ -136,13 +187,14 @@ class SocketBatch:
 
     def _on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self._is_done = True
-        units = self._socket.room.rpc.settle_batch(self._socket.key, batch)
+        owner = self._owner
+        units = owner.context.rpc.settle_batch(owner.key, batch)
         if body := batch.body():
-            self._socket.send(frame(body))
-        if isinstance(batch, CallBatch):  # A short one is of plain reads only.
-            self._socket.subscriptions.confirm(batch.items)
+            owner.output.send(frame(body))
+        if isinstance(batch, CallBatch):  # A short batch has plain reads only, no subscriptions.
+            owner.subscriptions.confirm(batch.items)
         self._end("results", units)
 
     def _end(self, outcome: str, units: int) -> None:
         took_s = time.monotonic() - self._began
-        self._socket.answered(self, "batch", outcome=outcome, units=units, took_s=took_s)
+        self._owner.answered(self, "batch", outcome=outcome, units=units, took_s=took_s)

@@ -1,4 +1,4 @@
-"""What a call asks to listen to: its params, read strictly. What is wrong with them is said by the name of the member."""
+"""The params of a subscription call, read strictly. Errors name the member that is wrong."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _decode = msgspec.json.Decoder().decode
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """What a call asks for: a topic, and the block to begin with where it names one."""
+    """A topic, and the block to start a replay from, if the call names one."""
 
     topic: Topic
     from_block: int | None
     kind: str
     # The method of its notifications.
-    notice: bytes
+    notification: bytes
     numeric_id: bool = False
 
 
-def read_wish(family: Family, method: str, params: bytes) -> SubscriptionRequest:
-    """What a call of a subscribing method asks for; RpcError says what is wrong with it."""
+def read_request(family: Family, method: str, params: bytes) -> SubscriptionRequest:
+    """Read the params of a subscribe method. Raises RpcError if they are not valid."""
     rules = family.subscriptions
-    assert rules is not None  # a family that has methods which subscribe
+    assert rules is not None  # only families with subscriptions have such methods
     try:
         given = _decode(params)
         if not isinstance(given, list):
@@ -42,7 +42,7 @@ def read_wish(family: Family, method: str, params: bytes) -> SubscriptionRequest
 
 
 def read_id(params: bytes) -> bytes:
-    """The id that a call ends, as it is written; empty where it gives none."""
+    """The subscription id of an unsubscribe call, as JSON; empty if the params contain none."""
     try:
         given = _decode(params)
     except (msgspec.DecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Units for the events of sockets: taken from a key's buckets a little in advance, so that an event costs one subtraction.
+"""Compute units for the events of sockets, taken from a key's buckets a little in advance.
 
-All sockets of a key in one worker share a purse. When it is empty and the buckets are too, whoever wants to send waits here and
-is called again, in turn, a few times a second until there is something to spend.
+With an allowance, sending an event costs one subtraction. All sockets of a key in one worker share it. When the allowance and
+the buckets are empty, senders register a callback here, and are called in order a few times a second until there are units.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from proxy.core.access import Key
 from proxy.errors import Fault
 from proxy.services.accounts.admission import Admission
 
-# A purse holds what its key has for this part of a second: enough that most events find it full, too little to matter.
+# An allowance holds this fraction (1/50) of what its key has per second: enough that most events find it filled, and too
+# little to matter for the key's limit.
 SHARE: Final = 50
-# How often those that wait try again.
+# How often waiting senders try again.
 RETRY_S: Final = 0.25
 
 
@@ -32,14 +33,14 @@ class UnitAllowance:
         self._waiting: dict[Callable[[], None], None] = {}
         self.key = key
         self.left = 0
-        # Why it could not be filled the last time.
+        # Why the last refill failed.
         self.refusal: Fault | None = None
 
     def __repr__(self) -> str:
         return f"<UnitAllowance {self.key.id} {self.left} units, {len(self._waiting)} waiting>"
 
     def fill(self, units: int) -> bool:
-        """Make sure that so many units are in it; False where the key has none left, and then `refusal` says why."""
+        """Make sure that it holds this many units. If the key has none left, return False and set `refusal`."""
         now = time.monotonic()
         missing = units - self.left
         spare = self.key.units_per_second // SHARE
@@ -57,24 +58,24 @@ class UnitAllowance:
         self.left -= units
         return True
 
-    def wait(self, again: Callable[[], None]) -> None:
-        """Call again when there may be units."""
-        self._waiting[again] = None
+    def wait(self, retry: Callable[[], None]) -> None:
+        """Call `retry` when there may be units."""
+        self._waiting[retry] = None
         if self._timer is None:
             self._timer = self._loop.call_later(RETRY_S, self._wake)
 
-    def forget(self, again: Callable[[], None]) -> None:
-        self._waiting.pop(again, None)
+    def forget(self, retry: Callable[[], None]) -> None:
+        self._waiting.pop(retry, None)
 
     def _wake(self) -> None:
-        """Whoever runs out again waits behind the others."""
+        """Call all waiting senders. One that runs out again queues behind the others."""
         self._timer = None
         waiting, self._waiting = self._waiting, {}
-        for again in waiting:
-            again()
+        for retry in waiting:
+            retry()
 
     def close(self) -> None:
-        """The last socket of the key is gone: what was not spent is given back."""
+        """The key's last socket has gone: refund unspent units."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

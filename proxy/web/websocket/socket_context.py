@@ -1,0 +1,135 @@
+"""State that all WebSockets of a worker share: services, limits, prices, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+
+from proxy.core.access import Key
+from proxy.core.usage import Tally
+from proxy.errors import RateLimited
+from proxy.services.accounts.admission import Admission
+from proxy.services.feed.topics import Feeds
+from proxy.services.rpc.calls import Rpc
+from proxy.settings import Plan, SocketSettings
+from proxy.tasks import Tasks
+from proxy.telemetry import AccessLines
+from proxy.web.front.connection_limiter import ConnectionLimiter
+from proxy.web.websocket.socket_output import FlushQueue
+
+_LOG_LINE = (
+    b'{"time":"%b","level":"info","logger":"penstock.access","message":"message","request_id":"%b","network":"%b",'
+    b'"method":"%b","outcome":"%b","ms":%.3f,"key":"%b","units":%d}\n'
+)
+
+
+class EventKind:
+    """Events of one kind in this worker: their price and their counts."""
+
+    __slots__ = ("_tallies", "dropped", "name", "open", "sent", "units")
+
+    def __init__(self, name: str, units: int) -> None:
+        self.name = name
+        self.units = units
+        self.open = 0
+        self.sent = 0
+        self.dropped = 0
+        self._tallies: dict[str, Tally] = {}
+
+    def __repr__(self) -> str:
+        return f"<EventKind {self.name}: {self.open} open, {self.sent} sent, {self.dropped} dropped>"
+
+    def tally_of(self, network: str) -> Tally:
+        """The tally for keys' usage. An event has units but is not a request."""
+        return self._tallies.get(network) or self._tallies.setdefault(network, Tally(network, f"event:{self.name}"))
+
+
+class SocketContext:
+    def __init__(
+        self,
+        limits: SocketSettings,
+        *,
+        limiter: ConnectionLimiter,
+        admission: Admission,
+        rpc: Rpc,
+        feeds: Feeds,
+        plans: Mapping[str, Plan],
+        prices: Mapping[str, int],
+        tasks: Tasks,
+        access: AccessLines | None,
+    ) -> None:
+        self.limits = limits
+        self.limiter = limiter
+        self.admission = admission
+        self.rpc = rpc
+        self.feeds = feeds
+        self.kinds = {name: EventKind(name, units) for name, units in prices.items()}
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
+        self.queue = FlushQueue(self.loop)
+        # Rounds of pings that may pass without a byte from the client.
+        self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
+        self._plans = plans
+        self._tasks = tasks
+        self._access = access
+        self._log_time = b""
+        self._serial = itertools.count(1)
+        # Subscriptions of each key, over all its sockets.
+        self._subscribed: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<SocketContext {self._subscribed.total()} subscriptions>"
+
+    def plan_of(self, key: Key) -> Plan:
+        """The plan of the key's account. A plan that is no longer configured counts as the smallest."""
+        return self._plans.get(key.account.plan) or self._plans["free"]
+
+    # Subscriptions
+
+    def check_subscriptions(self, key: Key, on_socket: int) -> None:
+        """Raise RateLimited if one more would exceed the plan, on the socket or over all sockets of the key."""
+        plan = self.plan_of(key)
+        if on_socket >= plan.subscriptions:
+            message = f"this socket has reached its limit of {plan.subscriptions} subscriptions: unsubscribe from one"
+            raise RateLimited(f"{message}, or open another socket", retry_after_s=1)
+        if self._subscribed[key.id] >= plan.subscriptions_per_key:
+            message = f"this key has reached its limit of {plan.subscriptions_per_key} subscriptions"
+            raise RateLimited(f"{message}: unsubscribe from one", retry_after_s=1)
+
+    def count_subscription(self, key: Key, change: int) -> None:
+        self._subscribed[key.id] += change
+        if not self._subscribed[key.id]:
+            del self._subscribed[key.id]
+
+    def start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Start a supervised task for one subscription."""
+        self._tasks.start(f"subscription {next(self._serial)}", work)
+
+    # The access log
+
+    def tick(self) -> None:
+        """Refresh the time in log lines."""
+        self._log_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()
+
+    def log(
+        self, request_id: str, network: str, key: Key, method: str, *, outcome: str, units: int, took_s: float
+    ) -> None:
+        """Add the line of one message to the access log."""
+        if self._access is None:
+            return
+        self._access.add(
+            _LOG_LINE
+            % (
+                self._log_time,
+                request_id.encode(),
+                network.encode(),
+                method.encode(),
+                outcome.encode(),
+                took_s * 1000,
+                key.id.encode(),
+                units,
+            )
+        )

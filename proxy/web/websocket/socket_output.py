@@ -1,0 +1,160 @@
+"""Frames to WebSocket clients: collected per socket, and written once per turn of the event loop.
+
+A message for many sockets is written to a slice of them in each turn, so that calls are answered in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+# Sockets written to in one turn. While calls come in between, a slice stays small and delays them by a tenth of a
+# millisecond. While none do, the slice doubles, because every turn costs as much as half a message.
+SMALL_SLICE, LARGE_SLICE = 16, 128
+# Less than this between two turns means that the loop had nothing else to do.
+IDLE_GAP_S = 15e-6
+_monotonic = time.monotonic
+
+
+class FlushQueue:
+    """The sockets of a worker that have frames to write."""
+
+    __slots__ = ("_loop", "_paused_at", "_slice", "_written", "dirty")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.dirty: list[SocketOutput] = []
+        # How many of `dirty` have been written to, how many are next, and when the last slice was done.
+        self._written = 0
+        self._slice = SMALL_SLICE
+        self._paused_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<FlushQueue {len(self.dirty) - self._written} sockets>"
+
+    def arm(self) -> None:
+        """Schedule a flush for the end of the turn. Called before the first socket is added to `dirty`."""
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Write to the next slice. An index moves over the list: copying its rest each time cost 1 µs per message."""
+        is_alone = _monotonic() - self._paused_at < IDLE_GAP_S
+        self._slice = min(self._slice * 2, LARGE_SLICE) if is_alone else SMALL_SLICE
+        dirty, start = self.dirty, self._written
+        self._written = end = start + self._slice
+        if end < len(dirty):
+            self._loop.call_soon(self._flush)
+        else:
+            self.dirty, self._written = [], 0
+        for output in dirty[start:end]:
+            data = output.pending
+            if type(data) is bytes and output.is_direct:
+                # The most common case, inlined: one frame, to a client that reads.
+                output.pending = None
+                try:
+                    written = os.write(output.fd, data)
+                except OSError:
+                    written = 0
+                if written < len(data):
+                    output.write_later(data[written:])
+            else:
+                output.write()
+        self._paused_at = _monotonic()
+
+
+class SocketOutput:
+    """The sending side of one socket."""
+
+    __slots__ = (
+        "_max_unread", "_on_overflow", "fd", "is_closing", "is_direct", "pending", "queue", "stalled_since", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self, queue: FlushQueue, transport: asyncio.Transport, *, max_unread: int, on_overflow: Callable[[], None]
+    ) -> None:
+        """`on_overflow` is called when the client leaves more than `max_unread` bytes of replies unread."""
+        self.queue = queue
+        self.transport: asyncio.Transport | None = transport
+        self._max_unread = max_unread
+        self._on_overflow = on_overflow
+        # Whether the transport's buffer is empty, so that frames can bypass it. The descriptor is valid until the
+        # connection is lost.
+        self.is_direct = False
+        self.fd = transport.get_extra_info("socket").fileno()
+        # Frames that are written at the end of the turn.
+        self.pending: bytes | list[bytes] | None = None
+        # Whether the close frame is sent.
+        self.is_closing = False
+        # When the client stopped reading; 0.0 while it reads.
+        self.stalled_since = 0.0
+
+    def __repr__(self) -> str:
+        state = "closed" if self.transport is None else "closing" if self.is_closing else "open"
+        return f"<SocketOutput {state}, {self.unread_bytes} bytes unread>"
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport is not None and not self.is_closing
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.stalled_since > 0
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes in the transport's buffer, without those in the kernel."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    def send(self, data: bytes) -> None:
+        """Send at the end of the turn, together with other frames of the turn."""
+        pending = self.pending
+        if pending is None:
+            self.pending = data
+            if not self.queue.dirty:
+                self.queue.arm()
+            self.queue.dirty.append(self)
+        elif isinstance(pending, list):
+            pending.append(data)
+        else:
+            self.pending = [pending, data]
+
+    def write(self) -> None:
+        """Write what is pending. Bypassing an empty transport saves 1 µs per message, a seventh of its whole cost."""
+        data, self.pending = self.pending, None
+        if data is None or self.transport is None:
+            return
+        if isinstance(data, list):
+            data = b"".join(data)
+        if self.is_direct or not self.transport.get_write_buffer_size():
+            self.is_direct = True
+            try:
+                data = data[os.write(self.fd, data) :]
+            except OSError:  # The kernel's buffer is full, or the connection is broken and the transport will notice.
+                pass
+        if data:
+            self.write_later(data)
+
+    def write_later(self, data: bytes) -> None:
+        """Give the transport what the kernel did not take."""
+        self.is_direct = False
+        if self.transport is None:
+            return
+        unread = self.transport.get_write_buffer_size()
+        if unread and unread + len(data) > self._max_unread and not self.is_closing:
+            self._on_overflow()
+        else:
+            self.transport.write(data)
+
+    def shut(self) -> None:
+        """Write what is pending and close the transport."""
+        self.write()
+        self.is_direct = False
+        if self.transport is not None:
+            self.transport.close()
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self.transport = None
+        self.is_direct = False
