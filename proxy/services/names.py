@@ -5,6 +5,7 @@ Only resolvers on the chain are called. Off-chain names (EIP-3668) and wildcard 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -36,7 +37,8 @@ class EnsNames:
 
     async def resolve(self, network: Network, text: str) -> bytes | None:
         """The address of a name, or None if it has none. Raises BadName if the text is not a valid name."""
-        name = ens.normalised(text)
+        # In a thread, because the first name that is not plain loads large tables.
+        name = ens.normalised(text) if ens.is_plain(text) else await asyncio.to_thread(ens.normalised, text)
 
         async def look_up() -> str | None:
             found = await self._look_up(network, ens.namehash(name))
