@@ -235,10 +235,14 @@ def _hex(data: bytes) -> str:
     return "0x" + data.hex()
 
 
-POLICIES = st.sampled_from(range(len(RULES)))
-SENDER = st.sampled_from(SENDERS)
-NONCE = KIND = st.integers(0, 1)
-WORST = st.integers(1, 45)
+# Any, since the types of `rule` do not allow for strategies from a dict.
+ASKED: Any = {
+    "policy": st.sampled_from(range(len(RULES))),
+    "sender": st.sampled_from(SENDERS),
+    "nonce": st.integers(0, 1),
+    "worst": st.integers(1, 45),
+    "kind": st.integers(0, 1),
+}
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -308,7 +312,7 @@ class LedgerMachine(RuleBasedStateMachine):
             account_most=ACCOUNT_MOST,
         )
 
-    @rule(policy=POLICIES, sender=SENDER, nonce=NONCE, worst=WORST, kind=KIND, lost=st.booleans())
+    @rule(**ASKED, lost=st.booleans())
     def reserve(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int, lost: bool) -> None:
         """With `lost` the worker dies before it can answer: what is reserved stays so, and is there when it is asked again."""
         wanted = self.wanted(policy, sender, nonce, worst, kind)
@@ -321,7 +325,7 @@ class LedgerMachine(RuleBasedStateMachine):
             again = self.run(self.ledger.reserve(self.wanted(policy, sender, nonce, worst, kind)))
             assert (again.kind, again.data) == ("same", outcome.data)
 
-    @rule(policy=POLICIES, sender=SENDER, nonce=NONCE, worst=WORST, kind=KIND)
+    @rule(**ASKED)
     def reserve_and_crash(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> None:
         """The connection is gone before the statement is committed."""
         wanted = self.wanted(policy, sender, nonce, worst, kind)
