@@ -1,7 +1,7 @@
 """A little chain with blocks, logs and reorganisations, behind a real JSON-RPC server.
 
-What happened on it is written down twice: as logs, which the service reads, and as moves, from which `holdings` computes by
-plain addition who holds what. The two share no code with the service.
+Transfers are recorded twice: as logs, which the service reads, and as moves, which `holdings` adds up to balances. Neither
+shares code with the service.
 """
 
 from __future__ import annotations

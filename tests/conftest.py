@@ -1,4 +1,4 @@
-"""Fixtures: one running service for all tests that do not harm it; those that do start their own."""
+"""Shared fixtures: one running service for all tests that leave it as it was. Other tests start their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if PROFILE == "steady":
     vars(providers)["is_local_module_file"] = lambda _: False
 
 # Tests send bad keys by the hundred, all from one address.
-# Only the development chain is followed: the others' upstreams are there to be counted, and to fail.
+# Only the development chain is followed, so that the call counts of other upstreams come from tests alone.
 PATIENT = {
     "PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": "1000000",
     "PENSTOCK_FOLLOWER__NETWORKS": '["dev/mainnet", "dev/testnet"]',
@@ -73,14 +73,14 @@ async def faulty_server() -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 def upstream(upstream_server: Upstream) -> Upstream:
-    """The upstream of ethereum/sepolia, as it is before anyone tells it otherwise."""
+    """The upstream of ethereum/sepolia with its default replies."""
     upstream_server.act = echo
     return upstream_server
 
 
 @pytest.fixture
 def faulty(faulty_server: Upstream) -> Upstream:
-    """The upstream of ethereum/hoodi, which is there to fail."""
+    """The upstream of ethereum/hoodi, for tests that make it fail."""
     faulty_server.act = echo
     return faulty_server
 

@@ -25,7 +25,7 @@ class Reverted(Exception):
         self.data = data
 
 
-# What a contract does with a call, and the gas that takes.
+# A contract's reply to a call, and the gas it uses.
 Contract = Callable[[bytes], tuple[bytes, int]]
 
 
@@ -51,7 +51,7 @@ class Machine:
     contracts: dict[bytes, Contract] = field(default_factory=dict)
     has_multicall: bool = True
     gas: int = GAS
-    # Of a reply; beyond that the upstream says what it was told to say.
+    # The size limit of a reply. Larger ones get the configured error.
     largest: int = 1 << 30
     # Asked blocks, and how many calls each request held.
     blocks: list[str] = field(default_factory=list)

@@ -43,16 +43,16 @@ class Server:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Server]:
-    """A server in a directory of its own, gone afterwards."""
+    """A server in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         home = Path(place)
-        home.chmod(0o711)  # where root cannot have a user namespace, the server is `nobody` and must get in
+        home.chmod(0o711)  # without user namespaces, root starts the server as another user, who needs access
         (sockets := home / "s").mkdir(mode=0o700)
         server = Postgres(home / "data", sockets, home / "log")
         try:
             await server.start()
             admin = await asyncpg.connect(server.url, timeout=5)
-            # Nobody will miss this data after a power cut.
+            # This data need not survive a power cut.
             await admin.execute("alter system set fsync = off")
             await admin.execute("select pg_reload_conf()")
             yield Server(server, sockets, admin)

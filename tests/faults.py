@@ -42,10 +42,10 @@ class FaultProxy:
     def __init__(self, target_port: int) -> None:
         self.mode: Mode = "pass"
         self.delay_s = 2.0
-        # Of a reply, what passes before the connection is reset.
+        # Bytes of a reply that pass before the connection is reset.
         self.reset_after = 40
         self.port = 0
-        # What has come here, whether or not it got through.
+        # Calls received, forwarded or not.
         self.methods: Counter[str] = Counter()
         self._target_port = target_port
         self._server: asyncio.Server | None = None
@@ -67,7 +67,7 @@ class FaultProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def switch(self, mode: Mode, *, times: int | None = None) -> None:
-        """From the next message on, for so many. Dead is dead: nobody listens, and open connections are reset."""
+        """Fail from the next message on, for `times` messages. Dead: the port is closed and open connections are reset."""
         was, self.mode, self._times = self.mode, mode, times
         if mode != "lagging":
             self._frozen_head = None
@@ -149,12 +149,12 @@ class FaultProxy:
             case _:
                 pass
         if writer.is_closing():
-            raise EOFError  # Whoever asked is gone.
+            raise EOFError  # The client has disconnected.
         writer.write(reply)
         await writer.drain()
 
     def _with_other_head(self, mode: Mode, request: bytes, reply: bytes) -> bytes:
-        """A lie where the head's number is told."""
+        """Replies about the head with a wrong block number."""
         call = orjson.loads(request.partition(b"\r\n\r\n")[2])
         if not isinstance(call, dict) or call["method"] != "eth_blockNumber":
             return reply

@@ -1,4 +1,4 @@
-"""A real redis-server on a free port, that a test may stop, freeze and start again."""
+"""A real redis-server on a free port. Tests can stop, freeze and restart it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RedisServer:
         await until(lambda: self.command("PING") == b"+PONG\r\n")
 
     def command(self, *words: str) -> bytes:
-        """What it answers; nothing where it does not."""
+        """The server's reply; empty if there is none."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as talk:
                 talk.sendall(" ".join(words).encode() + b"\r\n")

@@ -25,7 +25,7 @@ _serial = itertools.count()
 
 @dataclass
 class Load:
-    """What became of the calls of a load."""
+    """The outcomes of the calls of a load."""
 
     took_s: list[float] = field(default_factory=list)
     wrong: list[Any] = field(default_factory=list)

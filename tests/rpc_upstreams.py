@@ -1,4 +1,4 @@
-"""Upstreams of one scripted chain: real servers that count every call, and answer what the chain says or what they are told to.
+"""Upstreams of one scripted chain: real servers that count every call and reply from the chain or from a script.
 
 Every answer is derived from what was asked (`value_of`), so that a wrong one is seen; and from a block where there is one, so
 that an upstream which is behind answers as such a one would.
@@ -34,7 +34,7 @@ REFUSALS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 
 
 def value_of(*parts: Any) -> str:
-    """What the chain answers to a question, as 32 bytes."""
+    """The chain's reply to a call, as 32 bytes."""
     return "0x" + hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
 
@@ -44,7 +44,7 @@ def tx_hash(raw: str) -> str:
 
 @dataclass
 class Chain:
-    """What is true, for all upstreams of it."""
+    """The true state of the chain, shared by all its upstreams."""
 
     head: int = 1000
     name: str = "one"
@@ -175,7 +175,7 @@ class ScriptedUpstream:
         found = getattr(self, f"_{call.method}", None)
         return found(call.params) if found else value_of(call.method, call.params)
 
-    # What the chain says
+    # Replies of the chain
 
     def _number(self, tag: Any) -> int:
         if tag in ("latest", "pending", None):

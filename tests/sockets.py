@@ -1,4 +1,4 @@
-"""A client of the WebSocket that hides nothing, and a feed that tells what a test says.
+"""A WebSocket client that shows every frame, and a feed that sends the events of a test.
 
 The client is aiohttp's, which is strict by itself; `Bare` writes any bytes and reads frames one by one.
 """
@@ -25,7 +25,7 @@ REPLY_S = 20.0
 
 
 class Client:
-    """One open socket; notifications and replies are told apart, each in the order in which they came."""
+    """One open socket. Notifications and replies are kept apart, each in order of arrival."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self.ws = ws
@@ -131,7 +131,7 @@ class Bare:
         return orjson.loads(found[1])
 
     async def close_code(self) -> int:
-        """Of the server's close frame; messages and pings before it are passed over."""
+        """The code of the server's close frame. Messages and pings before it are skipped."""
         while (found := await self.frame())[0] != frames.CLOSE:
             pass
         return int.from_bytes(found[1][:2], "big")
@@ -193,7 +193,7 @@ class Announcer:
     def __init__(self) -> None:
         self.listeners: dict[Topic, list[Listener]] = {}
         self.replays: list[tuple[Topic, int]] = []
-        # What a replay tells, in batches.
+        # The events of a replay, in batches.
         self.past: list[list[FeedEvent]] = []
         self.refusal: Exception | None = None
 

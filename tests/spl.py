@@ -66,7 +66,7 @@ class Bank:
         return keypair.pubkey()
 
     def new_named_mint(self, decimals: int, name: str, symbol: str) -> Pubkey:
-        """Of Token-2022, with its name in itself."""
+        """A Token-2022 mint with its name in its own data."""
         keypair, create = self.new_account(POINTED_BYTES, TOKEN_2022, pays_for=1000)
         mint, authority = keypair.pubkey(), PAYER.pubkey()
         pointer = Instruction(

@@ -19,7 +19,7 @@ DATABASE = "postgresql://penstock:hunter2@db.example.com/penstock"
 PEPPER = "a-pepper-that-nobody-may-ever-see-x"
 UPSTREAM = "https://user:swordfish@upstream.example.com/v2/opensesame"
 SECRETS = ("hunter2", PEPPER, "swordfish", "opensesame")
-# What has no default and must be given.
+# Settings without a default.
 GIVEN = {"DATABASE_URL": DATABASE, "PENSTOCK_KEYS__PEPPER": PEPPER}
 
 Write = Callable[[str], Path]
@@ -45,7 +45,7 @@ def faults(path: Path | None = None, environ: Mapping[str, str] = GIVEN) -> tupl
     return caught.value.faults
 
 
-# Where a value comes from
+# Sources of a value
 
 
 def test_defaults_need_only_a_database_and_a_pepper() -> None:
@@ -133,7 +133,7 @@ def test_settings_survive_the_way_to_a_worker(write: Write) -> None:
     assert settings.from_tree(orjson.loads(orjson.dumps(found.tree))) == found
 
 
-# What is refused
+# Refused values
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_unknown_networks_are_named_beside_whatever_else_is_wrong(write: Write) 
     }
 
 
-# What is never shown
+# Secrets
 
 
 def test_secrets_are_masked_and_all_else_is_shown(write: Write) -> None:

@@ -1,4 +1,4 @@
-"""Logs: one line is one JSON object, nothing secret is in it, and nobody waits for it. Metrics: the sum of all workers."""
+"""Logs: one line is one JSON object without secrets, and logging never blocks. Metrics: the sum over all workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxy.telemetry import QUEUE, CallCollector, JsonLines, Tallies, redact, st
 KEY = access.mint("live", bytes(range(32)))
 TEST_KEY = access.mint("test", bytes(range(32)))
 WEBHOOK = "whsec_ZXhhbXBsZS1zZWNyZXQtbm90LWEtcmVhbC1vbmU="
-# What must never be seen again once it was logged.
+# Values that must not appear in any log line.
 HIDDEN = (KEY[9:], TEST_KEY[9:], WEBHOOK[6:], "hunter2", "swordfish")
 
 # In the manner of the Big List of Naughty Strings.
@@ -202,7 +202,7 @@ def test_address_in_one_member_does_not_eat_the_next() -> None:
     assert (line["where"], line["mail"]) == ({"url": "http://a.b"}, "ops@example.com")
 
 
-# Nobody waits
+# Logging never blocks
 
 
 def test_lines_are_written_in_order_and_all_of_them_before_the_end(root: logging.Logger) -> None:
@@ -229,7 +229,7 @@ def test_level_says_what_is_heard(root: logging.Logger, level: str, heard: int) 
 
 
 def test_full_queue_drops_lines_counts_them_and_holds_nobody(root: logging.Logger) -> None:
-    """A pipe that nobody reads: it takes 64 KB, then its writer stands still."""
+    """A pipe without a reader: it takes 64 KB, then its writer blocks."""
     reader, writer = os.pipe()
     sent, more = QUEUE + 5_000, 10
     before = _dropped()

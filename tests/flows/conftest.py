@@ -1,4 +1,4 @@
-"""What several of the flows need beside the running service."""
+"""Fixtures that several flows share, beside the running service."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def ring_of(module: str) -> str:
 
 @cache
 def imports_of(module: str) -> tuple[str, ...]:
-    """What a module imports anywhere in it: inside functions and for type checkers too. Ours by their full names."""
+    """All imports of a module, including those in functions and for type checkers. Modules of ours by their full names."""
     return tuple(_imports_of(module))
 
 

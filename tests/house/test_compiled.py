@@ -1,4 +1,4 @@
-"""What is compiled keeps to what the compiler can do, and is never older than its sources."""
+"""Compiled modules stay within what the compiler supports, and are never older than their sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.commands import compiling
 from tests.house.source import ROOT, modules
 
 SMALL = ("proxy.core.limits", "proxy.store.windows")
-# What does not mean the same there as here: coroutines and generators share one exception, and groups are not known.
+# Constructs that mypyc translates differently: coroutines and generators share one exception, and groups are unsupported.
 BEYOND = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom, ast.TryStar)
 # It makes a plain property of the one; and takes the other for bytes, as its stub says.
 NOT_THERE = {"cached_property"}
@@ -86,7 +86,7 @@ def compile_small(shelf: Path, **environ: str) -> subprocess.CompletedProcess[st
 
 @pytest.mark.parametrize(("library", "module"), [("cut", "cut"), ("cut", ""), ("", "cut")])
 def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: Path) -> None:
-    """Of another machine, or emptied by a crash of this one: the sources run."""
+    """Files of another machine, or emptied by a crash: the sources run instead."""
     code = (
         "import pathlib, sys; from proxy import compiled; place = pathlib.Path(sys.argv[1]); "
         "[place.joinpath(name + compiled.SUFFIX).write_text(sys.argv[3]) for name in compiled.MODULES]; "

