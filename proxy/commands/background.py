@@ -1,4 +1,4 @@
-"""`background`: one process beside the workers. The supervisor starts it; nobody else should."""
+"""`background`: run a background process beside the workers. Only the supervisor starts it."""
 
 from __future__ import annotations
 

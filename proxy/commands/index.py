@@ -1,4 +1,4 @@
-"""`index`: back-fill a network's index with blocks from before it was followed; or forget all of it."""
+"""`index`: back-fill a network's index with older blocks, or delete the index."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ if TYPE_CHECKING:
 
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 WIDTH = 24
-# How often something is said where no terminal shows a bar.
-SAY_S = 5.0
-# How often a read that failed is tried again before it is given up.
+# How often progress is printed if the output is not a terminal.
+PRINT_S = 5.0
+# Attempts at a read before the command fails, and the pause between them.
 TRIES, PAUSE_S = 5, 1.0
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("index", help="back-fill the index of holdings with old blocks")
+    parser = commands.add_parser("index", help="add older blocks to the index of token holdings")
     context.add_arguments(parser)
     parser.add_argument(
-        "--chain", required=True, metavar="CHAIN", help="such as ethereum, ethereum-sepolia, base/mainnet"
+        "--chain",
+        required=True,
+        metavar="CHAIN",
+        help="chain or network, such as ethereum, ethereum-sepolia or base/mainnet",
     )
-    parser.add_argument("--from", dest="first", type=_block, metavar="N", help="the first block")
+    parser.add_argument("--from", dest="first", type=_block, metavar="N", help="first block")
     parser.add_argument(
         "--to",
         dest="last",
         type=_block,
         metavar="M",
-        help="the last block (default: the last before the follower's first)",
+        help="last block (default: the block before the follower's first)",
     )
-    parser.add_argument("--contract", type=_address, metavar="ADDRESS", help="only this contract's events")
+    parser.add_argument("--contract", type=_address, metavar="ADDRESS", help="index only events of this contract")
     parser.add_argument(
-        "--forget", action="store_true", help="drop the network's whole index; its follower begins anew"
+        "--forget", action="store_true", help="delete the network's whole index; its follower starts again"
     )
     parser.set_defaults(run=lambda args: asyncio.run(run(args)))
 
@@ -54,13 +57,13 @@ def _block(text: str) -> int:
     except ValueError:
         number = -1
     if not 0 <= number < 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text!r} is no block's number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a block number")
     return number
 
 
 def _address(text: str) -> str:
     if not ADDRESS.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no address: 0x and 40 digits")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address: use 0x and 40 hex digits")
     return text.lower()
 
 
@@ -69,14 +72,14 @@ async def run(args: argparse.Namespace) -> int:
     from proxy.compose.background import Background
 
     if args.first is None and not args.forget:
-        raise StartError(["--from N: say at which block to begin (or --forget)"])
+        raise StartError(["--from N is required: give the first block (or use --forget)"])
     if args.first is not None and args.last is not None and args.first > args.last:
-        raise StartError([f"--to {args.last}: lies before --from {args.first}"])
+        raise StartError([f"--to {args.last}: must not be below --from {args.first}"])
     settings, tables = context.load(args), settings_room.load_tables()
     network = _network(tables, args.chain)
     await context.check_schema(settings.database.url)
     if "follower" not in family_of(network).features:
-        raise StartError([f"--chain {args.chain}: blocks of its family are not indexed"])
+        raise StartError([f"--chain {args.chain}: chains of this family cannot be indexed"])
     running = Background(settings, tables)
     route = running.networks.find(network)
     if route is None:
@@ -93,7 +96,7 @@ def _network(tables: settings_room.Tables, text: str) -> Network:
     chain, slash, name = text.partition("/")
     found = tables.chains.find(chain, name) if slash else tables.chains.find_word(text, live=True)
     if found is None:
-        raise StartError([f"--chain {text}: there is no such chain in config/chains"])
+        raise StartError([f"--chain {text}: unknown chain (see config/chains)"])
     return found
 
 
@@ -103,18 +106,18 @@ async def _forget(running: Background, route: Route) -> None:
     network = route.network.id
     async with running.blocks.backfill(network, no_timeout=True) as term:
         await forget(term, [*running.sinks, running.events(route).sink])
-    print(f"the index of {network} is empty; its follower begins anew")
+    print(f"deleted the index of {network}; its follower starts again")
 
 
 async def _backfill(running: Background, route: Route, args: argparse.Namespace) -> None:
     bar = Bar()
-    done = await _run_patiently(running, route, args, bar)
+    done = await _run_with_retries(running, route, args, bar)
     bar.close()
     print(_summary(route.network.id, args, done))
 
 
-async def _run_patiently(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> BackfillProgress:
-    """What was covered before a read failed is kept: the next try goes on from there."""
+async def _run_with_retries(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> BackfillProgress:
+    """Retry failed reads. Each attempt continues after the blocks already indexed."""
     from proxy.services.follower.block_reader import ReadFailed
 
     left = TRIES
@@ -124,8 +127,10 @@ async def _run_patiently(running: Background, route: Route, args: argparse.Names
         except ReadFailed as exc:
             left -= 1
             if not left:
-                raise InvalidRequest(f"stopped; run it again, and it goes on from there: {exc}") from None
-            bar.say(f"not read ({exc}): trying again")
+                raise InvalidRequest(
+                    f"stopped because of a failed read, run the command again to continue: {exc}"
+                ) from None
+            bar.write(f"retrying after a failed read: {exc}")
             await asyncio.sleep(PAUSE_S)
 
 
@@ -147,33 +152,29 @@ async def _run_once(running: Background, route: Route, args: argparse.Namespace,
 def _summary(network: str, args: argparse.Namespace, done: BackfillProgress) -> str:
     whose = f" of {args.contract}" if args.contract else ""
     if args.first > done.last:
-        return (
-            f"nothing to do: {network} is followed from block {done.last + 1 if args.last is None else args.first} on"
-        )
+        return f"nothing to do: {network} is followed from block {done.last + 1 if args.last is None else args.first}"
     if not done.total:
         return f"nothing to do: blocks {args.first} to {done.last}{whose} of {network} are in the index already"
-    ends = f"; the follower has the blocks after {done.last}" if args.last is None or args.last > done.last else ""
-    return (
-        f"{done.done:,} blocks of {network} indexed{whose}: {done.transfers:,} transfers, {done.odd:,} odd logs{ends}"
-    )
+    ends = f"; the follower indexes the blocks after {done.last}" if args.last is None or args.last > done.last else ""
+    return f"{done.done:,} blocks of {network} indexed{whose}: {done.transfers:,} transfers, {done.odd:,} malformed logs{ends}"
 
 
 class Bar:
-    """How far it is: on a terminal one line that changes, elsewhere a line now and then."""
+    """A progress bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
-        self._began = self._said = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
 
     def show(self, progress: BackfillProgress) -> None:
         now = time.monotonic()
         if self._live:
-            print(f"\r\033[K{line(progress, now - self._began)}", end="", flush=True)
-        elif now - self._said >= SAY_S:
-            self._said = now
-            print(line(progress, now - self._began, width=0), flush=True)
+            print(f"\r\033[K{line(progress, now - self._started_at)}", end="", flush=True)
+        elif now - self._printed_at >= PRINT_S:
+            self._printed_at = now
+            print(line(progress, now - self._started_at, width=0), flush=True)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         print(f"\r\033[K{text}" if self._live else text, flush=True)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""`webhooks listen`: a receiver on this machine that shows deliveries, verifies them, and passes them on to a program of yours.
+"""`webhooks listen`: receive deliveries on this machine, verify and print them, and forward them to your program.
 
-Beside a running development service it makes a webhook for itself and deletes it at the end. With --secret it only receives:
-for a webhook that is there already, and leads here by a tunnel.
+With a running development service it creates a webhook and deletes it at the end. With --secret it only receives, for an
+existing webhook that reaches this machine through a tunnel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.core import signatures
 from proxy.errors import InvalidRequest, StartError
 
 API = "http://127.0.0.1:8545/v1"
-# What belongs to one connection, and not to the message.
+# Headers of the connection, not of the message. They are not forwarded.
 _HOP = frozenset({"host", "content-length", "connection", "accept-encoding", "transfer-encoding"})
 FORWARD_S = 14.0
 
@@ -31,18 +31,24 @@ FORWARD_S = 14.0
 def register(commands: Any) -> None:
     parser = commands.add_parser("webhooks", help="receive, verify and forward deliveries on this machine")
     below = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listen = below.add_parser("listen", help="a local receiver that prints and verifies deliveries")
-    listen.add_argument("--forward", metavar="URL", help="pass each delivery on, and answer as it is answered there")
-    listen.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: any free port)")
+    listen = below.add_parser("listen", help="run a local receiver that verifies and prints deliveries")
+    listen.add_argument("--forward", metavar="URL", help="forward each delivery to this URL and return its status")
+    listen.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on (default: any free port)")
     listen.add_argument("--secret", metavar="WHSEC", help="receive only, for a webhook with this signing secret")
-    listen.add_argument("--chain", default="dev", help="of the webhook that is made (default: dev)")
-    listen.add_argument("--event-type", default="NEW_BLOCK", metavar="TYPE", help="(default: NEW_BLOCK)")
+    listen.add_argument("--chain", default="dev", help="chain of the new webhook (default: dev)")
     listen.add_argument(
-        "--filter", type=_config, default={}, metavar="JSON", help="its config, such as '{\"addresses\": [...]}'"
+        "--event-type", default="NEW_BLOCK", metavar="TYPE", help="event type of the new webhook (default: NEW_BLOCK)"
     )
-    listen.add_argument("--api", metavar="URL", help="the service (default: the development service that runs here)")
-    listen.add_argument("--key", metavar="KEY", help="an API key (default: the development service's)")
-    listen.add_argument("--data", type=Path, metavar="DIR", help="the development service's directory")
+    listen.add_argument(
+        "--filter",
+        type=_config,
+        default={},
+        metavar="JSON",
+        help="config of the new webhook, such as '{\"addresses\": [...]}'",
+    )
+    listen.add_argument("--api", metavar="URL", help="base URL of the API (default: the local development service)")
+    listen.add_argument("--key", metavar="KEY", help="API key (default: that of the development service)")
+    listen.add_argument("--data", type=Path, metavar="DIR", help="data directory of the development service")
     listen.set_defaults(run=lambda args: asyncio.run(run(args)))
 
 
@@ -61,7 +67,7 @@ async def run(args: argparse.Namespace) -> int:
     from aiohttp import web
 
     if args.forward and urlsplit(args.forward).scheme not in ("http", "https"):
-        raise StartError([f"--forward {args.forward}: must be an http or https address"])
+        raise StartError([f"--forward {args.forward}: must be an http or https URL"])
     if args.secret is not None:
         _check_secret(args.secret)
     async with AsyncExitStack() as stack:
@@ -70,14 +76,14 @@ async def run(args: argparse.Namespace) -> int:
         )
         receiver = LocalReceiver(session, args.forward)
         application = web.Application(client_max_size=16 * 1024 * 1024)
-        application.router.add_post("/{path:.*}", receiver.take)
+        application.router.add_post("/{path:.*}", receiver.receive)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         try:
             await web.TCPSite(runner, "127.0.0.1", args.port).start()
         except OSError as exc:
-            raise StartError([f"--port {args.port}: cannot be used ({exc.strerror})"]) from None
+            raise StartError([f"--port {args.port}: cannot listen ({exc.strerror})"]) from None
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/"
         if args.secret is not None:
             receiver.secret = args.secret
@@ -93,7 +99,7 @@ def _check_secret(secret: str) -> None:
         signatures.key_of(secret)
     except ValueError:
         raise StartError(
-            ["--secret: must be whsec_ and base64, as it was shown when the webhook was created"]
+            ["--secret: must be whsec_ followed by base64, as returned when the webhook was created"]
         ) from None
 
 
@@ -104,7 +110,7 @@ class Service:
 
 
 def _service(args: argparse.Namespace) -> Service:
-    """The one that is named; else the development service that runs here."""
+    """The service given by --api and --key, or the local development service."""
     data = args.data or settings_room.data_directory()
     key = args.key
     if key is None:
@@ -112,7 +118,7 @@ def _service(args: argparse.Namespace) -> Service:
             key = orjson.loads((data / "keys.json").read_bytes())["enterprise"]["live"]
         except (OSError, orjson.JSONDecodeError, KeyError):
             raise StartError(
-                ["no key: start `make run` (another directory: --data), or give --api and --key"]
+                ["no API key: start `make run` (with --data if it uses another directory), or pass --api and --key"]
             ) from None
     return Service((args.api or _running_api(data)).rstrip("/"), key)
 
@@ -129,7 +135,7 @@ def _running_api(data: Path) -> str:
 async def _subscribe(
     stack: AsyncExitStack, session: Any, receiver: LocalReceiver, service: Service, url: str, args: argparse.Namespace
 ) -> None:
-    """A webhook for as long as we listen."""
+    """Create a webhook and delete it on exit."""
     body = {"url": url, "chain": args.chain, "event_type": args.event_type, "config": args.filter}
     made = await _ask(session, service, "POST", "/webhooks", body)
     receiver.secret = made["signing_secret"]
@@ -143,23 +149,23 @@ async def _ask(session: Any, service: Service, method: str, path: str, body: Any
     headers = {"X-API-Key": service.key}
     try:
         async with session.request(method, service.api + path, json=body, headers=headers) as response:
-            said = orjson.loads(await response.read())
+            reply = orjson.loads(await response.read())
     except (aiohttp.ClientError, OSError, TimeoutError, orjson.JSONDecodeError):
-        raise InvalidRequest(f"the service at {service.api} does not answer: is it running? (--api)") from None
-    if "error" in said:
-        raise InvalidRequest(f"the service refused: {said['error']['message']}")
-    return said
+        raise InvalidRequest(f"the service at {service.api} does not reply: is it running? (see --api)") from None
+    if "error" in reply:
+        raise InvalidRequest(f"the service returned an error: {reply['error']['message']}")
+    return reply
 
 
 class LocalReceiver:
-    """Shows what comes, and whether it is ours."""
+    """Verifies and prints deliveries."""
 
     def __init__(self, session: Any, forward: str | None) -> None:
         self._session = session
         self._forward = forward
         self.secret = ""
 
-    async def take(self, request: Any) -> Any:
+    async def receive(self, request: Any) -> Any:
         from aiohttp import web
 
         body = await request.read()
@@ -167,13 +173,13 @@ class LocalReceiver:
         if fault is not None:
             print(f"refused: {fault}", flush=True)
             return web.Response(status=400, text=fault)
-        status = await self._pass_on(request, body)
+        status = await self._forward_delivery(request, body)
         print(line_of(request.headers, body, status if self._forward else None), flush=True)
         print(orjson.dumps(orjson.loads(body), option=orjson.OPT_INDENT_2).decode(), flush=True)
         return web.Response(status=status)
 
-    async def _pass_on(self, request: Any, body: bytes) -> int:
-        """The status of who it is for; 502 where nobody is there, so that it is delivered again."""
+    async def _forward_delivery(self, request: Any, body: bytes) -> int:
+        """Forward a delivery and return the status. 502 if the target does not reply, so that it is delivered again."""
         import aiohttp
 
         if self._forward is None:
@@ -183,20 +189,20 @@ class LocalReceiver:
             async with self._session.post(self._forward, data=body, headers=headers, allow_redirects=False) as response:
                 return int(response.status)
         except (aiohttp.ClientError, OSError, TimeoutError) as exc:
-            print(f"{self._forward} does not answer: {type(exc).__name__}", flush=True)
+            print(f"{self._forward} does not reply: {type(exc).__name__}", flush=True)
             return 502
 
 
 def fault_of(secret: str, headers: Any, body: bytes, *, now: float) -> str | None:
-    """What is wrong with a delivery; None if it is ours, whole, and of this time. All signatures that it has are checked."""
+    """Why a delivery is invalid, or None if it is valid. All signatures and the timestamp are checked."""
     event, stamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not event or not stamp.isascii() or not stamp.isdecimal():
-        return "there is no webhook-id, or no webhook-timestamp"
+        return "webhook-id or webhook-timestamp is missing"
     if abs(now - int(stamp)) > signatures.TOLERANCE_S:
         return f"webhook-timestamp differs by more than {signatures.TOLERANCE_S} s from this machine's clock"
     expected = signatures.standard(secret, event, int(stamp), body)
     if not any(signatures.matches(each, expected) for each in headers.get("webhook-signature", "").split(" ")):
-        return "webhook-signature does not match: another secret, or another body"
+        return "webhook-signature does not match the secret and the body"
     own = {
         "X-Service-Signature": signatures.format_a(secret, int(stamp), body),
         "X-Platform-Signature": signatures.format_b(secret, body),
@@ -207,8 +213,8 @@ def fault_of(secret: str, headers: Any, body: bytes, *, now: float) -> str | Non
 
 def line_of(headers: Any, body: bytes, status: int | None) -> str:
     """`verified  NEW_BLOCK  evt_…  attempt 1  forwarded: 200`"""
-    said = orjson.loads(body)
-    kind = said.get("event_type") or said.get("type")
-    marked = "  TEST" if said.get("test") else ""
+    reply = orjson.loads(body)
+    kind = reply.get("event_type") or reply.get("type")
+    marked = "  TEST" if reply.get("test") else ""
     passed = "" if status is None else f"  forwarded: {status}"
     return f"verified  {kind}{marked}  {headers['webhook-id']}  attempt {headers.get('X-Webhook-Attempt', '?')}{passed}"

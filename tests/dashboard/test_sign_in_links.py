@@ -13,31 +13,31 @@ from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
 from proxy.tasks import Tasks
-from tests.delivery.test_letters import PostOffice, office
+from tests.delivery.test_mails import MailServer, mail_server
 from tests.service import until
 
-__all__ = ("office",)
+__all__ = ("mail_server",)
 
 PEPPER = "p" * 32
 SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
 
 
-async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, office: PostOffice) -> None:
+async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_server: MailServer) -> None:
     """The database may match addresses that a mail server distinguishes: the Kelvin sign is a k in lower case."""
     keys, tasks = KeyStore(pool, pepper=PEPPER, plans=("free",)), Tasks()
     await keys.create_account(name="a", email="Kim@Example.com", plan="free")
-    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
+    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
     await sign_in.ask_link("kim@example.com", address="192.0.2.1")
-    (letter,) = await until(lambda: office.letters)
-    assert letter["X-Rcpt"] == "Kim@Example.com"
+    (mail,) = await until(lambda: mail_server.mails)
+    assert mail["X-Rcpt"] == "Kim@Example.com"
     await tasks.close()
 
 
 async def test_link_that_cannot_be_sent_is_logged_once(
-    pool: Pool, office: PostOffice, caplog: pytest.LogCaptureFixture
+    pool: Pool, mail_server: MailServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks = Tasks()
-    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, office.mailer(), tasks)
+    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
     with caplog.at_level(logging.WARNING):
         await sign_in.ask_link("a\0b@example.com", address="192.0.2.1")
         # No task is left that would retry.

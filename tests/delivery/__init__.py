@@ -1,1 +1,1 @@
-"""Deliveries of webhooks."""
+"""Tests of webhook deliveries and mails."""

@@ -1,4 +1,4 @@
-"""A deliverer on a real database, and a receiver that does what it is told to."""
+"""A deliverer on a real database, and a receiver with scripted replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLES = load_tables()
 LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 KEY = b"k" * 32
 SECRET = signatures.secret_of(KEY)
-VAULT = Vault("a key for tests that nobody can guess")
+VAULT = Vault("a key for tests that cannot be guessed")
 NETWORK = "dev/mainnet"
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _serial = itertools.count(1)
@@ -49,7 +49,7 @@ class Post:
 
 
 class Inbox:
-    """A receiver. What a path answers is set by `pages`; else 200."""
+    """A receiver that records posts. `pages` has the handlers of some paths; others reply with 200."""
 
     def __init__(self) -> None:
         self.posts: list[Post] = []
@@ -70,16 +70,16 @@ class Inbox:
         return {post.event_id for post in self.posts}
 
     def answer(self, path: str, *statuses: int, **headers: str) -> None:
-        """These one after the other, the last for ever."""
+        """Reply with these statuses in order, and repeat the last one."""
         left = list(statuses)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
 
         async def page(request: web.Request) -> web.Response:
-            return web.Response(status=left.pop(0) if len(left) > 1 else left[0], text="said", headers=named)
+            return web.Response(status=left.pop(0) if len(left) > 1 else left[0], text="excerpt", headers=named)
 
         self.pages[path] = page
 
-    async def take(self, request: web.Request) -> web.StreamResponse:
+    async def receive(self, request: web.Request) -> web.StreamResponse:
         self.posts.append(Post(request.path, request.headers.copy(), await request.read()))
         page = self.pages.get(request.path)
         return await page(request) if page else web.Response()
@@ -87,10 +87,10 @@ class Inbox:
 
 @asynccontextmanager
 async def inbox(servers: int = 1) -> AsyncIterator[Inbox]:
-    """At so many addresses: each is a receiver of its own."""
+    """Listen on several ports: each counts as a separate receiver."""
     found = Inbox()
     application = web.Application()
-    application.router.add_route("*", "/{path:.*}", found.take)
+    application.router.add_route("*", "/{path:.*}", found.receive)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
     await runner.setup()
     for _ in range(servers):
@@ -132,7 +132,7 @@ class Scene:
         return await self.webhooks.create(name, new, addresses=None, secret=VAULT.seal(name, KEY), most=10_000)
 
     async def events(self, webhook: Webhook, count: int = 1, *, test: bool = False, **data: Any) -> list[str]:
-        """So many that are due now."""
+        """Add events that are due now and return their ids."""
         names = [f"evt_{next(_serial):08}" for _ in range(count)]
         bodies = [orjson.dumps({"id": name, "event_type": webhook.event_type, "data": data}) for name in names]
         async with self.pool.connection() as connection, connection.transaction():
@@ -170,7 +170,7 @@ class Scene:
 
     @asynccontextmanager
     async def delivering(self, **options: Any) -> AsyncIterator[Deliverer]:
-        """One that runs. The options are `deliverer`'s."""
+        """Run a deliverer. The options are those of `deliverer`."""
         tasks = Tasks()
         async with self.deliverer(**options) as found:
             tasks.start("deliverer", found.run)

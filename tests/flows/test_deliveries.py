@@ -1,4 +1,4 @@
-"""Deliveries over HTTP, as a webhook's owner sees them: from a test event to its log, and again; and `webhooks listen`."""
+"""The delivery API for webhook owners: test events, delivery history and redelivery. And `webhooks listen`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.flows.test_gas_policies import ask
 from tests.service import ROOT, Service, finished, until
 
 ADDRESS = "0x" + "ab" * 20
-# What each type needs to be made at all.
+# A minimal config for each kind.
 CONFIGS: dict[str, dict[str, Any]] = {
     "activity": {"addresses": [ADDRESS]},
     "token": {"addresses": [ADDRESS]},
@@ -44,7 +44,7 @@ async def box() -> AsyncIterator[Inbox]:
 
 @asynccontextmanager
 async def hooked(service: Service, url: str, event_type: str = "token_transfer") -> AsyncIterator[dict[str, Any]]:
-    """A webhook for a while."""
+    """A webhook that is deleted at the end."""
     body = {"url": url, "chain": "dev", "event_type": event_type, "config": CONFIGS[KINDS[event_type]]}
     status, made = await ask(service, "POST", "/webhooks", body)
     assert status == 201, made
@@ -53,22 +53,22 @@ async def hooked(service: Service, url: str, event_type: str = "token_transfer")
 
 
 async def deliveries(service: Service, made: dict[str, Any], query: str = "") -> dict[str, Any]:
-    status, said = await ask(service, "GET", f"/webhooks/{made['id']}/deliveries{query}")
-    assert status == 200, said
-    return dict(said)
+    status, reply = await ask(service, "GET", f"/webhooks/{made['id']}/deliveries{query}")
+    assert status == 200, reply
+    return dict(reply)
 
 
 def ended(service: Service, made: dict[str, Any], count: int = 1) -> Callable[[], Any]:
-    """So many are over, one way or the other."""
+    """Whether this many deliveries have finished."""
 
-    async def look() -> bool:
-        said = await deliveries(service, made)
-        return sum(each["status"] in ("delivered", "failed") for each in said["deliveries"]) == count
+    async def is_finished() -> bool:
+        reply = await deliveries(service, made)
+        return sum(each["status"] in ("delivered", "failed") for each in reply["deliveries"]) == count
 
-    return look
+    return is_finished
 
 
-async def test_test_event_arrives_marked_and_signed_and_stands_in_the_log(service: Service, box: Inbox) -> None:
+async def test_test_event_arrives_marked_and_signed_and_is_listed(service: Service, box: Inbox) -> None:
     async with hooked(service, box.url("/a")) as made:
         status, sent = await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
         assert (status, sent["webhook_id"], sent["event_type"]) == (202, made["id"], "token_transfer")
@@ -78,9 +78,9 @@ async def test_test_event_arrives_marked_and_signed_and_stands_in_the_log(servic
             fault_of(made["signing_secret"], post.headers, post.body, now=int(post.headers["webhook-timestamp"]))
             is None
         )
-        said = orjson.loads(post.body)
-        assert (said["id"], said["test"], said["webhook_id"]) == (sent["event_id"], True, made["id"])
-        assert said["event_type"] == "token_transfer"
+        body = orjson.loads(post.body)
+        assert (body["id"], body["test"], body["webhook_id"]) == (sent["event_id"], True, made["id"])
+        assert body["event_type"] == "token_transfer"
         (seen,) = (await deliveries(service, made))["deliveries"]
         assert (seen["event_id"], seen["status"], seen["test"]) == (sent["event_id"], "delivered", True)
         (attempt,) = seen["attempts"]
@@ -90,31 +90,31 @@ async def test_test_event_arrives_marked_and_signed_and_stands_in_the_log(servic
 
 
 @pytest.mark.parametrize("own", ["token_transfer", "NEW_BLOCK"])
-async def test_every_type_can_be_tested_and_comes_in_its_own_format(service: Service, box: Inbox, own: str) -> None:
+async def test_every_type_can_be_tested_and_has_its_own_format(service: Service, box: Inbox, own: str) -> None:
     async with hooked(service, box.url("/all"), own) as made:
         for name in KINDS:
-            status, said = await ask(service, "POST", f"/webhooks/{made['id']}/test", {"event_type": name})
-            assert status == 202, said
+            status, reply = await ask(service, "POST", f"/webhooks/{made['id']}/test", {"event_type": name})
+            assert status == 202, reply
         await until(ended(service, made, len(KINDS)))
         now = time.time()
         assert {fault_of(made["signing_secret"], post.headers, post.body, now=now) for post in box.at("/all")} == {None}
-    told = {post.event_id: (post.headers, orjson.loads(post.body)) for post in box.at("/all")}
-    assert {body.get("event_type") or body["type"] for _, body in told.values()} == {*KINDS}
-    for headers, body in told.values():
+    received = {post.event_id: (post.headers, orjson.loads(post.body)) for post in box.at("/all")}
+    assert {body.get("event_type") or body["type"] for _, body in received.values()} == {*KINDS}
+    for headers, body in received.values():
         assert ("event_type" in body) == ("X-Service-Signature" in headers) != ("X-Platform-Signature" in headers)
         assert headers.get("X-Webhook-Event") == body.get("type")
         assert body["test"] is True
         assert body["data"]
 
 
-async def test_failed_test_says_how_the_reply_began(service: Service, box: Inbox) -> None:
+async def test_failed_test_includes_an_excerpt_of_the_reply(service: Service, box: Inbox) -> None:
     box.answer("/no", 503)
     async with hooked(service, box.url("/no")) as made:
         await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
         await until(ended(service, made))
         (seen,) = (await deliveries(service, made))["deliveries"]
         (attempt,) = seen["attempts"]
-        assert (seen["status"], attempt["status_code"], attempt["response_excerpt"]) == ("failed", 503, "said")
+        assert (seen["status"], attempt["status_code"], attempt["response_excerpt"]) == ("failed", 503, "excerpt")
 
 
 async def test_deliveries_are_redelivered_one_by_one_and_since_a_time(service: Service, box: Inbox) -> None:
@@ -123,8 +123,8 @@ async def test_deliveries_are_redelivered_one_by_one_and_since_a_time(service: S
         before = datetime.datetime.now(datetime.UTC).isoformat()
         names = [(await ask(service, "POST", f"{path}/test", {}))[1]["event_id"] for _ in range(3)]
         await until(ended(service, made, 3))
-        status, said = await ask(service, "POST", f"{path}/deliveries/{names[0]}/redeliver")
-        assert (status, said) == (202, {"webhook_id": made["id"], "event_id": names[0], "status": "pending"})
+        status, reply = await ask(service, "POST", f"{path}/deliveries/{names[0]}/redeliver")
+        assert (status, reply) == (202, {"webhook_id": made["id"], "event_id": names[0], "status": "pending"})
         await until(lambda: len(box.at("/r")) == 4)
         await until(ended(service, made, 3))
         assert {*[post.body for post in box.at("/r") if post.event_id == names[0]]} == {box.at("/r")[3].body}
@@ -155,14 +155,14 @@ async def test_list_has_filters_and_pages(service: Service, box: Inbox) -> None:
         assert (failed["total"], failed["deliveries"]) == (1, [whole["deliveries"][1]])
         second = await deliveries(service, made, "?limit=1&page=2")
         assert (second["total"], second["page"], second["deliveries"]) == (3, 2, [whole["deliveries"][1]])
-        # Times are told in milliseconds and kept in finer steps: one later is not before its own.
+        # Times are shown in milliseconds and stored more precisely: a delivery is not older than its own time.
         late = await deliveries(service, made, f"?since={whole['deliveries'][0]['created_at']}")
         assert late["deliveries"][0] == whole["deliveries"][0]
         assert (await deliveries(service, made, "?since=2100-01-01T00:00:00Z"))["total"] == 0
 
 
 @pytest.mark.parametrize(
-    ("method", "rest", "body", "says"),
+    ("method", "rest", "body", "named"),
     [
         ("GET", "/deliveries?status=due", None, "status"),
         ("GET", "/deliveries?since=yesterday", None, "since"),
@@ -176,16 +176,16 @@ async def test_list_has_filters_and_pages(service: Service, box: Inbox) -> None:
         ("POST", "/test", {"eventType": "log"}, "eventType"),
     ],
 )  # fmt: skip
-async def test_what_is_wrong_is_named(
-    service: Service, box: Inbox, method: str, rest: str, body: Any, says: str
+async def test_invalid_parameter_is_named(
+    service: Service, box: Inbox, method: str, rest: str, body: Any, named: str
 ) -> None:
     async with hooked(service, box.url()) as made:
-        status, said = await ask(service, method, f"/webhooks/{made['id']}{rest}", body)
-        assert (status, said["error"]["code"]) == (400, "invalid_request"), said
-        assert says in said["error"]["message"]
+        status, reply = await ask(service, method, f"/webhooks/{made['id']}{rest}", body)
+        assert (status, reply["error"]["code"]) == (400, "invalid_request"), reply
+        assert named in reply["error"]["message"]
 
 
-async def test_what_is_somebody_elses_is_not_there(service: Service, box: Inbox) -> None:
+async def test_webhook_of_another_account_is_not_found(service: Service, box: Inbox) -> None:
     async with hooked(service, box.url()) as made:
         (event,) = [(await ask(service, "POST", f"/webhooks/{made['id']}/test", {}))[1]["event_id"]]
         absent = await ask(service, "GET", "/webhooks/wh_nothing/deliveries")
@@ -202,7 +202,7 @@ async def test_what_is_somebody_elses_is_not_there(service: Service, box: Inbox)
         await until(ended(service, made))
 
 
-async def test_paused_webhook_takes_no_test_and_keeps_a_redelivery_until_it_is_resumed(
+async def test_paused_webhook_accepts_no_test_and_parks_a_redelivery_until_it_is_resumed(
     service: Service, box: Inbox
 ) -> None:
     async with hooked(service, box.url("/p")) as made:
@@ -211,8 +211,8 @@ async def test_paused_webhook_takes_no_test_and_keeps_a_redelivery_until_it_is_r
         await until(ended(service, made))
         await ask(service, "PATCH", path, {"status": "paused"})
         assert (await ask(service, "POST", f"{path}/test", {}))[0] == 400
-        status, said = await ask(service, "POST", f"{path}/deliveries/{event}/redeliver")
-        assert (status, said["status"]) == (202, "parked")
+        status, reply = await ask(service, "POST", f"{path}/deliveries/{event}/redeliver")
+        assert (status, reply["status"]) == (202, "parked")
         (seen,) = (await deliveries(service, made, "?status=parked"))["deliveries"]
         assert seen["event_id"] == event
         assert (await ask(service, "POST", f"{path}/resume"))[0] == 200
@@ -220,58 +220,60 @@ async def test_paused_webhook_takes_no_test_and_keeps_a_redelivery_until_it_is_r
         await until(ended(service, made))
 
 
-# On a developer's machine
+# webhooks listen
 
 
 @asynccontextmanager
 async def listening(service: Service, *words: str) -> AsyncIterator[list[str]]:
-    """The command, and what it prints as it goes."""
+    """Run the command and yield the lines it prints."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "proxy", "webhooks", "listen", "--data", str(service.data), *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # Whoever is started in the background by a shell ignores it, and so would this.
+        # A shell starts background jobs with SIGINT ignored, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    said: list[str] = []
+    output: list[str] = []
     assert process.stdout is not None
     lines = process.stdout
     async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.to_thread(lambda: said.extend(line.decode().rstrip() for line in lines)))
+        group.create_task(asyncio.to_thread(lambda: output.extend(line.decode().rstrip() for line in lines)))
         try:
-            await until(lambda: said)
-            yield said
+            await until(lambda: output)
+            yield output
         finally:
             process.send_signal(signal.SIGINT)
     code, _ = await finished(process)
-    assert code == 130, said
+    assert code == 130, output
 
 
-async def test_listen_makes_a_webhook_shows_what_comes_passes_it_on_and_cleans_up(service: Service, box: Inbox) -> None:
+async def test_listen_creates_a_webhook_prints_and_forwards_deliveries_and_deletes_it(
+    service: Service, box: Inbox
+) -> None:
     box.answer("/mine", 202)
     words = ("--api", service.base, "--forward", box.url("/mine"), "--event-type", "NEW_BLOCK")
-    async with listening(service, *words) as said:
-        name = said[0].split()[0]
-        assert "NEW_BLOCK on dev" in said[0]
+    async with listening(service, *words) as output:
+        name = output[0].split()[0]
+        assert "NEW_BLOCK on dev" in output[0]
         sent = (await ask(service, "POST", f"/webhooks/{name}/test", {}))[1]["event_id"]
         expected = f"verified  NEW_BLOCK  TEST  {sent}  attempt 1  forwarded: 202"
-        await until(lambda: expected in said)
-        await until(lambda: said[-1] == "}")
+        await until(lambda: expected in output)
+        await until(lambda: output[-1] == "}")
         forwarded = next(post for post in box.at("/mine") if post.event_id == sent)
         assert orjson.loads(forwarded.body)["id"] == sent
         assert "X-Platform-Signature" in forwarded.headers
-        # Whoever does not know the secret is not shown.
-        async with service.session.post(said[0].split(" to ")[1].split(";")[0], data=b"{}") as response:
+        # A request without a valid signature is refused.
+        async with service.session.post(output[0].split(" to ")[1].split(";")[0], data=b"{}") as response:
             assert response.status == 400
-        await until(lambda: any(line.startswith("refused: ") for line in said))
+        await until(lambda: any(line.startswith("refused: ") for line in output))
     assert (await ask(service, "GET", f"/webhooks/{name}"))[0] == 404
 
 
 async def test_listen_with_a_secret_only_receives(service: Service) -> None:
     secret = signatures.secret_of(b"s" * 32)
-    async with listening(service, "--secret", secret) as said:
-        url = said[0].removeprefix("listening on ")
+    async with listening(service, "--secret", secret) as output:
+        url = output[0].removeprefix("listening on ")
         body = b'{"id":"evt_1","event_type":"log","data":{}}'
         stamp = int(datetime.datetime.now().timestamp())
         for signed, status in ((secret, 200), (signatures.secret_of(b"x" * 32), 400)):
@@ -283,17 +285,17 @@ async def test_listen_with_a_secret_only_receives(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "named"),
     [
         (("--secret", "hunter2"), "--secret: must be whsec_"),
         (("--forward", "ftp://x"), "--forward ftp://x: must be an http"),
         (("--filter", "[]"), "must be a JSON object"),
-        (("--api", "http://127.0.0.1:1/v1"), "does not answer"),
-        (("--event-type", "nothing"), "the service refused: event_type"),
+        (("--api", "http://127.0.0.1:1/v1"), "does not reply"),
+        (("--event-type", "nothing"), "the service returned an error: event_type"),
     ],
 )  # fmt: skip
-async def test_listen_says_what_is_wrong(service: Service, words: tuple[str, ...], says: str) -> None:
+async def test_listen_names_the_invalid_argument(service: Service, words: tuple[str, ...], named: str) -> None:
     api = () if "--api" in words else ("--api", service.base)
     done = await asyncio.to_thread(service.cli, "webhooks", "listen", *api, *words)
     assert done.returncode in (1, 2)
-    assert says in done.stderr
+    assert named in done.stderr

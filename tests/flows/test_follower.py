@@ -133,9 +133,7 @@ async def test_killed_follower_is_restarted_and_resumes(own: Service) -> None:
 
 async def test_index_command_finds_the_running_service(own: Service) -> None:
     done = await asyncio.to_thread(own.cli, "index", "--chain", "dev", "--from", "0")
-    assert (done.returncode, done.stdout) == (0, "nothing to do: dev/mainnet is followed from block 0 on\n"), (
-        done.stderr
-    )
+    assert (done.returncode, done.stdout) == (0, "nothing to do: dev/mainnet is followed from block 0\n"), done.stderr
 
 
 async def test_metrics_show_the_followers_block(own: Service) -> None:

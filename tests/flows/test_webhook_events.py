@@ -1,4 +1,4 @@
-"""Events of the development chain, of every type, as a receiver gets them: from a transaction to a POST."""
+"""Events of every type on the development chain, from the transaction to the POST."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CHECKED = {
     "PENDING_TRANSACTION": "PendingTransactionEventB",
 }
 ETHER = 10**18
-_chance = random.Random(40414)
+_rng = random.Random(40414)
 
 
-def stranger() -> str:
-    """An address that nobody else knows of."""
-    return Web3.to_checksum_address(_chance.randbytes(20).hex())
+def random_address() -> str:
+    """A random address that no other test uses."""
+    return Web3.to_checksum_address(_rng.randbytes(20).hex())
 
 
 def call(signature: str, *values: Any) -> str:
@@ -50,7 +50,7 @@ def call(signature: str, *values: Any) -> str:
 
 @dataclass
 class Chain:
-    """The development chain, asked directly."""
+    """Calls the development chain directly."""
 
     service: Service
 
@@ -65,13 +65,13 @@ class Chain:
         return str(next(each["address"] for each in found if each.get("symbol") == symbol))
 
     async def send(self, to: str | None, data: str = "0x", value: int = 0, sender: str = "") -> dict[str, Any]:
-        """The receipt."""
+        """Send a transaction and return its receipt."""
         transaction = {"from": sender or self.account(), "data": data, "value": hex(value), "gas": hex(500_000)}
         name = await self.ask("eth_sendTransaction", transaction | ({"to": to} if to else {}))
         return dict(await until(lambda: self.ask("eth_getTransactionReceipt", name)))
 
     async def fail(self, to: str, data: str, sender: str = "") -> str:
-        """A transaction that is mined and does not go through; its hash. The chain says so, and mines it all the same."""
+        """Send a transaction that fails and return its hash. The chain reports the failure and mines it anyway."""
         before = int(await self.ask("eth_blockNumber"), 16)
         transaction = {"from": sender or self.account(), "to": to, "data": data, "gas": hex(200_000)}
         try:
@@ -105,8 +105,8 @@ class Hook:
             conforms(body, CHECKED[body.get("event_type") or body["type"]])
         return [*found.values()]
 
-    async def told(self, count: int) -> list[dict[str, Any]]:
-        """So many events, and their data, in the order of their places."""
+    async def received(self, count: int) -> list[dict[str, Any]]:
+        """Wait for this many events and return their data."""
         bodies = await until(lambda: len(self.bodies()) >= count and self.bodies(), within_s=30.0)
         assert len(bodies) == count, bodies
         assert len({body["id"] for body in bodies}) == count
@@ -126,7 +126,7 @@ def chain(service: Service) -> Chain:
 
 @asynccontextmanager
 async def hooked(service: Service, box: Inbox, event_type: str, **config: Any) -> AsyncIterator[Hook]:
-    path = f"/{_chance.randbytes(8).hex()}"
+    path = f"/{_rng.randbytes(8).hex()}"
     body = {"url": box.url(path), "chain": "dev", "event_type": event_type, "config": config}
     status, made = await ask(service, "POST", "/webhooks", body)
     assert status == 201, made
@@ -138,19 +138,21 @@ def sort(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: (each.get("block_number") or each.get("blockNumber") or 0, str(each)))
 
 
-async def test_address_activity_tells_of_coins_tokens_and_nfts(service: Service, box: Inbox, chain: Chain) -> None:
-    who = stranger()
-    async with hooked(service, box, "address_activity", addresses=[who]) as hook:
-        coins = await chain.send(who, value=3 * ETHER)
-        tokens = await chain.send(chain.contract("DUSD"), call("mint(address,uint256)", who, 1_500_000))
-        nft = await chain.send(chain.contract("PIC"), call("mint(address,uint256,string)", who, 7_000_001, "ipfs://x"))
-        native, token, picture = sort(await hook.told(3))
+async def test_address_activity_covers_coins_tokens_and_nfts(service: Service, box: Inbox, chain: Chain) -> None:
+    holder = random_address()
+    async with hooked(service, box, "address_activity", addresses=[holder]) as hook:
+        coins = await chain.send(holder, value=3 * ETHER)
+        tokens = await chain.send(chain.contract("DUSD"), call("mint(address,uint256)", holder, 1_500_000))
+        nft = await chain.send(
+            chain.contract("PIC"), call("mint(address,uint256,string)", holder, 7_000_001, "ipfs://x")
+        )
+        native, token, picture = sort(await hook.received(3))
     assert native == {
         "chain": "dev",
         "block_number": int(coins["blockNumber"], 16),
         "tx_hash": coins["transactionHash"],
         "from": chain.account(),
-        "to": who,
+        "to": holder,
         "value": str(3 * ETHER),
         "asset": "ETH",
         "contract": None,
@@ -162,42 +164,42 @@ async def test_address_activity_tells_of_coins_tokens_and_nfts(service: Service,
     assert picture["tx_hash"] == nft["transactionHash"]
 
 
-async def test_transaction_that_failed_is_no_activity(service: Service, box: Inbox, chain: Chain) -> None:
+async def test_failed_transaction_is_no_activity(service: Service, box: Inbox, chain: Chain) -> None:
     sender, token = chain.account(6), chain.contract("PEN")
     async with hooked(
         service, box, "ADDRESS_ACTIVITY", addresses=[sender], direction="outgoing", categories=["native"]
     ) as hook:
-        failed = await chain.fail(token, call("transfer(address,uint256)", stranger(), 2**200), sender)
-        went = await chain.send(stranger(), value=5, sender=sender)
-        (told,) = await hook.told(1)
-    assert told["transactionHash"] == went["transactionHash"] != failed
-    assert (told["category"], told["valueFormatted"], told["direction"]) == (
+        failed = await chain.fail(token, call("transfer(address,uint256)", random_address(), 2**200), sender)
+        went = await chain.send(random_address(), value=5, sender=sender)
+        (data,) = await hook.received(1)
+    assert data["transactionHash"] == went["transactionHash"] != failed
+    assert (data["category"], data["valueFormatted"], data["direction"]) == (
         "native",
         "0.000000000000000005",
         "outgoing",
     )
 
 
-async def test_contract_that_is_created_is_where_a_transaction_went(service: Service, box: Inbox, chain: Chain) -> None:
+async def test_contract_creation_has_the_new_contract_as_recipient(service: Service, box: Inbox, chain: Chain) -> None:
     sender = chain.account(7)
     async with hooked(service, box, "address_activity", addresses=[sender], categories=["native"]) as hook:
         made = await chain.send(None, "0x6001600c60003960016000f300", sender=sender)
-        (told,) = await hook.told(1)
-    assert told["to"].lower() == made["contractAddress"].lower()
+        (data,) = await hook.received(1)
+    assert data["to"].lower() == made["contractAddress"].lower()
 
 
-async def test_token_transfers_are_told_in_both_formats_by_their_filters(
+async def test_token_transfers_are_filtered_and_sent_in_both_formats(
     service: Service, box: Inbox, chain: Chain
 ) -> None:
-    who, token = stranger(), chain.contract("DUSD")
+    holder, token = random_address(), chain.contract("DUSD")
     async with (
-        hooked(service, box, "token_transfer", to=[who]) as a,
-        hooked(service, box, "TOKEN_TRANSFER", contracts=[token], to=[who], min_value="2000000") as b,
+        hooked(service, box, "token_transfer", to=[holder]) as a,
+        hooked(service, box, "TOKEN_TRANSFER", contracts=[token], to=[holder], min_value="2000000") as b,
     ):
-        small = await chain.send(token, call("mint(address,uint256)", who, 1_999_999))
-        large = await chain.send(token, call("mint(address,uint256)", who, 2_500_000))
-        first, second = sort(await a.told(2))
-        (only,) = await b.told(1)
+        small = await chain.send(token, call("mint(address,uint256)", holder, 1_999_999))
+        large = await chain.send(token, call("mint(address,uint256)", holder, 2_500_000))
+        first, second = sort(await a.received(2))
+        (only,) = await b.received(1)
     assert [first["tx_hash"], second["tx_hash"]] == [small["transactionHash"], large["transactionHash"]]
     assert first == {
         "chain": "dev",
@@ -205,7 +207,7 @@ async def test_token_transfers_are_told_in_both_formats_by_their_filters(
         "tx_hash": small["transactionHash"],
         "contract": token,
         "from": "0x" + "00" * 20,
-        "to": who,
+        "to": holder,
         "value": "1999999",
         "symbol": "DUSD",
         "decimals": 6,
@@ -215,17 +217,15 @@ async def test_token_transfers_are_told_in_both_formats_by_their_filters(
         "transactionHash": large["transactionHash"],
         "logIndex": int(large["logs"][0]["logIndex"], 16),
         "from": "0x" + "00" * 20,
-        "to": who,
+        "to": holder,
         "token": {"address": token, "symbol": "DUSD", "decimals": 6},
         "value": "2500000",
         "valueFormatted": "2.5",
     }
 
 
-async def test_nft_is_minted_transferred_and_burnt_with_its_metadata(
-    service: Service, box: Inbox, chain: Chain
-) -> None:
-    owner, contract, token = chain.account(8), chain.contract("PIC"), 7_100_000 + _chance.randrange(10**6)
+async def test_nft_mint_transfer_and_burn_are_sent_with_metadata(service: Service, box: Inbox, chain: Chain) -> None:
+    owner, contract, token = chain.account(8), chain.contract("PIC"), 7_100_000 + _rng.randrange(10**6)
     document = {"name": "Seen", "description": "By all", "image": "ipfs://" + "Qm" + "a" * 44, "attributes": []}
     uri = "data:application/json," + orjson.dumps(document).decode()
     async with (
@@ -233,30 +233,30 @@ async def test_nft_is_minted_transferred_and_burnt_with_its_metadata(
         hooked(service, box, "nft_transfer", contracts=[contract], token_ids=[str(token)]) as a,
     ):
         await chain.send(contract, call("mint(address,uint256,string)", owner, token, uri))
-        (minted,) = await b.told(1)
+        (minted,) = await b.received(1)
         await chain.send(
             contract, call("transferFrom(address,address,uint256)", owner, chain.account(9), token), sender=owner
         )
-        await b.told(2)
+        await b.received(2)
         await chain.send(contract, call("burn(uint256)", token), sender=chain.account(9))
-        told = sort(await b.told(3))
-        plain = sort(await a.told(3))
-    assert [each["activity"] for each in told] == ["mint", "transfer", "burn"]
+        received = sort(await b.received(3))
+        plain = sort(await a.received(3))
+    assert [each["activity"] for each in received] == ["mint", "transfer", "burn"]
     assert minted["metadata"]["name"] == "Seen"
     assert minted["metadata"]["description"] == "By all"
-    assert told[2]["metadata"] is None
+    assert received[2]["metadata"] is None
     assert [(each["token_id"], each["standard"], each["quantity"]) for each in plain] == [(str(token), "ERC721", 1)] * 3
     assert [each["from"] for each in plain] == ["0x" + "00" * 20, owner, chain.account(9)]
 
 
 @pytest.mark.parametrize("event_type", ["mined_transaction", "MINED_TRANSACTION"])
-async def test_transaction_is_told_when_it_is_mined_and_confirmed(
+async def test_mined_transaction_is_sent_after_its_confirmations(
     service: Service, box: Inbox, chain: Chain, event_type: str
 ) -> None:
-    signer = Account.create(_chance.randbytes(32))
+    signer = Account.create(_rng.randbytes(32))
     await chain.send(signer.address, value=ETHER)
     raw = signer.sign_transaction(
-        {"nonce": 0, "to": stranger(), "value": 5, "gas": 21_000, "gasPrice": 10**11, "chainId": 31337}
+        {"nonce": 0, "to": random_address(), "value": 5, "gas": 21_000, "gasPrice": 10**11, "chainId": 31337}
     )
     name = "0x" + raw.hash.hex().removeprefix("0x")
     async with hooked(service, box, event_type, tx_hashes=[name.upper().replace("0X", "0x")], confirmations=3) as hook:
@@ -265,28 +265,28 @@ async def test_transaction_is_told_when_it_is_mined_and_confirmed(
         while int(await chain.ask("eth_blockNumber"), 16) < int(receipt["blockNumber"], 16) + 2:
             assert hook.bodies() == []
             await chain.ask("hardhat_mine", "0x1")
-        (told,) = await hook.told(1)
+        (data,) = await hook.received(1)
     gas, number = ("gas_used", "block_number") if event_type.islower() else ("gasUsed", "blockNumber")
-    assert (told["status"], told[gas], told["confirmations"]) == ("success", 21_000, 3)
-    assert told[number] == int(receipt["blockNumber"], 16)
-    assert told["from"] == signer.address
+    assert (data["status"], data[gas], data["confirmations"]) == ("success", 21_000, 3)
+    assert data[number] == int(receipt["blockNumber"], 16)
+    assert data["from"] == signer.address
 
 
-async def test_log_is_told_by_contract_and_topics(service: Service, box: Inbox, chain: Chain) -> None:
-    who, token = stranger(), chain.contract("PEN")
+async def test_log_is_filtered_by_contract_and_topics(service: Service, box: Inbox, chain: Chain) -> None:
+    holder, token = random_address(), chain.contract("PEN")
     transfer = "0x" + Web3.keccak(text="Transfer(address,address,uint256)").hex().removeprefix("0x")
-    word = "0x" + "00" * 12 + who[2:].lower()
+    word = "0x" + "00" * 12 + holder[2:].lower()
     async with hooked(service, box, "log", addresses=[token], topics=[[transfer], None, word]) as hook:
-        await chain.send(token, call("mint(address,uint256)", stranger(), 1))
-        receipt = await chain.send(token, call("mint(address,uint256)", who, 9))
-        (told,) = await hook.told(1)
-    assert told["tx_hash"] == receipt["transactionHash"]
-    assert told["contract"] == token
-    assert told["topics"] == receipt["logs"][0]["topics"]
-    assert told["data"] == receipt["logs"][0]["data"]
+        await chain.send(token, call("mint(address,uint256)", random_address(), 1))
+        receipt = await chain.send(token, call("mint(address,uint256)", holder, 9))
+        (data,) = await hook.received(1)
+    assert data["tx_hash"] == receipt["transactionHash"]
+    assert data["contract"] == token
+    assert data["topics"] == receipt["logs"][0]["topics"]
+    assert data["data"] == receipt["logs"][0]["data"]
 
 
-async def test_coins_that_move_inside_a_transaction_are_told(service: Service, box: Inbox, chain: Chain) -> None:
+async def test_internal_transfer_is_sent(service: Service, box: Inbox, chain: Chain) -> None:
     owner, weth = chain.account(9), chain.contract("WETH")
     await chain.send(weth, value=2 * ETHER, sender=owner)
     async with hooked(
@@ -294,59 +294,59 @@ async def test_coins_that_move_inside_a_transaction_are_told(service: Service, b
     ) as hook:
         await chain.send(weth, call("withdraw(uint256)", 5), sender=owner)
         receipt = await chain.send(weth, call("withdraw(uint256)", ETHER), sender=owner)
-        (told,) = await hook.told(1)
-    assert told["transactionHash"] == receipt["transactionHash"]
-    assert (told["from"], told["to"], told["value"]) == (weth, owner, str(ETHER))
-    assert (told["traceAddress"], told["valueFormatted"], told["callType"]) == ([0], "1", "call")
+        (data,) = await hook.received(1)
+    assert data["transactionHash"] == receipt["transactionHash"]
+    assert (data["from"], data["to"], data["value"]) == (weth, owner, str(ETHER))
+    assert (data["traceAddress"], data["valueFormatted"], data["callType"]) == ([0], "1", "call")
 
 
-async def test_new_block_is_told_as_the_chain_has_it(service: Service, box: Inbox, chain: Chain) -> None:
+async def test_new_block_matches_the_chain(service: Service, box: Inbox, chain: Chain) -> None:
     async with hooked(service, box, "NEW_BLOCK") as hook:
-        receipt = await chain.send(stranger(), value=1)
+        receipt = await chain.send(random_address(), value=1)
         number = int(receipt["blockNumber"], 16)
-        told = await until(
+        received = await until(
             lambda: [each["data"] for each in hook.bodies() if each["data"]["blockNumber"] == number], within_s=30.0
         )
     block = await chain.ask("eth_getBlockByNumber", receipt["blockNumber"], False)
-    (data,) = told
+    (data,) = received
     assert data["blockHash"] == block["hash"]
     assert data["parentHash"] == block["parentHash"]
     assert data["gasUsed"] == int(block["gasUsed"], 16)
     assert data["transactionCount"] == len(block["transactions"])
 
 
-async def test_pending_transaction_of_an_address_is_told(service: Service, box: Inbox, chain: Chain) -> None:
-    who = stranger()
-    async with hooked(service, box, "PENDING_TRANSACTION", addresses=[who]) as hook:
+async def test_pending_transaction_of_an_address_is_sent(service: Service, box: Inbox, chain: Chain) -> None:
+    holder = random_address()
+    async with hooked(service, box, "PENDING_TRANSACTION", addresses=[holder]) as hook:
 
         async def seen() -> bool:
-            """The mempool is watched from some moment on: only what comes after that is seen."""
-            await chain.send(who, value=7)
+            """Send again until one is seen: polling of the mempool starts some time after the webhook."""
+            await chain.send(holder, value=7)
             return bool(hook.bodies())
 
         await until(seen, within_s=30.0, every_s=0.5)
         data = hook.bodies()[0]["data"]
-    assert (data["to"], data["value"], data["direction"]) == (who, "7", "incoming")
+    assert (data["to"], data["value"], data["direction"]) == (holder, "7", "incoming")
 
 
-async def test_back_test_counts_what_was_told(service: Service, box: Inbox, chain: Chain) -> None:
-    who, token = stranger(), chain.contract("DUSD")
-    config = {"addresses": [who]}
+async def test_back_test_counts_the_events_that_were_sent(service: Service, box: Inbox, chain: Chain) -> None:
+    holder, token = random_address(), chain.contract("DUSD")
+    config = {"addresses": [holder]}
     async with hooked(service, box, "address_activity", **config) as hook:
-        first = await chain.send(who, value=1)
-        await chain.fail(token, call("transferFrom(address,address,uint256)", who, who, 2**100))
-        await chain.send(token, call("mint(address,uint256)", who, 5))
-        last = await chain.send(token, call("mint(address,uint256)", who, 6))
-        told = await hook.told(3)
-    asked = {
+        first = await chain.send(holder, value=1)
+        await chain.fail(token, call("transferFrom(address,address,uint256)", holder, holder, 2**100))
+        await chain.send(token, call("mint(address,uint256)", holder, 5))
+        last = await chain.send(token, call("mint(address,uint256)", holder, 6))
+        received = await hook.received(3)
+    request = {
         "chain": "dev",
         "event_type": "address_activity",
         "config": config,
         "from_block": int(first["blockNumber"], 16),
         "to_block": int(last["blockNumber"], 16),
     }
-    status, said = await ask(service, "POST", "/webhooks/backtest", asked)
-    assert status == 200, said
-    conforms(said, "BacktestResult")
-    assert said["events"] == len(told)
-    assert said["blocks_with_events"] == len({each["block_number"] for each in told})
+    status, reply = await ask(service, "POST", "/webhooks/backtest", request)
+    assert status == 200, reply
+    conforms(reply, "BacktestResult")
+    assert reply["events"] == len(received)
+    assert reply["blocks_with_events"] == len({each["block_number"] for each in received})

@@ -39,12 +39,12 @@ async def test_network_without_traces_is_unavailable(stage: Stage) -> None:
 
     stage.scene.upstream.answers["debug_traceBlockByHash"] = refuse
     tested, network = backtest_of(stage)
-    with pytest.raises(Unavailable, match="no traces there"):
+    with pytest.raises(Unavailable, match="has traces of block"):
         await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=0)
 
 
 async def test_backtest_that_needs_too_many_receipts_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backtest, "MOST_RECEIPTS", 3)
+    monkeypatch.setattr(backtest, "MAX_RECEIPTS", 3)
     with_transaction(stage, "0x" + "77" * 32)
     stage.scene.chain.mine([], [], [], [])
     requested: list[str] = []
@@ -65,5 +65,5 @@ async def test_backtest_that_needs_too_many_receipts_is_refused(stage: Stage, mo
 async def test_chain_of_another_family_is_refused_without_a_call(stage: Stage) -> None:
     tested, _ = backtest_of(stage)
     other = next(network for network in TABLES.chains.networks() if network.family != "evm")
-    with pytest.raises(InvalidRequest, match="chain: there are no webhooks"):
+    with pytest.raises(InvalidRequest, match="chain: webhooks are not available"):
         await tested.run(other, "token_transfer", CONFIG, first=0, last=0)

@@ -1,11 +1,11 @@
-"""Delivers what is due: claims it, signs it, posts it, and writes down how it went.
+"""Deliver webhook events: claim them, sign them, post them, and store the results.
 
-One loop takes what is due, as much as there is room for (see core/lanes); each delivery is a task of its own; one loop writes
-the results, all that have come since the last time in one statement. A delivery keeps its place until its result is written,
-so that what a crash repeats is at most what was under way. Nothing here remembers what is still to be delivered: that is in
-Postgres, and however much it is costs no memory.
+One loop claims due deliveries, as many as the lanes have slots for (see core/lanes). Each attempt is a task. Another loop
+stores the results, all that have finished since the last time in one statement. A delivery keeps its slot until its result
+is stored, so a crash repeats at most the attempts in progress. The queue is in Postgres, not here, so its length costs no
+memory.
 
-It wakes when Postgres tells that something is due, when a place is free again, and when the next delivery has its time.
+The deliverer wakes up when Postgres notifies it, when a slot is free again, and when the next delivery is due.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from proxy.wire.receiver import DeliveryReply, Receiver
 
 log = logging.getLogger("penstock.deliverer")
 
-# Looks at the outbox when nobody says anything: heals a missed notice.
-QUIET_S = 5.0
-# Where something is due and somebody else has it, or there is no place for it.
+# How often to check the outbox without a notification, in case one was missed.
+CHECK_S = 5.0
+# How soon to check again while deliveries are due that another process has claimed or that have no slot.
 SOON_S = 0.05
-# Where many are under way, so many that end, or all that end within this time, are written together, and their places filled
-# together: statements for each would cost more than the delivery.
-MANY, GATHER_S = 48, 0.005
-# How long it is believed what was found due, while it is and nobody tells of more.
-BELIEVED_S = 0.05
-# How long to wait before Postgres is tried again.
+# With more attempts in progress than this, results are stored together: up to so many, or all that finish within this time.
+# One statement per result would cost more than the delivery.
+BATCH, GATHER_S = 48, 0.005
+# How long the list of webhooks with due deliveries is reused without a notification.
+LIST_REUSE_S = 0.05
+# Pause before Postgres is tried again.
 RETRY_S = 0.5
-# Opened secrets that are remembered.
-SECRETS = 10_000
+# Bounds memory: decrypted secrets.
+CACHED_SECRETS = 10_000
 
-_LOST = (Unavailable, *AWAY, asyncpg.DeadlockDetectedError, asyncpg.OperatorInterventionError)
-# A delivery, its reply, when it began by the monotonic clock, and how long it took.
+_DATABASE_AWAY = (Unavailable, *AWAY, asyncpg.DeadlockDetectedError, asyncpg.OperatorInterventionError)
+# A delivery, its reply, its start on the monotonic clock, and its duration in seconds.
 FinishedAttempt = tuple[ClaimedDelivery, DeliveryReply, float, float]
 
 
 class DeliveryPlan(Protocol):
-    """Of a plan. 0: no limit."""
+    """The delivery limit of a plan. 0 means no limit."""
 
     @property
     def webhook_deliveries_per_day(self) -> int: ...
@@ -82,93 +82,94 @@ class Deliverer:
         self._lease_s = lease_s
         self._now = now
         self._secrets: dict[tuple[str, bytes], str] = {}
-        self._done: list[FinishedAttempt] = []
-        # What was found due, and when; None where that may have changed. And whether somebody told of more since.
+        self._finished_attempts: list[FinishedAttempt] = []
+        # The webhooks with due deliveries and when they were listed; None if that may have changed. And whether a
+        # notification arrived since the listing began.
         self._due: DueWebhooks | None = None
         self._listed_at = 0.0
-        self._has_news = False
+        self._was_notified = False
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
         self._finished = asyncio.Event()
         self._changed_accounts: set[str] = set()
         self._stopping = False
-        notices.listen("penstock_deliveries", self._note_due)
-        notices.listen("penstock_accounts", self._note_account)
+        notices.listen("penstock_deliveries", self._on_due)
+        notices.listen("penstock_accounts", self._on_account)
 
     def __repr__(self) -> str:
         return f"<Deliverer {self._lanes!r}{' stopping' if self._stopping else ''}>"
 
     async def run(self) -> None:
-        """A supervised loop. One that was stopped before has left nothing under way: its leases end, and all is sent again."""
+        """Supervised loop. Attempts of a cancelled run are gone: their leases expire, and they are sent again."""
         self._lanes.clear()
-        self._done.clear()
+        self._finished_attempts.clear()
         self._due = None
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._write_for_ever())
+            group.create_task(self._store_results())
             while not self._stopping:
                 self._wake.clear()
-                wait_s = await self._try_look(group)
+                wait_s = await self._try_claim(group)
                 await until_set(self._wake, within_s=wait_s)
 
     async def drain(self) -> None:
-        """Take nothing more, and wait until what is under way is written down. The caller sets the limit."""
+        """Claim no more, and wait until the attempts in progress are stored. The caller sets the time limit."""
         self._stopping = True
         self._wake.set()
         while self._lanes.busy:
             await self._written.wait()
             self._written.clear()
 
-    def _note_due(self, _: str | None) -> None:
-        self._due, self._has_news = None, True
+    def _on_due(self, _: str | None) -> None:
+        self._due, self._was_notified = None, True
         self._wake.set()
 
-    def _note_account(self, account: str | None) -> None:
+    def _on_account(self, account: str | None) -> None:
         if account is not None:
             self._changed_accounts.add(account)
-            self._note_due(account)
+            self._on_due(account)
 
-    # Taking
+    # Claiming
 
-    async def _try_look(self, group: asyncio.TaskGroup) -> float:
+    async def _try_claim(self, group: asyncio.TaskGroup) -> float:
         try:
-            return await self._look(group)
-        except (*_LOST, asyncpg.PostgresError) as exc:
-            log.warning("nothing can be taken from the outbox", extra={"reason": type(exc).__name__})
+            return await self._claim(group)
+        except (*_DATABASE_AWAY, asyncpg.PostgresError) as exc:
+            log.warning("cannot claim deliveries", extra={"reason": type(exc).__name__})
             return RETRY_S
 
-    async def _look(self, group: asyncio.TaskGroup) -> float:
-        """Take what is due and has a place. In how many seconds to look again, if nothing happens before."""
+    async def _claim(self, group: asyncio.TaskGroup) -> float:
+        """Claim and start the due deliveries that have a slot. Returns the seconds until the next check."""
         if self._changed_accounts:
             accounts, self._changed_accounts = self._changed_accounts, set()
-            await self._store.release_held([*accounts])  # one that may more now need not wait for the next day
+            await self._store.release_held([*accounts])  # Its limit may be higher now.
         due = await self._list_due()
         if due.inactive:
             await self._store.park(due.inactive)
-        rooms = self._lanes.rooms({webhook: receiver_of(url) for webhook, url in due.active.items()})
-        if rooms:
-            claimed, exhausted = await self._store.claim(rooms, day_limits=self._day_limits, lease_s=self._lease_s)
+        slots = self._lanes.rooms({webhook: receiver_of(url) for webhook, url in due.active.items()})
+        if slots:
+            claimed, exhausted = await self._store.claim(slots, day_limits=self._day_limits, lease_s=self._lease_s)
             for account in exhausted:
                 log.warning(
-                    "the account's deliveries of the day are used up: the rest is held", extra={"account": account}
+                    "daily delivery limit reached: further deliveries wait until 00:00 UTC", extra={"account": account}
                 )
             for each in claimed:
                 self._lanes.begin(receiver_of(each.url))
                 group.create_task(self._attempt(each))
-            if len(claimed) < sum(rooms.values()):
+            if len(claimed) < sum(slots.values()):
                 self._due = None
         if due.inactive or due.active:
-            # More may be there than was taken; if it only waits for places, those who leave them tell.
-            return SOON_S if rooms or due.inactive else QUIET_S
-        return QUIET_S if due.next_s is None else min(max(due.next_s, 0.0), QUIET_S)
+            # More may be due than was claimed. Deliveries that only lack a slot are claimed when an attempt finishes.
+            return SOON_S if slots or due.inactive else CHECK_S
+        return CHECK_S if due.next_s is None else min(max(due.next_s, 0.0), CHECK_S)
 
     async def _list_due(self) -> DueWebhooks:
         now = time.monotonic()
-        due = self._due if now - self._listed_at < BELIEVED_S else None
+        due = self._due if now - self._listed_at < LIST_REUSE_S else None
         if due is None:
-            self._has_news = False
+            self._was_notified = False
             due = await self._store.list_due()
-            is_good = due.active and not due.inactive and not self._has_news
-            self._due, self._listed_at = (due if is_good else None), now
+            is_reusable = due.active and not due.inactive and not self._was_notified
+            self._due, self._listed_at = (due if is_reusable else None), now
         return due
 
     # Delivering
@@ -178,14 +179,14 @@ class Deliverer:
         try:
             headers = self._headers(claimed)
             reply = await self._receiver.post(claimed.url, claimed.body, headers=headers)
-        except Exception:  # one delivery that cannot be made must not end all others
-            log.exception("a delivery could not be attempted", extra={"event": claimed.event_id})
+        except Exception:  # One broken delivery must not end all others.
+            log.exception("cannot attempt a delivery", extra={"event": claimed.event_id})
             reply = DeliveryReply("invalid")
-        self._done.append((claimed, reply, began, time.monotonic() - began))
+        self._finished_attempts.append((claimed, reply, began, time.monotonic() - began))
         self._finished.set()
 
     def _headers(self, claimed: ClaimedDelivery) -> dict[str, str]:
-        """Signed anew for each attempt, with the time of it."""
+        """The headers of one attempt, signed with its own timestamp."""
         sealed = (claimed.secret,) if claimed.old_secret is None else (claimed.secret, claimed.old_secret)
         headers = signatures.headers(
             event_type=claimed.type,
@@ -200,42 +201,45 @@ class Deliverer:
     def _secret(self, webhook_id: str, sealed: bytes) -> str:
         found = self._secrets.get((webhook_id, sealed))
         if found is None:
-            if len(self._secrets) >= SECRETS:
+            if len(self._secrets) >= CACHED_SECRETS:
                 self._secrets.clear()
             found = signatures.secret_of(self._vault.open(webhook_id, sealed))
             self._secrets[webhook_id, sealed] = found
         return found
 
-    # Writing down
+    # Results
 
-    async def _write_for_ever(self) -> None:
+    async def _store_results(self) -> None:
         while True:
             await self._finished.wait()
-            if len(self._done) < MANY < self._lanes.busy:
+            if len(self._finished_attempts) < BATCH < self._lanes.busy:
                 await asyncio.sleep(GATHER_S)
             self._finished.clear()
-            while self._done:
-                batch, self._done = self._done[:MANY], self._done[MANY:]
+            while self._finished_attempts:
+                batch, self._finished_attempts = self._finished_attempts[:BATCH], self._finished_attempts[BATCH:]
                 await self._write(batch)
 
     async def _write(self, batch: list[FinishedAttempt]) -> None:
-        """However long Postgres is away: what was delivered is known here only."""
+        """Store results, retrying for as long as Postgres is unavailable: no other copy of them exists."""
         while True:
             now = time.monotonic()
             results = [self._result(claimed, reply, took_s, now - began) for claimed, reply, began, took_s in batch]
             try:
                 await self._write_once(results)
                 break
-            except _LOST as exc:
-                log.warning("results of deliveries wait", extra={"count": len(batch), "reason": type(exc).__name__})
+            except _DATABASE_AWAY as exc:
+                log.warning(
+                    "cannot store delivery results yet", extra={"count": len(batch), "reason": type(exc).__name__}
+                )
                 await asyncio.sleep(RETRY_S)
             except asyncpg.PostgresError as exc:
-                if len(batch) > 1:  # one of them, or somebody in its way: the others are not to suffer for it
+                if len(batch) > 1:  # One of them fails, or is locked. Store the others.
                     for each in batch:
                         await self._write([each])
                     return
                 log.error(
-                    "a result is lost; it is delivered again", extra={"event": batch[0][0].event_id, "reason": str(exc)}
+                    "cannot store a delivery result: the event will be delivered again",
+                    extra={"event": batch[0][0].event_id, "reason": str(exc)},
                 )
                 break
         for claimed, reply, _, took_s in batch:
@@ -274,13 +278,13 @@ class Deliverer:
             "status": result.status,
         }
         if await self._store.finish_with(result, cause, about):
-            said = (
-                "paused: every retry of a delivery failed"
+            what = (
+                "paused: all retries of a delivery failed"
                 if cause == "exhaust"
-                else "disabled: its receiver is gone (410)"
+                else "disabled: its receiver returned 410 Gone"
             )
             telemetry.webhooks_stopped_total.labels(cause).inc()
-            log.warning(f"webhook {said}", extra={"webhook": claimed.webhook_id, "event": claimed.event_id})
+            log.warning(f"webhook {what}", extra={"webhook": claimed.webhook_id, "event": claimed.event_id})
 
     def _result(self, claimed: ClaimedDelivery, reply: DeliveryReply, took_s: float, ago_s: float) -> AttemptResult:
         form = retries.format_of(claimed.type)

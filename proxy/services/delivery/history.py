@@ -1,4 +1,4 @@
-"""What owners see of their webhooks' deliveries, and what they can ask for: one again, all since a time, a test."""
+"""List deliveries for webhook owners, redeliver one event or all since a time, and send test events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxy.store.webhooks import Webhook
 
 __all__ = ("STATES", "Attempt", "Delivery", "DeliveryHistory", "Webhook")
 
-# The words that owners know the states by. Of a webhook that is there, only what a reorg has taken back is dropped.
+# The states by their API names. A delivery of an existing webhook is dropped only when a reorganisation withdraws its event.
 STATES = {
     "pending": "due",
     "held": "over_quota",
@@ -49,18 +49,18 @@ class DeliveryHistory:
 
     async def redeliver(self, webhook: Webhook, event_id: str) -> None:
         if not await self._store.redeliver(webhook.id, event_id):
-            raise NotFound("there is no delivery of this event to this webhook, or a reorg has taken the event back")
+            raise NotFound("this webhook has no delivery of this event, or a reorganisation withdrew the event")
 
     async def redeliver_since(self, webhook: Webhook, since: datetime.datetime, *, status: str | None) -> int:
-        """How many are on their way again: those that were there when it was asked for."""
+        """Requeue the deliveries that exist at the time of the request, and return their number."""
         state = None if status is None else STATES[status]
         return await self._store.redeliver_since(webhook.id, since, self._now(), state=state)
 
     async def test(self, webhook: Webhook, network: Network, *, event_type: str | None) -> str:
-        """An event of nothing that happened, which says that it is one; its id. Its type picks its format, as always."""
+        """Send an event with sample data that is marked as a test, and return its id. Its type selects the format."""
         kind = event_type or webhook.event_type
         if webhook.status != "active":
-            raise InvalidRequest(f"the webhook is {webhook.status}: resume it first")
+            raise InvalidRequest(f"the webhook is {webhook.status}: resume it to send test events")
         event_id = "evt_test_" + secrets.token_hex(14)
         await self._store.add_test(webhook, event_id, kind, self._body(webhook, network, event_id, kind))
         return event_id

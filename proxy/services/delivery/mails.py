@@ -1,7 +1,7 @@
-"""Tells the holders of accounts, by mail, what happened to what is theirs.
+"""Send mails to account holders about changes of their webhooks.
 
-What is to be told stands in Postgres, written with what it tells of. Here it becomes a letter, and is sent until a server
-takes it or the day is over. The same letter always has the same id.
+The mails are queued in Postgres, in the transaction of the change that they report. Each is sent until the mail server
+accepts it, for about a day, and keeps its message id.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -20,114 +20,134 @@ from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 log = logging.getLogger("penstock.mail")
 
-# Seconds from one try to the next: a server that is away for a night is waited for.
-AGAIN_S = (30.0, 300.0, 1800.0, 7200.0, 21600.0, 43200.0)
-QUIET_S, SOON_S = 5.0, 0.05
+# Seconds between attempts: long enough for a mail server that is down overnight.
+RETRY_S = (30.0, 300.0, 1800.0, 7200.0, 21600.0, 43200.0)
+# How often to check the queue, and the shortest pause between two checks.
+CHECK_S, SOON_S = 5.0, 0.05
 
 
 class Mails:
     def __init__(
-        self, store: MailStore, mailer: Mailer, *, again_s: tuple[float, ...] = AGAIN_S, quiet_s: float = QUIET_S
+        self, store: MailStore, mailer: Mailer, *, retry_s: tuple[float, ...] = RETRY_S, check_s: float = CHECK_S
     ) -> None:
         self._store = store
         self._mailer = mailer
-        self._again_s = again_s
-        self._quiet_s = quiet_s
+        self._retry_s = retry_s
+        self._check_s = check_s
         self._stop = asyncio.Event()
-        self._over = asyncio.Event()
-        self._over.set()
+        self._stopped = asyncio.Event()
+        self._stopped.set()
 
     def __repr__(self) -> str:
         return f"<Mails {self._mailer!r}>"
 
     async def run(self) -> None:
-        """A supervised loop."""
-        self._over.clear()
+        """Supervised loop."""
+        self._stopped.clear()
         try:
             while not self._stop.is_set() and not _is_cancelled():
-                await until_set(self._stop, within_s=await self._look())
+                await until_set(self._stop, within_s=await self._next_check_s())
         finally:
-            self._over.set()
+            self._stopped.set()
 
     async def drain(self) -> None:
-        """Begin no more, and wait until what is being sent is written down: it need not be sent again."""
+        """Start no more mails, and wait until those being sent are recorded, so that they are not sent twice."""
         self._stop.set()
-        await self._over.wait()
+        await self._stopped.wait()
 
-    async def _look(self) -> float:
-        """Send what is due. In how many seconds to look again."""
+    async def _next_check_s(self) -> float:
+        """Send the mails that are due and return the seconds until the next check."""
         try:
             await self.send_due()
             next_s = await self._store.next_s()
         except Unavailable:
-            return self._quiet_s
-        return self._quiet_s if next_s is None else min(max(next_s, SOON_S), self._quiet_s)
+            return self._check_s
+        return self._check_s if next_s is None else min(max(next_s, SOON_S), self._check_s)
 
     async def send_due(self) -> None:
         for mail in await self._store.claim():
             await self._send(mail)
 
     async def _send(self, mail: QueuedMail) -> None:
-        letter = _WRITTEN[mail.kind](mail)
+        outgoing = _WRITERS[mail.kind](mail)
         try:
-            await self._mailer.send(letter, at=time.time())
+            await self._mailer.send(outgoing, at=time.time())
         except Undelivered as exc:
-            if not exc.final and mail.tries <= len(self._again_s):
-                log.warning("mail not sent yet", extra={"mail": mail.id, "reason": str(exc)})
-                await self._store.postpone(mail.id, self._again_s[mail.tries - 1])
+            if not exc.final and mail.tries <= len(self._retry_s):
+                log.warning("cannot send a mail yet", extra={"mail": mail.id, "reason": str(exc)})
+                await self._store.postpone(mail.id, self._retry_s[mail.tries - 1])
                 return
-            log.error("mail given up", extra={"mail": mail.id, "reason": str(exc)})
+            log.error("gave up sending a mail", extra={"mail": mail.id, "reason": str(exc)})
             await self._store.finish(mail.id, sent=False)
             return
         await self._store.finish(mail.id, sent=True)
 
 
 def _is_cancelled() -> bool:
-    """The SMTP library waits by `asyncio.wait_for`, which before Python 3.12 may swallow that it was cancelled."""
+    """Whether this task was cancelled. Before Python 3.12 `asyncio.wait_for`, which the SMTP library uses, may swallow it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-def paused(mail: QueuedMail) -> OutgoingMail:
-    """Every retry of a delivery failed."""
+def webhook_paused(mail: QueuedMail) -> OutgoingMail:
+    """A webhook was paused because all retries of a delivery failed."""
     about = mail.about
-    ended = f"the reply was {about['status']}" if about["status"] else _WORDS.get(about["outcome"], about["outcome"])
+    reason = f"it replied with status {about['status']}" if about["status"] else _REASONS[about["outcome"]]
     facts = {
         "Webhook": about["webhook"],
-        "Address": about["url"],
+        "URL": about["url"],
         "Events": f"{about['event_type']} on {about['network']}",
-        "Last event": f"{about['event']}, {about['attempts']} attempts; at the last one {ended}",
-        "Paused at": mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "Failed event": about["event"],
+        "Attempts": about["attempts"],
+        "Paused": mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
-    first = "A webhook of your account is paused: every retry of a delivery failed."
-    last = (
-        "Nothing is lost: its events are kept, and delivered when you resume it. Mend the receiver, then send "
-        f"POST /v1/webhooks/{about['webhook']}/resume, or PATCH it with the status active."
-    )
+    opening = [
+        f"Hello {mail.name},",
+        f"We paused one of your webhooks because its receiver failed {about['attempts']} times to accept an event. "
+        f"On the last attempt {reason}.",
+    ]
+    closing = [
+        "New events are stored while the webhook is paused and are delivered when you resume it. Resume it soon: stored "
+        "events are deleted after the retention period of the service.",
+        "To resume it, fix the receiver, then choose Resume in the dashboard or send "
+        f"POST /v1/webhooks/{about['webhook']}/resume.",
+        "Penstock",
+    ]
     return OutgoingMail(
         id=f"mail-{mail.id}-{mail.created_at.timestamp():.0f}",
         to=mail.email,
         subject=f"Webhook {about['webhook']} is paused",
-        text=f"{first}\n\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()) + f"\n\n{last}\n",
-        html=_page(first, facts, last),
+        text=_text(opening, facts, closing),
+        html=_html(opening, facts, closing),
     )
 
 
-def _page(first: str, facts: Mapping[str, Any], last: str) -> str:
+def _text(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[str]) -> str:
+    table = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    return "\n\n".join([*opening, table, *closing]) + "\n"
+
+
+def _html(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[str]) -> str:
     rows = "".join(
         f"<tr><td><b>{escape(name)}</b></td><td>{escape(str(value))}</td></tr>" for name, value in facts.items()
     )
     return (
         '<!doctype html><html><body style="font-family: sans-serif">'
-        f"<p>{escape(first)}</p><table cellpadding=4>{rows}</table><p>{escape(last)}</p></body></html>"
+        f"{_paragraphs(opening)}<table cellpadding=4>{rows}</table>{_paragraphs(closing)}</body></html>"
     )
 
 
-_WORDS = {
-    "timeout": "no reply came in time",
-    "unreachable": "the receiver could not be reached",
-    "reset": "the receiver closed the connection",
-    "refused": "its address may not be reached",
-    "invalid": "the reply was no HTTP",
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{escape(each)}</p>" for each in texts)
+
+
+# Why an attempt without a status failed, by outcome.
+_REASONS = {
+    "answered": "it replied without a status",
+    "timeout": "it did not reply in time",
+    "unreachable": "it could not be reached",
+    "reset": "it closed the connection",
+    "refused": "its address was not allowed",
+    "invalid": "its reply was not valid HTTP",
 }
-_WRITTEN: dict[str, Callable[[QueuedMail], OutgoingMail]] = {"webhook_paused": paused}
+_WRITERS: dict[str, Callable[[QueuedMail], OutgoingMail]] = {"webhook_paused": webhook_paused}

@@ -1,7 +1,7 @@
-"""What owners do with their webhooks.
+"""Create, read, change and delete the webhooks of an account.
 
-A webhook is its account's. Its secret is made here, shown once and sealed; its URL is judged as text here, and by the address
-that it leads to at every delivery. Its config is read by what its chain's family knows.
+The signing secret is generated here, returned once and stored encrypted. The URL is checked as text here; the address that it
+resolves to is checked at every delivery. The chain's family parses the config.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from proxy.wire.webhook_guard import WebhookGuard
 
 __all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read_config")
 
-# Addresses that are read between two looks at what else there is to do: the checksums of all there may be cost a second.
-AT_ONCE = 2_000
+# Addresses handled before yielding to the event loop: the checksums of the longest list take a second.
+ADDRESSES_PER_TURN = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedWebhook:
-    """A webhook and its secret, which nobody sees again."""
+    """A webhook and its secret, which is not shown again."""
 
     webhook: Webhook
     secret: str
@@ -42,7 +42,7 @@ class CreatedWebhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookChange:
-    """What an owner asks to change; None stays. Addresses are added and removed, or the config is replaced."""
+    """A change of a webhook; None leaves a member as it is. Addresses are added and removed, or the config is replaced."""
 
     url: str | None = None
     status: str | None = None
@@ -61,7 +61,7 @@ class WebhookService:
         most: Mapping[str, int],
         follows: Callable[[str], bool],
     ) -> None:
-        """`most`: webhooks of an account, by plan. `follows`: whether a network's blocks are read at all."""
+        """`most` is the number of webhooks per account, by plan. `follows` returns whether a network is followed."""
         self._follows = follows
         self._store = store
         self._vault = vault
@@ -75,7 +75,7 @@ class WebhookService:
         self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]
     ) -> CreatedWebhook:
         if "webhooks" not in family_of(network).features or not self._follows(network.id):
-            raise InvalidRequest(f"chain: there are no webhooks on {network.id}, its blocks are not followed")
+            raise InvalidRequest(f"chain: webhooks are not available on {network.id}")
         self._check_url(url)
         addresses = await read_config(event_type, config)
         webhook_id, secret = self._store.new_id(), secrets.token_bytes(signatures.SECRET_BYTES)
@@ -100,13 +100,13 @@ class WebhookService:
         return await self._store.read(webhook_id, account=key.account.id)
 
     async def addresses(self, found: Webhook) -> list[str] | None:
-        """As they are shown; None where its config has no such list."""
+        """The addresses with checksums, or None if the config has no list of addresses."""
         if found.addresses is None:
             return None
         shown: list[str] = []
         listed = await self._store.addresses(found)
-        for first in range(0, len(listed), AT_ONCE):
-            shown += map(address.checksum, listed[first : first + AT_ONCE])
+        for first in range(0, len(listed), ADDRESSES_PER_TURN):
+            shown += map(address.checksum, listed[first : first + ADDRESSES_PER_TURN])
             await asyncio.sleep(0)
         return shown
 
@@ -117,7 +117,7 @@ class WebhookService:
         if change.url is not None:
             self._check_url(change.url)
         if (change.add or change.remove) and change.config is not None:
-            raise InvalidRequest("config: give either a new config, or add_addresses and remove_addresses")
+            raise InvalidRequest("config: send either a new config, or add_addresses and remove_addresses")
         addresses = None
         if change.config is not None:
             addresses = await read_config(before.event_type, change.config)
@@ -137,7 +137,7 @@ class WebhookService:
         if not change.add and not change.remove:
             return None
         if not filters.takes_addresses(before.event_type):
-            raise InvalidRequest(f"add_addresses: {before.event_type} watches no addresses")
+            raise InvalidRequest(f"add_addresses: {before.event_type} webhooks have no addresses")
         added = await _addresses(change.add, "add_addresses")
         removed = await _addresses(change.remove, "remove_addresses")
         both = set(added)
@@ -151,11 +151,11 @@ class WebhookService:
         await self._store.move(found, "delete")
 
     async def resume(self, found: Webhook) -> Webhook:
-        """What the dashboard offers: out of a pause, or out of what a receiver's 410 has led to."""
+        """Resume a webhook that is paused, or disabled because its receiver returned 410."""
         return await self._store.move(found, "resume")
 
     async def rotate(self, found: Webhook) -> CreatedWebhook:
-        """A new secret; the old one signs for another day beside it."""
+        """Create a new secret. The old one signs as well for another day."""
         secret = secrets.token_bytes(signatures.SECRET_BYTES)
         after = await self._store.rotate(
             found.id,
@@ -173,7 +173,7 @@ class WebhookService:
 
 
 async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes] | None:
-    """The addresses, each once; None where there is no such list. InvalidRequest names what is wrong with the config."""
+    """Check the config and return its addresses without duplicates, or None if it has no list. Raises InvalidRequest."""
     read_filter(event_type, config)
     given = config.get("addresses")
     return None if given is None else [*dict.fromkeys(await _addresses(given, "config.addresses"))]
@@ -189,8 +189,8 @@ def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
 async def _addresses(given: Sequence[Any], name: str) -> list[bytes]:
     found: list[bytes] = []
     try:
-        for first in range(0, len(given), AT_ONCE):
-            found += filters.addresses_of(given[first : first + AT_ONCE], first, name)
+        for first in range(0, len(given), ADDRESSES_PER_TURN):
+            found += filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
             await asyncio.sleep(0)
     except BadConfig as exc:
         raise InvalidRequest(str(exc)) from None

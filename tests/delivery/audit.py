@@ -1,6 +1,6 @@
-"""What must be delivered, computed from the chain by plain reading, and what was, written down before it is answered.
+"""Compute the events that must be delivered directly from the chain, and record those that were delivered.
 
-Shares no code with the service: an event is known by what it says, not by the id that the service gives it.
+This shares no code with the service: events are compared by their content, not by the ids that the service assigns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_S = 0.3
 
 
 def facts_of(body: dict[str, Any]) -> Fact:
-    """What an event says, as the chain would."""
+    """The content of an event, comparable with `expected`."""
     data = body["data"]
     if body.get("type") == "NEW_BLOCK":
         return "block", data["blockHash"], data["blockNumber"], data["transactionCount"]
@@ -37,7 +37,7 @@ def facts_of(body: dict[str, Any]) -> Fact:
 
 
 def expected(chain: LittleChain, *, coin: bytes, art: bytes) -> set[Fact]:
-    """Every block, every Transfer of the coin as a log, every movement of the art."""
+    """Every block, every Transfer log of the coin, and every transfer of the NFTs."""
     found: set[Fact] = set()
     for block in chain.blocks:
         found.add(("block", block.hash, block.number, 0))
@@ -52,17 +52,17 @@ def expected(chain: LittleChain, *, coin: bytes, art: bytes) -> set[Fact]:
 
 
 @dataclass
-class Ledger:
-    """A receiver that has every event on disk before it answers."""
+class RecordingReceiver:
+    """A receiver that writes every event to disk before it replies."""
 
     path: Path
-    chance: random.Random
+    rng: random.Random
     secrets: dict[str, str] = field(default_factory=dict)
     port: int = 0
-    # What it was asked, in all.
+    # The number of requests.
     posts: int = 0
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def receive(self, request: web.Request) -> web.Response:
         raw = await request.read()
         self.posts += 1
         webhook = request.path.removeprefix("/")
@@ -73,44 +73,44 @@ class Ledger:
         os.write(fd, line)
         os.fsync(fd)
         os.close(fd)
-        # Long enough for a death to come between what was done and its answer.
-        await asyncio.sleep(self.chance.random() * LONGEST_S)
+        # Long enough for a process to be killed between the write and the reply.
+        await asyncio.sleep(self.rng.random() * LONGEST_S)
         return web.Response()
 
     def _is_signed(self, webhook: str, request: web.Request, raw: bytes) -> bool:
         key = b64decode(self.secrets[webhook].removeprefix("whsec_"))
-        told = f"{request.headers['webhook-id']}.{request.headers['webhook-timestamp']}.".encode() + raw
-        made = "v1," + b64encode(hmac.digest(key, told, "sha256")).decode()
+        signed = f"{request.headers['webhook-id']}.{request.headers['webhook-timestamp']}.".encode() + raw
+        made = "v1," + b64encode(hmac.digest(key, signed, "sha256")).decode()
         return hmac.compare_digest(made, request.headers["webhook-signature"])
 
-    def read(self) -> Book:
-        book = Book()
+    def read(self) -> ReceivedEvents:
+        received = ReceivedEvents()
         for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
-            book.add(**orjson.loads(line))
-        return book
+            received.add(**orjson.loads(line))
+        return received
 
 
 @dataclass
-class Book:
-    """What was acknowledged, read from the disk."""
+class ReceivedEvents:
+    """The acknowledged events, read from disk."""
 
     times: Counter[str] = field(default_factory=Counter)
     digests: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, event: str, body: str) -> None:
-        said = orjson.loads(body)
-        assert said["id"] == event
+        content = orjson.loads(body)
+        assert content["id"] == event
         self.times[event] += 1
         self.digests[event].add(hashlib.sha256(body.encode()).hexdigest())
-        self.bodies[event] = said
+        self.bodies[event] = content
 
     @property
     def tests(self) -> set[str]:
         return {name for name, body in self.bodies.items() if body.get("test")}
 
     @property
-    def taken_back(self) -> set[str]:
+    def withdrawn(self) -> set[str]:
         corrections = [body["data"] for body in self.bodies.values() if self._is_correction(body)]
         return {data.get("takes_back") or data["takesBack"] for data in corrections}
 
@@ -119,14 +119,14 @@ class Book:
         return str(body.get("event_type") or body.get("type")).lower() == "correction"
 
     def facts(self) -> Counter[Fact]:
-        """What is true by all that was told: each fact with how many events tell of it that were not taken back."""
-        gone = self.taken_back
+        """The facts according to all events received, each with the number of its events that were not corrected."""
+        withdrawn = self.withdrawn
         return Counter(
             facts_of(body)
             for name, body in self.bodies.items()
-            if not self._is_correction(body) and not body.get("test") and name not in gone
+            if not self._is_correction(body) and not body.get("test") and name not in withdrawn
         )
 
     @property
-    def doubled(self) -> int:
+    def duplicates(self) -> int:
         return sum(times - 1 for times in self.times.values())

@@ -1,4 +1,4 @@
-"""Deliveries on a real database to real receivers: sent, signed, tried again, given up; each at least once."""
+"""Deliveries from a real database to real receivers: signing, retries, failures, concurrency and crashes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.tasks import Tasks
 from tests.delivery.scene import SECRET, VAULT, Scene
 from tests.service import until
 
-# The specification's schedules with each step a hundred times shorter or more: the same number of steps.
+# The specified schedules with each step at least a hundred times shorter, and the same number of steps.
 SHORT: dict[Format, tuple[float, ...]] = {
     "A": (0.05, 0.06, 0.07, 0.08, 0.09),
     "B": (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09),
@@ -27,7 +27,7 @@ SHORT: dict[Format, tuple[float, ...]] = {
 NEVER: dict[Format, tuple[float, ...]] = {"A": (), "B": ()}
 
 
-async def test_event_is_posted_as_it_is_with_the_headers_of_format_a(scene: Scene) -> None:
+async def test_event_is_posted_unchanged_with_the_headers_of_format_a(scene: Scene) -> None:
     hook = await scene.webhook("/a", "token_transfer")
     async with scene.delivering():
         (name,) = await scene.events(hook, value="7")
@@ -55,7 +55,7 @@ async def test_event_is_posted_with_the_headers_of_format_b(scene: Scene) -> Non
 
 
 @pytest.mark.parametrize("event_type", ["token_transfer", "NEW_BLOCK"])
-async def test_verifiers_of_others_accept_our_deliveries(scene: Scene, event_type: str) -> None:
+async def test_standard_verifiers_accept_deliveries(scene: Scene, event_type: str) -> None:
     hook = await scene.webhook("/", event_type)
     async with scene.delivering():
         await scene.events(hook)
@@ -70,7 +70,7 @@ async def test_verifiers_of_others_accept_our_deliveries(scene: Scene, event_typ
             library.Webhook(signatures.secret_of(b"x" * 32)).verify(post.body, named)
 
 
-async def test_old_secret_signs_as_well_until_its_time_is_over(scene: Scene) -> None:
+async def test_old_secret_signs_as_well_until_it_expires(scene: Scene) -> None:
     hook = await scene.webhook()
     new = b"n" * 32
     await scene.webhooks.rotate(hook.id, account=hook.account, secret=VAULT.seal(hook.id, new), old_for_s=3600)
@@ -90,10 +90,10 @@ async def test_old_secret_signs_as_well_until_its_time_is_over(scene: Scene) -> 
         standardwebhooks.Webhook(SECRET).verify(one.body, {name.lower(): value for name, value in one.headers.items()})
 
 
-# Tried again
+# Retries
 
 
-async def test_attempts_keep_id_and_body_and_have_their_own_time_and_signature(scene: Scene) -> None:
+async def test_attempts_keep_id_and_body_and_have_their_own_timestamp_and_signature(scene: Scene) -> None:
     hook = await scene.webhook("/x")
     scene.inbox.answer("/x", 500, 404, 200)
     async with scene.delivering(schedules={**SHORT, "A": (1.1, 0.05)}):
@@ -106,8 +106,8 @@ async def test_attempts_keep_id_and_body_and_have_their_own_time_and_signature(s
     assert posts[0].headers["X-Service-Signature"] != posts[2].headers["X-Service-Signature"]
     rows = await scene.rows("select number, outcome, status, excerpt from attempts order by number")
     assert [tuple(row) for row in rows] == [
-        (1, "answered", 500, "said"),
-        (2, "answered", 404, "said"),
+        (1, "answered", 500, "excerpt"),
+        (2, "answered", 404, "excerpt"),
         (3, "answered", 200, None),
     ]
 
@@ -125,10 +125,10 @@ async def due_in_s(scene: Scene) -> float:
     ("event_type", "steps"),
     [("token_transfer", (10, 60, 600, 3600, 21600)), ("NEW_BLOCK", (1, 5, 30, 300, 1800, 7200, 28800))],
 )  # fmt: skip
-async def test_every_step_of_the_schedule_is_written_as_the_next_time(
+async def test_next_attempt_follows_every_step_of_the_schedule(
     scene: Scene, event_type: str, steps: tuple[int, ...]
 ) -> None:
-    """The clock is moved by bringing the next time forward, once it was found to be right."""
+    """Time is simulated: after each check the next attempt is made due at once."""
     hook = await scene.webhook("/x", event_type)
     scene.inbox.answer("/x", 500)
     async with scene.delivering() as deliverer:
@@ -140,7 +140,7 @@ async def test_every_step_of_the_schedule_is_written_as_the_next_time(
                 return (row["state"], row["tries"]) == ("due", failures)
 
             await until(failed)
-            # What is between the end of the attempt and its writing adds to it: parts of a second, on a busy machine more.
+            # The time between the end of the attempt and its storing adds to it: usually parts of a second.
             assert step - 0.01 <= await due_in_s(scene) < step + 5
             await scene.execute("update deliveries set due_at = now()")
             deliverer._wake.set()
@@ -149,8 +149,8 @@ async def test_every_step_of_the_schedule_is_written_as_the_next_time(
     assert len(scene.inbox.posts) == len(steps) + 1
 
 
-async def test_format_a_that_is_used_up_pauses_the_webhook_and_keeps_its_events(scene: Scene) -> None:
-    """In real time, on a schedule with the same steps, each a hundredth or less."""
+async def test_exhausted_retries_in_format_a_pause_the_webhook_and_keep_its_events(scene: Scene) -> None:
+    """In real time, on a shortened schedule with the same number of steps."""
     hook = await scene.webhook("/x", "token_transfer")
     scene.inbox.answer("/x", 500)
     async with scene.delivering(schedules=SHORT):
@@ -168,7 +168,7 @@ async def test_format_a_that_is_used_up_pauses_the_webhook_and_keeps_its_events(
     assert await scene.status(hook) == ("active", None)
 
 
-async def test_format_b_that_is_used_up_gives_up_the_event_and_not_the_webhook(scene: Scene) -> None:
+async def test_exhausted_retries_in_format_b_fail_the_event_and_not_the_webhook(scene: Scene) -> None:
     hook = await scene.webhook("/x", "NEW_BLOCK")
     scene.inbox.answer("/x", *[500] * 8, 200)
     async with scene.delivering(schedules=SHORT):
@@ -209,7 +209,7 @@ async def test_retry_after_is_honoured(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 410])
-async def test_test_event_is_tried_once_and_says_nothing_about_the_webhook(scene: Scene, status: int) -> None:
+async def test_test_event_is_attempted_once_and_does_not_affect_the_webhook(scene: Scene, status: int) -> None:
     hook = await scene.webhook("/x")
     scene.inbox.answer("/x", status)
     async with scene.delivering(schedules=NEVER):
@@ -218,10 +218,10 @@ async def test_test_event_is_tried_once_and_says_nothing_about_the_webhook(scene
     assert await scene.status(hook) == ("active", None)
 
 
-async def test_many_that_are_used_up_at_once_pause_once_and_write_one_letter(scene: Scene) -> None:
+async def test_many_exhausted_deliveries_pause_once_and_queue_one_mail(scene: Scene) -> None:
     hook = await scene.webhook("/x")
     scene.inbox.answer("/x", 500)
-    # All of them are under way before the first has failed.
+    # All of them are claimed before the first has failed.
     await scene.events(hook, 40)
     claimed, _ = await scene.store.claim({hook.id: 40}, day_limits={}, lease_s=0.0)
     assert len(claimed) == 40
@@ -234,10 +234,10 @@ async def test_many_that_are_used_up_at_once_pause_once_and_write_one_letter(sce
     assert orjson.loads(mail["about"])["webhook"] == hook.id
 
 
-# Side by side
+# Concurrency
 
 
-async def test_paused_webhook_gets_nothing_and_resumed_all(scene: Scene) -> None:
+async def test_paused_webhook_gets_nothing_and_everything_once_resumed(scene: Scene) -> None:
     hook = await scene.webhook()
     other = await scene.webhook("/other")
     await scene.webhooks.move(hook, "pause")
@@ -252,7 +252,7 @@ async def test_paused_webhook_gets_nothing_and_resumed_all(scene: Scene) -> None
     assert len(scene.inbox.at("/")) == 5
 
 
-async def test_deleted_webhook_drops_what_is_left(scene: Scene) -> None:
+async def test_deleted_webhook_drops_its_remaining_deliveries(scene: Scene) -> None:
     hook = await scene.webhook()
     await scene.events(hook, 5)
     await scene.webhooks.move(hook, "delete")
@@ -261,9 +261,9 @@ async def test_deleted_webhook_drops_what_is_left(scene: Scene) -> None:
     assert not scene.inbox.posts
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known to be slow", "known to nobody"])
-async def test_slow_receivers_delay_nobody_else(scene: Scene, known: bool) -> None:
-    """More of them than there are places, and they never answer while others are served."""
+@pytest.mark.parametrize("known", [True, False], ids=["known to be slow", "new"])
+async def test_slow_receivers_do_not_delay_others(scene: Scene, known: bool) -> None:
+    """There are more of them than slots, and they do not reply while others are served."""
     stuck = asyncio.Event()
 
     async def page(request: web.Request) -> web.Response:
@@ -293,7 +293,7 @@ async def test_slow_receivers_delay_nobody_else(scene: Scene, known: bool) -> No
 
 
 @pytest.mark.parametrize("webhooks", [1, 20])
-async def test_no_receiver_has_more_than_its_share_at_once(scene: Scene, webhooks: int) -> None:
+async def test_receiver_gets_no_more_than_its_share_concurrently(scene: Scene, webhooks: int) -> None:
     now = most = 0
 
     async def page(request: web.Request) -> web.Response:
@@ -326,21 +326,21 @@ async def test_two_deliverers_send_everything_once(scene: Scene) -> None:
     assert len(names) == len({*names}) == 300
 
 
-# Deaths
+# Crashes
 
 
-async def test_what_was_under_way_when_a_deliverer_died_is_sent_again(scene: Scene) -> None:
+async def test_attempts_in_progress_are_repeated_after_a_crash(scene: Scene) -> None:
     hook = await scene.webhook()
     await scene.events(hook, 5)
-    claimed, _ = await scene.store.claim({hook.id: 3}, day_limits={}, lease_s=0.3)  # and nothing more is heard of them
+    claimed, _ = await scene.store.claim({hook.id: 3}, day_limits={}, lease_s=0.3)  # a claim that never ends
     async with scene.delivering():
         await until(lambda: scene.are_all(hook, "delivered"))
     assert scene.inbox.ids() == {*scene.made[hook.id]}
-    again = {each.event_id for each in claimed}
-    assert {post.event_id for post in scene.inbox.posts if post.headers["X-Webhook-Attempt"] == "2"} == again
+    repeated = {each.event_id for each in claimed}
+    assert {post.event_id for post in scene.inbox.posts if post.headers["X-Webhook-Attempt"] == "2"} == repeated
 
 
-async def test_result_of_a_claim_that_somebody_else_has_taken_over_counts_for_nothing(scene: Scene) -> None:
+async def test_result_of_a_claim_that_was_taken_over_is_ignored(scene: Scene) -> None:
     hook = await scene.webhook("/x")
     gate = asyncio.Event()
     scene.inbox.answer("/x", 500)
@@ -362,7 +362,7 @@ async def test_result_of_a_claim_that_somebody_else_has_taken_over_counts_for_no
         assert await scene.are_all(hook, "delivered")
 
 
-async def test_drained_deliverer_has_written_down_all_it_has_sent(scene: Scene) -> None:
+async def test_drained_deliverer_has_stored_all_results(scene: Scene) -> None:
     hook = await scene.webhook()
 
     async def page(request: web.Request) -> web.Response:
@@ -380,7 +380,7 @@ async def test_drained_deliverer_has_written_down_all_it_has_sent(scene: Scene) 
     assert "stopping" in repr(deliverer)
 
 
-async def test_loop_that_is_cancelled_in_the_middle_loses_nothing(scene: Scene) -> None:
+async def test_cancelled_loop_loses_nothing(scene: Scene) -> None:
     hook = await scene.webhook()
     await scene.events(hook, 200)
     for _ in range(5):
@@ -393,7 +393,7 @@ async def test_loop_that_is_cancelled_in_the_middle_loses_nothing(scene: Scene) 
     assert len(scene.inbox.posts) <= 200 + 5 * 8
 
 
-async def test_loop_that_dies_leaves_its_places_to_the_next(scene: Scene) -> None:
+async def test_cancelled_loop_leaves_its_slots_to_the_next_run(scene: Scene) -> None:
     hook = await scene.webhook()
     stuck = asyncio.Event()
 

@@ -1,7 +1,7 @@
-"""The ledger: whatever is killed, every event of the chain arrives, none that did not happen stands, and each has one body.
+"""Whichever process is killed, every event of the chain is delivered, false ones are corrected, and each has one body.
 
-The service runs as an operator runs it. While the chain grows and turns back, its follower, its deliverer, its workers and its
-database are killed with SIGKILL, at random. LEDGER_KILLS says how often, LEDGER_SEED repeats a run.
+The service runs as in production. While the chain grows and reorganises, its follower, deliverer, workers and database are
+killed with SIGKILL at random. AUDIT_KILLS sets the number of kills, AUDIT_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy.store import migrate
 from tests import database as database_room
 from tests.chain_upstream import ZERO, ChainUpstream, Event, LittleChain, address, erc20, erc721, erc1155
 from tests.database import Server, connected
-from tests.delivery.ledger import Ledger, expected
+from tests.delivery.audit import RecordingReceiver, expected
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
 from tests.rpc_upstreams import scripted
@@ -33,12 +33,12 @@ from tests.service import children, command, until
 
 NETWORK, CHAIN = "dev/mainnet", "dev"
 COIN, ART, OTHER = address(100), address(101), address(102)
-KILLS = int(os.environ.get("LEDGER_KILLS", "8"))
-SEED = int(os.environ.get("LEDGER_SEED", "0")) or random.randrange(1, 10**6)
+KILLS = int(os.environ.get("AUDIT_KILLS", "8"))
+SEED = int(os.environ.get("AUDIT_SEED", "0")) or random.randrange(1, 10**6)
 VICTIMS = ("follower", "deliverer", "worker", "database")
-# Deliveries under way at once, in the one deliverer there is: what a death can double.
+# Concurrent deliveries of the only deliverer: the most that one kill can duplicate.
 IN_FLIGHT = 16
-# Everything that was killed is a program that starts, on a busy machine; and what was under way waits for its lease to end.
+# Killed programs have to start again on a busy machine, and interrupted deliveries wait for their leases to expire.
 SETTLED_S = 90.0
 
 
@@ -70,18 +70,18 @@ url = "{upstream_url}"
 """
 
 
-def some_events(chance: random.Random) -> list[Event]:
-    who = [address(n) for n in range(6)]
+def some_events(rng: random.Random) -> list[Event]:
+    holders = [address(n) for n in range(6)]
     made = []
-    for _ in range(chance.randrange(10)):
-        sender, recipient = chance.choice([*who, ZERO]), chance.choice(who)
+    for _ in range(rng.randrange(10)):
+        sender, recipient = rng.choice([*holders, ZERO]), rng.choice(holders)
         made.append(
-            chance.choice(
+            rng.choice(
                 (
-                    erc20(COIN, sender, recipient, chance.randrange(1000)),
-                    erc20(OTHER, sender, recipient, chance.randrange(1000)),
-                    erc721(ART, sender, recipient, chance.randrange(10**9)),
-                    erc1155(ART, sender, recipient, chance.randrange(10**9), chance.randrange(1, 9)),
+                    erc20(COIN, sender, recipient, rng.randrange(1000)),
+                    erc20(OTHER, sender, recipient, rng.randrange(1000)),
+                    erc721(ART, sender, recipient, rng.randrange(10**9)),
+                    erc1155(ART, sender, recipient, rng.randrange(10**9), rng.randrange(1, 9)),
                 )
             )
         )
@@ -89,10 +89,10 @@ def some_events(chance: random.Random) -> list[Event]:
 
 
 class Run:
-    """One service under fire."""
+    """One service whose processes are killed."""
 
-    def __init__(self, chance: random.Random, chain: LittleChain, server: Server, running: Production) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random, chain: LittleChain, server: Server, running: Production) -> None:
+        self.rng = rng
         self.chain = chain
         self.server = server
         self.running = running
@@ -107,44 +107,44 @@ class Run:
         return [pid for pid, line in children(self.running.process.pid) if word in line]
 
     async def kill(self) -> None:
-        victim = self.chance.choice(VICTIMS)
+        victim = self.rng.choice(VICTIMS)
         if victim == "database":
             process = self.server.postgres.child.process
             assert process is not None
             process.send_signal(signal.SIGKILL)
             await process.wait()
-            await asyncio.sleep(self.chance.random() * 0.5)
+            await asyncio.sleep(self.rng.random() * 0.5)
             await self.server.postgres.start()
         else:
             await until(lambda: self.pids(victim), within_s=30.0)
-            os.kill(self.chance.choice(self.pids(victim)), signal.SIGKILL)
+            os.kill(self.rng.choice(self.pids(victim)), signal.SIGKILL)
         self.kills.append(victim)
 
-    async def live(self) -> None:
-        """The chain grows, and now and then turns back."""
+    async def grow_chain(self) -> None:
+        """Extend the chain, sometimes after a reorganisation."""
         while not self.over:
-            if self.chance.random() < 0.15 and self.chain.head > 8:
-                depth = self.chance.randrange(1, 8)
+            if self.rng.random() < 0.15 and self.chain.head > 8:
+                depth = self.rng.randrange(1, 8)
                 self.dropped += depth
                 self.chain.drop(depth)
-                self.chain.mine(*(some_events(self.chance) for _ in range(depth)))
-            self.chain.mine(some_events(self.chance))
-            # Slowly enough for the follower to have been there: what it never saw it need not take back.
+                self.chain.mine(*(some_events(self.rng) for _ in range(depth)))
+            self.chain.mine(some_events(self.rng))
+            # Slowly enough for the follower to index the blocks before they are dropped.
             await asyncio.sleep(0.25)
 
-    async def ask(self, webhooks: list[str]) -> None:
-        """Owners send tests through the workers: one that is accepted must arrive."""
+    async def send_tests(self, webhooks: list[str]) -> None:
+        """Send test events through the workers. Every accepted one must arrive."""
         headers = {"X-API-Key": self.running.key}
         async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=10)) as session:
             while not self.over:
-                url = f"http://127.0.0.1:{self.running.port}/v1/webhooks/{self.chance.choice(webhooks)}/test"
+                url = f"http://127.0.0.1:{self.running.port}/v1/webhooks/{self.rng.choice(webhooks)}/test"
                 try:
                     async with session.post(url, json={}) as response:
-                        said = await response.json()
+                        reply = await response.json()
                         if response.status == 202:
-                            self.sent.add(said["event_id"])
+                            self.sent.add(reply["event_id"])
                         else:
-                            assert response.status in (500, 503), said
+                            assert response.status in (500, 503), reply
                             self.unclear += 1
                 except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
                     self.unclear += 1
@@ -152,38 +152,38 @@ class Run:
 
 
 @asynccontextmanager
-async def receiving(ledger: Ledger) -> AsyncIterator[None]:
+async def receiving(receiver: RecordingReceiver) -> AsyncIterator[None]:
     application = web.Application()
-    application.router.add_post("/{webhook}", ledger.take)
+    application.router.add_post("/{webhook}", receiver.receive)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    ledger.port = runner.addresses[0][1]
+    receiver.port = runner.addresses[0][1]
     yield
     await runner.cleanup()
 
 
-async def subscribed(running: Production, ledger: Ledger) -> list[str]:
-    """Three webhooks, made through the API before the first block that matters."""
-    wanted: dict[str, dict[str, Any]] = {
+async def subscribed(running: Production, receiver: RecordingReceiver) -> list[str]:
+    """Create three webhooks through the API."""
+    configs: dict[str, dict[str, Any]] = {
         "NEW_BLOCK": {},
         "log": {"addresses": ["0x" + COIN.hex()]},
         "nft_transfer": {"contracts": ["0x" + ART.hex()]},
     }
     made = []
     async with aiohttp.ClientSession(headers={"X-API-Key": running.key}) as session:
-        for event_type, config in wanted.items():
+        for event_type, config in configs.items():
             body = {
-                "url": f"http://127.0.0.1:{ledger.port}/{event_type}",
+                "url": f"http://127.0.0.1:{receiver.port}/{event_type}",
                 "chain": CHAIN,
                 "event_type": event_type,
                 "config": config,
             }
             async with session.post(f"http://127.0.0.1:{running.port}/v1/webhooks", json=body) as response:
-                said = await response.json()
-                assert response.status == 201, said
-            ledger.secrets[event_type] = said["signing_secret"]
-            made.append(said["id"])
+                reply = await response.json()
+                assert response.status == 201, reply
+            receiver.secrets[event_type] = reply["signing_secret"]
+            made.append(reply["id"])
     return made
 
 
@@ -199,14 +199,14 @@ async def key_of(config: Path) -> str:
 
 
 @pytest.mark.timeout(120 + KILLS * 15)
-async def test_ledger_comes_out_even(tmp_path: Path) -> None:
+async def test_every_event_is_delivered_despite_kills(tmp_path: Path) -> None:
     print(f"seed {SEED}, {KILLS} kills")
-    chance = random.Random(SEED)
-    chain, ledger = LittleChain(), Ledger(tmp_path / "ledger", random.Random(SEED))
+    rng = random.Random(SEED)
+    chain, receiver = LittleChain(), RecordingReceiver(tmp_path / "receiver", random.Random(SEED))
     async with (
         database_room.running() as server,
         scripted(1, chain, ChainUpstream) as (upstream,),  # type: ignore[arg-type]
-        receiving(ledger),
+        receiving(receiver),
     ):
         async with connected(server.postgres.url) as connection:
             await migrate.migrate(connection)
@@ -214,44 +214,51 @@ async def test_ledger_comes_out_even(tmp_path: Path) -> None:
         config.write_text(settings(server.postgres.url, upstream.url))
         running = await production.start(config, tmp_path / "log", await key_of(config))
         try:
-            webhooks = await subscribed(running, ledger)
-            # What was there before somebody asked to be told is not told.
+            webhooks = await subscribed(running, receiver)
+            # Blocks from before the webhooks create no events.
             first = chain.head
-            run = Run(chance, chain, server, running)
+            run = Run(rng, chain, server, running)
             async with asyncio.TaskGroup() as group:
-                group.create_task(run.live())
-                group.create_task(run.ask(webhooks))
+                group.create_task(run.grow_chain())
+                group.create_task(run.send_tests(webhooks))
                 for _ in range(KILLS):
-                    await asyncio.sleep(0.3 + chance.random() * 1.5)
+                    await asyncio.sleep(0.3 + rng.random() * 1.5)
                     await run.kill()
                 await asyncio.sleep(1.0)
                 run.over = True
-            wanted = {fact for fact in expected(chain, coin=COIN, art=ART) if fact[0] != "block" or fact[2] > first}
+            expected_facts = {
+                fact for fact in expected(chain, coin=COIN, art=ART) if fact[0] != "block" or fact[2] > first
+            }
 
-            def is_even() -> bool:
-                book = ledger.read()
-                return {*book.facts()} == wanted and run.sent <= book.tests
+            def is_complete() -> bool:
+                received = receiver.read()
+                return {*received.facts()} == expected_facts and run.sent <= received.tests
 
             began = time.monotonic()
             try:
-                await until(is_even, within_s=SETTLED_S, every_s=0.5)
+                await until(is_complete, within_s=SETTLED_S, every_s=0.5)
             except AssertionError:
-                pass  # what is missing, or too much, is said below
+                pass  # the assertions below name the difference
             took_s = time.monotonic() - began
         finally:
             code = await production.stop(running)
-    book = ledger.read()
-    facts = book.facts()
+    received = receiver.read()
+    facts = received.facts()
     print(
         f"kills: {run.kills}; {chain.head} blocks, {run.dropped} dropped; "
-        f"{len(wanted)} events expected, settled in {took_s:.1f} s"
+        f"{len(expected_facts)} events expected, settled in {took_s:.1f} s"
     )
-    print(f"{len(book.bodies)} told, {len(book.taken_back)} taken back, {book.doubled} doubled, {len(run.sent)} tests")
-    assert wanted - {*facts} == set(), f"not acknowledged (seed {SEED})"
-    assert {*facts} - wanted == set(), f"acknowledged and not expected (seed {SEED})"
-    assert max(facts.values(), default=0) == 1, f"told twice under two names (seed {SEED})"
-    assert all(len(digests) == 1 for digests in book.digests.values()), f"two bodies under one name (seed {SEED})"
-    assert run.sent <= book.tests, f"accepted and not sent (seed {SEED})"
-    assert len(book.tests - run.sent) <= run.unclear, f"sent and not asked for (seed {SEED})"
-    assert book.doubled <= IN_FLIGHT * len(run.kills), f"more repeated than was under way (seed {SEED})"
+    print(
+        f"{len(received.bodies)} received, {len(received.withdrawn)} withdrawn, "
+        f"{received.duplicates} duplicates, {len(run.sent)} tests"
+    )
+    assert expected_facts - {*facts} == set(), f"not acknowledged (seed {SEED})"
+    assert {*facts} - expected_facts == set(), f"acknowledged and not expected (seed {SEED})"
+    assert max(facts.values(), default=0) == 1, f"delivered twice under two ids (seed {SEED})"
+    assert all(len(digests) == 1 for digests in received.digests.values()), f"two bodies with one id (seed {SEED})"
+    assert run.sent <= received.tests, f"accepted and not sent (seed {SEED})"
+    assert len(received.tests - run.sent) <= run.unclear, f"sent but not requested (seed {SEED})"
+    assert received.duplicates <= IN_FLIGHT * len(run.kills), (
+        f"more duplicates than concurrent deliveries (seed {SEED})"
+    )
     assert code == 0

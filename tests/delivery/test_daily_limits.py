@@ -1,4 +1,4 @@
-"""What an account may have delivered in a day, and what becomes of old deliveries."""
+"""The daily delivery limit of an account, and the removal of old deliveries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from proxy.store import sql
 from tests.delivery.scene import Scene
-from tests.delivery.test_delivering import SHORT
+from tests.delivery.test_deliverer import SHORT
 from tests.service import until
 
 
-async def test_free_account_has_its_thousand_and_the_rest_is_held_until_the_next_day(
+async def test_deliveries_above_the_daily_limit_wait_for_the_next_day(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     account = await scene.account("free")
@@ -36,9 +36,9 @@ async def test_free_account_has_its_thousand_and_the_rest_is_held_until_the_next
             await until(settled)
         states = [state for hook in hooks for state in (await scene.states(hook)).values()]
         assert (states.count("delivered"), states.count("over_quota")) == (30, 50)
-        said = [record for record in caplog.records if "used up" in record.getMessage()]
-        assert [record.__dict__["account"] for record in said] == [account]
-        # The next day: as it is found then.
+        warnings = [record for record in caplog.records if "daily delivery limit" in record.getMessage()]
+        assert [record.__dict__["account"] for record in warnings] == [account]
+        # Simulate the next day.
         await scene.execute("update delivery_days set day = day - 1")
         await scene.execute("update deliveries set due_at = now() where state = 'over_quota' and due_at > now()")
         deliverer._wake.set()
@@ -52,8 +52,8 @@ async def test_held_deliveries_wait_for_midnight_in_utc(scene: Scene) -> None:
     hook = await scene.webhook(account=await scene.account("free"))
     at = datetime.datetime(2031, 3, 30, 22, 59, 59, tzinfo=datetime.UTC)
     await scene.events(hook, 3)
-    claimed, told = await scene.store.claim({hook.id: 2}, day_limits={"free": 1}, at=at)
-    assert (len(claimed), told) == (1, [hook.account])
+    claimed, exhausted = await scene.store.claim({hook.id: 2}, day_limits={"free": 1}, at=at)
+    assert (len(claimed), exhausted) == (1, [hook.account])
     rows = await scene.rows("select distinct due_at from deliveries where state = 'over_quota'")
     assert [row["due_at"] for row in rows] == [datetime.datetime(2031, 3, 31, tzinfo=datetime.UTC)]
     due = await scene.store.list_due(at)
@@ -61,7 +61,7 @@ async def test_held_deliveries_wait_for_midnight_in_utc(scene: Scene) -> None:
     assert (await scene.store.list_due(at + datetime.timedelta(hours=1, seconds=1))).active == {hook.id: hook.url}
 
 
-async def test_delivery_that_is_held_was_not_attempted(scene: Scene) -> None:
+async def test_held_delivery_is_not_attempted(scene: Scene) -> None:
     hook = await scene.webhook(account=await scene.account("free"))
     await scene.events(hook, 2)
     claimed, _ = await scene.store.claim({hook.id: 2}, day_limits={"free": 1})
@@ -70,7 +70,7 @@ async def test_delivery_that_is_held_was_not_attempted(scene: Scene) -> None:
     assert [each.claim for each in claimed] == [1]
 
 
-async def test_hold_comes_too_late_for_what_somebody_else_has_claimed(scene: Scene) -> None:
+async def test_hold_does_not_affect_a_delivery_claimed_by_another_process(scene: Scene) -> None:
     hook = await scene.webhook()
     (name,) = await scene.events(hook)
     await scene.execute("update deliveries set claim = 2")
@@ -78,7 +78,7 @@ async def test_hold_comes_too_late_for_what_somebody_else_has_claimed(scene: Sce
     assert [tuple(row) for row in await scene.rows("select state, claim from deliveries")] == [("due", 2)]
 
 
-async def test_retries_cost_nothing_of_the_day_and_a_new_round_does(scene: Scene) -> None:
+async def test_retries_do_not_count_towards_the_daily_limit_and_redeliveries_do(scene: Scene) -> None:
     hook = await scene.webhook("/x", "NEW_BLOCK", account=await scene.account("free"))
     scene.inbox.answer("/x", 500, 500, 200)
 
@@ -95,7 +95,7 @@ async def test_retries_cost_nothing_of_the_day_and_a_new_round_does(scene: Scene
         assert await used() == [2]
 
 
-async def test_account_that_may_more_need_not_wait(scene: Scene) -> None:
+async def test_held_deliveries_are_sent_when_the_limit_is_raised(scene: Scene) -> None:
     account = await scene.account("free")
     hook = await scene.webhook(account=account)
     await scene.execute(
@@ -108,10 +108,10 @@ async def test_account_that_may_more_need_not_wait(scene: Scene) -> None:
         await until(lambda: scene.are_all(hook, "delivered"))
 
 
-# What is old
+# Removal
 
 
-async def test_old_events_go_and_new_ones_and_those_under_way_stay(scene: Scene) -> None:
+async def test_old_events_are_removed_and_new_or_due_ones_stay(scene: Scene) -> None:
     hook, gone = await scene.webhook(), await scene.webhook("/gone")
     old = await scene.events(hook, 7)
     await scene.execute("update events set created_at = now() - interval '31 days'")
@@ -130,5 +130,5 @@ async def test_old_events_go_and_new_ones_and_those_under_way_stay(scene: Scene)
     assert {row["id"] for row in await scene.rows("select id from events")} == {old[0], *new}
     assert [row["id"] for row in await scene.rows("select id from webhooks")] == [hook.id]
     assert len(await scene.rows("select from watched_addresses")) == 1
-    # Those of the last hour stay, of both webhooks.
+    # The changes of the last hour stay, for both webhooks.
     assert len(await scene.rows("select from watch_changes")) == 10
