@@ -158,10 +158,6 @@ def test_only_settings_reads_the_environment() -> None:
 KNOTS: tuple[frozenset[str], ...] = (
     frozenset({"proxy.wire.connection", "proxy.wire.upstream"}),
     frozenset(f"proxy.services.rpc.{name}" for name in ("flights", "networks", "shared_cache", "upstream_batch")),
-    frozenset(f"proxy.web.front.{name}" for name in ("reading", "shared", "writing")),
-    frozenset(
-        f"proxy.web.websocket.{name}" for name in ("backlog", "socket", "socket_calls", "sockets", "subscriptions")
-    ),
 )
 
 
