@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from proxy.chains.evm import fees, policy
 from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.core import fees, policy
 from proxy.services.follower.block_reader import BlockReader
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.chains.evm import fees
+from proxy.chains.evm.fees import Fees
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.core import fees
-from proxy.core.fees import Fees
 from proxy.errors import Fault, NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls

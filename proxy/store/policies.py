@@ -10,8 +10,8 @@ from typing import Any
 import asyncpg
 import orjson
 
+from proxy.chains.evm.policy import Rules
 from proxy.core.paging import Page
-from proxy.core.policy import Rules
 from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.store import sql
 from proxy.store.keys import new_id

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core import fees
+from proxy.chains.evm import fees
 from proxy.errors import NotFound, Unavailable
 from proxy.services.gas import RENEW_S, STALE_S, GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls

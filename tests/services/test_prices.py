@@ -19,7 +19,7 @@ from proxy.services.prices import Price, PriceService, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
 from proxy.store.cache import DataCache
 from proxy.wire.price_api import AWAY_S, PriceApi
-from tests.chains.test_feeds import words
+from tests.chains.test_price_feeds import words
 from tests.wire.strangers import Pages, pages
 
 CHAINS = load_tables().chains

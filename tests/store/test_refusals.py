@@ -6,7 +6,7 @@ import datetime
 
 import pytest
 
-from proxy.core import policy
+from proxy.chains.evm import policy
 from proxy.services.sponsor.policies import EVM_FORMATS
 from proxy.services.sponsor.refusals import MOST_POLICIES, RefusalLog
 from proxy.store.keys import KeyStore

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Protocol
 
+from proxy.chains.evm import policy
+from proxy.chains.evm.fees import Fees
 from proxy.chains.registry import Network
-from proxy.core import policy
-from proxy.core.fees import Fees
 from proxy.core.units import EXACT
 from proxy.errors import Unavailable
 

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.chains.evm import abi, address
+from proxy.chains.evm import abi, address, policy
+from proxy.chains.evm.policy import BadRule, FamilyFormats, Rules
 from proxy.chains.registry import Network
-from proxy.core import policy
 from proxy.core.access import Key
 from proxy.core.paging import Page
-from proxy.core.policy import BadRule, FamilyFormats, Rules
 from proxy.errors import InvalidRequest
 from proxy.store.ledger import LedgerStore, LimitMeter, UserMeter
 from proxy.store.policies import Policy, PolicyStore, absent

@@ -18,14 +18,13 @@ from typing import Any, assert_never
 from weakref import WeakValueDictionary
 
 from proxy import telemetry
-from proxy.chains.evm import abi, paymaster, user_operation
+from proxy.chains.evm import abi, paymaster, policy, user_operation
 from proxy.chains.evm.paymaster import PaymasterTerms
+from proxy.chains.evm.policy import PolicyOperation, Refusal
 from proxy.chains.evm.user_operation import BadOperation, UserOperation
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.core import policy
 from proxy.core.access import Key
-from proxy.core.policy import PolicyOperation, Refusal
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls

@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from proxy.chains.evm import address
+from proxy.chains.evm import address, fees, policy
 from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.families import family_of
 from proxy.chains.registry import Registry
-from proxy.core import fees, policy
 from proxy.core.access import Key
 from proxy.core.iso_time import iso_of_unix, iso_seconds
 from proxy.errors import InvalidRequest

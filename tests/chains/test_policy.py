@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.chains.evm import abi
-from proxy.core import policy
-from proxy.core.policy import BadRule, PolicyOperation, Rules
+from proxy.chains.evm import abi, policy
+from proxy.chains.evm.policy import BadRule, PolicyOperation, Rules
 from proxy.services.sponsor.policies import EVM_FORMATS
 
 ALICE, BOB = b"\xaa" * 20, b"\xbb" * 20

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import fees
-from proxy.core.fees import Estimate
+from proxy.chains.evm import fees
+from proxy.chains.evm.fees import Estimate
 
 GWEI = 10**9
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
-from proxy.core.fees import gwei, wei_of
+from proxy.chains.evm.fees import gwei, wei_of
 from proxy.core.units import formatted
 
 ResetPeriod = Literal["never", "daily", "weekly", "monthly"]
