@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our words has had enough, as `head` does
-        return _reader_left()
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        return _on_broken_pipe()
 
 
-def _reader_left() -> int:
-    """What is still in the buffer goes nowhere, or the interpreter would complain of it at its end."""
+def _on_broken_pipe() -> int:
+    """Redirect the buffered output to /dev/null; otherwise the interpreter reports an error when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 

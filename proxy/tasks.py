@@ -1,6 +1,6 @@
-"""Long-lived work inside one process: named loops that are started again when they fail, and work that a stop may cut short.
+"""Background tasks of a process: named loops that restart after a failure, and work that a stop event cancels.
 
-The only place that may create a bare task.
+Only this module creates bare tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 log = logging.getLogger("penstock.process")
 
-# What a machine is for: whether it has workers, and which parts run beside them (see `background`).
+# The roles of a machine: whether it runs workers, and which parts (see `background`).
 ROLES: dict[str, tuple[bool, tuple[str, ...]]] = {
     "all": (True, ("follower", "deliverer")),
     "gateway": (True, ()),
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """Supervised loops. A loop that raises is logged and started again, after a pause that grows; one that returns is done."""
+    """Supervised loops. A loop that raises is logged and restarted after a growing pause; one that returns is finished."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -56,7 +56,7 @@ class Tasks:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def close(self) -> None:
-        """Cancelled until they end: a cancellation can be lost, where it meets what its task was waiting for."""
+        """Cancel all loops, again and again until they end: a cancellation can be lost if an await finishes with it."""
         while running := [task for task in self._tasks.values() if not task.done()]:
             for task in running:
                 task.cancel()
@@ -65,7 +65,7 @@ class Tasks:
 
 
 async def until_set(event: asyncio.Event, *, within_s: float) -> bool:
-    """Whether it is, after at most so long."""
+    """Wait for the event, and return whether it was set in time."""
     try:
         async with asyncio.timeout(within_s):
             return await event.wait()
@@ -74,7 +74,7 @@ async def until_set(event: asyncio.Event, *, within_s: float) -> bool:
 
 
 async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None when the stop comes first: then the work was cancelled, and has ended."""
+    """Return the work's result; if `stop` is set first, cancel the work, wait for its end and return None."""
     loop = asyncio.get_running_loop()
     doing, stopping = loop.create_task(work), loop.create_task(stop.wait())
     try:
@@ -87,10 +87,10 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T
     return None if doing.cancelled() else doing.result()
 
 
-def tell(process: asyncio.subprocess.Process, number: int) -> None:
-    """Signal a child, if it still runs.
+def send_signal(process: asyncio.subprocess.Process, number: int) -> None:
+    """Signal a child process if it is still running.
 
-    Not by the object's own method: that collects a child which has just ended, and asyncio, whose part it is, complains.
+    `Process.send_signal` would reap a child that has just ended, and asyncio, which reaps it too, would then warn.
     """
     if process.returncode is None:
         with suppress(ProcessLookupError):

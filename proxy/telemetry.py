@@ -1,8 +1,8 @@
-"""Every metric, and structured logs with redaction.
+"""All metrics, and structured logs with redaction.
 
-Metrics are prometheus-client's, in its multi-process mode: each worker writes its own files, the supervisor adds them up
-when it is scraped. Labels come from closed sets. Logs are one JSON object a line, written by a thread of their own
-through a bounded queue: a full disk or a stopped reader drops lines, never blocks a request.
+Metrics use the multi-process mode of prometheus-client: each worker writes its own files, and the supervisor adds them up
+on each scrape. Labels come from closed sets. Logs are one JSON object per line, written by a separate thread through a
+bounded queue: if the disk is full or the reader stops, lines are dropped, and no request ever waits.
 """
 
 from __future__ import annotations
@@ -32,55 +32,57 @@ from proxy.core.usage import Tally as Tally
 requests_total = Counter("penstock_requests_total", "Answered requests", ["operation", "status"])
 request_seconds = Histogram("penstock_request_seconds", "Time to answer", ["operation"], buckets=LATENCY_S)
 connections_open = Gauge("penstock_connections_open", "Open client connections", multiprocess_mode="livesum")
-connections_refused_total = Counter("penstock_connections_refused_total", "Connections refused at the door", ["reason"])
+connections_refused_total = Counter(
+    "penstock_connections_refused_total", "Connections refused by the connection limiter", ["reason"]
+)
 sockets_open = Gauge("penstock_sockets_open", "Open WebSockets", multiprocess_mode="livesum")
-sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by their close code", ["code"])
+sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by close code", ["code"])
 subscriptions_open = Gauge("penstock_subscriptions_open", "Open subscriptions", ["kind"], multiprocess_mode="livesum")
-socket_events_total = Counter("penstock_socket_events_total", "Events of subscriptions", ["kind", "outcome"])
+socket_events_total = Counter("penstock_socket_events_total", "Subscription events", ["kind", "outcome"])
 feed_blocks_stuck_total = Counter(
-    "penstock_feed_blocks_stuck_total", "Blocks whose logs no upstream gave in many attempts", ["network"]
+    "penstock_feed_blocks_stuck_total", "Blocks whose logs no upstream returned after many attempts", ["network"]
 )
 keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")
 database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
 follower_leads = Gauge(
-    "penstock_follower_leads", "Whether this follower writes the network", ["network"], multiprocess_mode="livemax"
+    "penstock_follower_leads", "Whether this follower indexes the network", ["network"], multiprocess_mode="livemax"
 )
 follower_head = Gauge(
-    "penstock_follower_head", "The newest block that the follower knows of", ["network"], multiprocess_mode="livemax"
+    "penstock_follower_head", "The newest block that the follower has seen", ["network"], multiprocess_mode="livemax"
 )
 follower_block = Gauge(
-    "penstock_follower_block", "The last block that is written", ["network"], multiprocess_mode="livemax"
+    "penstock_follower_block", "The last block that the follower has indexed", ["network"], multiprocess_mode="livemax"
 )
 follower_stopped = Gauge(
     "penstock_follower_stopped",
-    "Whether the network's record cannot go on: its chain was replaced",
+    "Whether indexing of the network has stopped because its chain was replaced",
     ["network"],
     multiprocess_mode="livemax",
 )
-followed_blocks_total = Counter("penstock_followed_blocks_total", "Blocks written", ["network"])
-undone_blocks_total = Counter("penstock_undone_blocks_total", "Blocks taken back that the chain dropped", ["network"])
-reorgs_total = Counter("penstock_reorgs_total", "Times that a chain dropped blocks", ["network"])
-events_total = Counter("penstock_events_total", "Events made for webhooks", ["network", "type"])
+followed_blocks_total = Counter("penstock_followed_blocks_total", "Blocks indexed", ["network"])
+undone_blocks_total = Counter("penstock_undone_blocks_total", "Indexed blocks removed by reorganisations", ["network"])
+reorgs_total = Counter("penstock_reorgs_total", "Reorganisations", ["network"])
+events_total = Counter("penstock_events_total", "Webhook events created", ["network", "type"])
 delivery_attempts_total = Counter(
-    "penstock_delivery_attempts_total", "Attempts to deliver an event, by their end", ["outcome"]
+    "penstock_delivery_attempts_total", "Webhook delivery attempts, by outcome", ["outcome"]
 )
-deliveries_under_way = Gauge("penstock_deliveries_under_way", "Deliveries under way", multiprocess_mode="livesum")
+deliveries_under_way = Gauge(
+    "penstock_deliveries_under_way", "Webhook deliveries in progress", multiprocess_mode="livesum"
+)
 webhooks_stopped_total = Counter(
-    "penstock_webhooks_stopped_total", "Webhooks paused or disabled by failures", ["cause"]
+    "penstock_webhooks_stopped_total", "Webhooks paused or disabled after failed deliveries", ["cause"]
 )
-transfers_total = Counter("penstock_transfers_total", "Transfers of tokens written", ["network"])
-odd_logs_total = Counter("penstock_odd_logs_total", "Logs of tokens that no token standard explains", ["network"])
-sponsorships_total = Counter(
-    "penstock_sponsorships_total", "Operations that were to be sponsored, by what became of it", ["network", "outcome"]
-)
+transfers_total = Counter("penstock_transfers_total", "Token transfers indexed", ["network"])
+odd_logs_total = Counter("penstock_odd_logs_total", "Token logs that match no token standard", ["network"])
+sponsorships_total = Counter("penstock_sponsorships_total", "Sponsorship requests, by outcome", ["network", "outcome"])
 unknown_payments_total = Counter(
-    "penstock_unknown_payments_total", "Operations that our paymasters paid and no ledger knows", ["network"]
+    "penstock_unknown_payments_total", "Operations that a paymaster paid and that are not in the ledger", ["network"]
 )
-log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines that nobody read in time")
+log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 
 
 class Tallies:
-    """All tallies of a process, written to a file that the supervisor adds up when it is scraped."""
+    """All call counters of a process, written to a file that the supervisor adds up on each scrape."""
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], Tally] = {}
@@ -92,7 +94,7 @@ class Tallies:
         return self._all.setdefault((network, method), Tally(network, method))
 
     def write(self, path: Path, upstreams: Sequence[tuple[str, str, int, int]] = ()) -> None:
-        """Whole or not at all: a scrape never sees half a file."""
+        """Write the file atomically, so that a scrape never reads half of it."""
         rows = [
             [*t.labels, t.results, t.errors, t.faults, t.hits, t.joins, t.units, t.seconds, t.buckets]
             for t in self._all.values()
@@ -104,7 +106,7 @@ class Tallies:
 
 
 class CallCollector(Collector):
-    """The calls of all workers, those that died included: their files stay."""
+    """Collects the calls of all workers, including ended ones, whose files stay."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -162,7 +164,7 @@ def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
 
 
 def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
-    """Add up samples of the same labels: a network has many methods."""
+    """Add up samples with equal labels: there is one sample per method of a network."""
     sums: dict[tuple[str, ...], float] = {}
     for sample in family.samples:
         sums[tuple(sample.labels.values())] = sums.get(tuple(sample.labels.values()), 0.0) + sample.value
@@ -172,25 +174,25 @@ def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
     return merged
 
 
-# A key may stand in a path, a query or a message; only its prefix is ever written.
+# Keys can appear in paths, queries and messages. Only their prefix is logged.
 _PREFIXES = "svc_(?:live|test)_|whsec_|adm_"
 _KEY = re.compile(rf"({_PREFIXES})[0-9A-Za-z+/=_-]+")
-# A request's id that is echoed and written: whoever sends a key as one gets another.
+# Request ids that are echoed and logged. An id that contains a key is replaced by a generated one.
 REQUEST_ID = f"(?!.*(?:{_PREFIXES}))[A-Za-z0-9_-]{{1,64}}"
-# Of an address only scheme and host are written: credentials stand before the host, and behind it upstreams have their
-# keys. An address ends where the JSON string around it does, so that what is left is still JSON.
+# URLs are logged as scheme and host only: credentials precede the host, and upstream URLs have keys in the path. A match ends
+# with the surrounding JSON string, so that the line stays valid JSON.
 _ADDRESS = re.compile(r'(?<=://)(?:[^\s"\\]|\\["\\])+')
 _AFTER_HOST = re.compile(r"[/?#]")
-# Lines that wait to be written. Past that they are dropped and counted.
+# The most queued lines. More are dropped and counted.
 QUEUE = 10_000
-# How often access lines go out.
+# How often access lines are written.
 ACCESS_FLUSH_S = 0.2
-# Attributes of a LogRecord that are the machinery's, not the event's.
+# Standard attributes of a LogRecord; all others come from `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def redact(text: str) -> str:
-    """A line of JSON without what is secret in it."""
+    """Remove keys, credentials and URL paths from a line of JSON."""
     return _KEY.sub(r"\1[redacted]", _ADDRESS.sub(_redacted_address, text))
 
 
@@ -198,12 +200,12 @@ def _redacted_address(found: re.Match[str]) -> str:
     authority, *rest = _AFTER_HOST.split(found[0], maxsplit=1)
     credentials, _, host = authority.rpartition("@")
     if any("@" in part for part in rest):
-        return "[redacted]"  # a password with a slash in it, perhaps
+        return "[redacted]"  # possibly a password that contains a slash
     return f"{'[redacted]@' if credentials else ''}{host}{'/[redacted]' if any(rest) else ''}"
 
 
 class JsonLines(logging.Formatter):
-    """One record, one line, one JSON object; nothing secret in it."""
+    """Formats a record as one line with a JSON object, without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -221,7 +223,7 @@ class JsonLines(logging.Formatter):
 def _encoded(line: dict[str, Any]) -> str:
     try:
         return orjson.dumps(line, default=str).decode()
-    except TypeError:  # a lone surrogate, an integer beyond 64 bits: nothing that is said to us may silence the log
+    except TypeError:  # a lone surrogate or an integer over 64 bits: client input must not suppress a log line
         return orjson.dumps({name: _plain(value) for name, value in line.items()}).decode()
 
 
@@ -230,7 +232,7 @@ def _plain(value: Any) -> str:
 
 
 class _Dropping(logging.handlers.QueueHandler):
-    """Hands records to the writing thread; drops what does not fit."""
+    """Passes records to the writing thread and drops them if the queue is full."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
@@ -243,7 +245,7 @@ class _Dropping(logging.handlers.QueueHandler):
 
 
 def start_logging(level: str, stream: TextIO = sys.stderr) -> logging.handlers.QueueListener:
-    """Send all logs through the queue; the caller stops the listener at the end."""
+    """Send all logs through the queue. The caller stops the returned listener at exit."""
     lines: queue.Queue[Any] = queue.Queue(QUEUE)
     writer = logging.StreamHandler(stream)
     writer.setFormatter(JsonLines())
@@ -251,14 +253,17 @@ def start_logging(level: str, stream: TextIO = sys.stderr) -> logging.handlers.Q
     root = logging.getLogger()
     root.handlers[:] = [_Dropping(lines)]
     root.setLevel(level.upper())
-    # The library's own words about clients that vanish are nothing to act on.
+    # asyncio's warnings about lost client connections need no action.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     listener.start()
     return listener
 
 
 class AccessLines:
-    """Lines that are written ready-made, a few times a second and by a thread: what logging costs is too much per call."""
+    """Access lines, formatted by the caller and written by a thread a few times per second.
+
+    The logging module costs too much per call for this.
+    """
 
     def __init__(self, stream: TextIO = sys.stderr) -> None:
         self._stream = stream
@@ -268,14 +273,14 @@ class AccessLines:
         return f"<AccessLines {len(self._lines)} to write>"
 
     def add(self, line: bytes) -> None:
-        """Past the bound lines are dropped: a full disk must not fill the memory."""
+        """Queue a line, or drop it if the queue is full: a full disk must not fill the memory."""
         if len(self._lines) < QUEUE:
             self._lines.append(line)
         else:
             log_lines_dropped_total.inc()
 
     async def run(self) -> None:
-        """A supervised loop."""
+        """Write queued lines. A supervised loop."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(ACCESS_FLUSH_S)
@@ -290,18 +295,18 @@ class AccessLines:
 
 
 class Scrape:
-    """What the supervisor answers to Prometheus: the files of all workers added up, and its own counts."""
+    """The supervisor's Prometheus endpoint: the summed files of all workers, and its own counters."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._registry = CollectorRegistry()
         MultiProcessCollector(self._registry, path=directory)  # type: ignore[no-untyped-call]
         self._registry.register(CallCollector(Path(directory)))
-        # Not a worker's: it is kept in this process alone.
-        self._restarts = Counter("penstock_worker_restarts", "Workers replaced", registry=self._registry)
+        # A metric of the supervisor, not in the workers' files.
+        self._restarts = Counter("penstock_worker_restarts", "Worker processes replaced", registry=self._registry)
 
     def serve(self, host: str, port: int) -> int:
-        """Answer from a thread of this process; the port that it got."""
+        """Serve from a thread, and return the port."""
         server, _ = start_http_server(port, host, self._registry)
         self._server = server
         return int(server.server_port)
@@ -311,6 +316,6 @@ class Scrape:
         self._server.server_close()
 
     def worker_ended(self, pid: int) -> None:
-        """A dead worker's gauges must not be counted on."""
+        """Remove the gauges of an ended worker from the sums."""
         multiprocess.mark_process_dead(pid, path=self._directory)  # type: ignore[no-untyped-call]
         self._restarts.inc()

@@ -179,9 +179,9 @@ def test_wrong_value_in_a_file_is_refused_by_name(write: Write, text: str, named
         ("PENSTOCK_SERVER__TRUSTED_PROXIES", "10.0.0.0/8", "server.trusted_proxies: "),
         ("PENSTOCK_SERVER__PROT", "1", "PENSTOCK_SERVER__PROT: there is no setting server.prot"),
         ("PENSTOCK_SERVR__PORT", "1", "PENSTOCK_SERVR__PORT: there is no setting servr.port"),
-        ("PENSTOCK_PORT", "1", "PENSTOCK_PORT: write PENSTOCK_SECTION__KEY"),
-        ("PENSTOCK_", "1", "PENSTOCK_: write"),
-        ("PENSTOCK_UPSTREAMS", "x", "PENSTOCK_UPSTREAMS: write"),
+        ("PENSTOCK_PORT", "1", "PENSTOCK_PORT: settings are named PENSTOCK_SECTION__KEY"),
+        ("PENSTOCK_", "1", "PENSTOCK_: settings are named"),
+        ("PENSTOCK_UPSTREAMS", "x", "PENSTOCK_UPSTREAMS: settings are named"),
     ],
 )
 def test_wrong_value_in_the_environment_is_refused_by_name(name: str, text: str, named: str) -> None:
@@ -371,15 +371,15 @@ def test_signers_key_is_read_from_the_environment_or_a_file_and_is_no_setting(wr
 @pytest.mark.parametrize(
     ("text", "environ", "named"),
     [
-        ('signer_env = "NOT_THERE"', {}, "paymasters.0: there is no signer's key in NOT_THERE"),
-        ('signer_file = "/nowhere/key"', {}, "paymasters.0: there is no signer's key in /nowhere/key"),
-        ('signer_env = "SIGNER"', {"SIGNER": SIGNER[:-1]}, "paymasters.0: what is in SIGNER is no private key"),
-        ('signer_env = "SIGNER"', {"SIGNER": "0x" + "00" * 32}, "paymasters.0: what is in SIGNER is no private key"),
-        ('signer_env = "SIGNER"', {"SIGNER": "0x" + "ff" * 32}, "paymasters.0: what is in SIGNER is no private key"),
+        ('signer_env = "NOT_THERE"', {}, "paymasters.0: there is no signing key in NOT_THERE"),
+        ('signer_file = "/nowhere/key"', {}, "paymasters.0: there is no signing key in /nowhere/key"),
+        ('signer_env = "SIGNER"', {"SIGNER": SIGNER[:-1]}, "paymasters.0: SIGNER does not contain a private key"),
+        ('signer_env = "SIGNER"', {"SIGNER": "0x" + "00" * 32}, "paymasters.0: SIGNER does not contain a private key"),
+        ('signer_env = "SIGNER"', {"SIGNER": "0x" + "ff" * 32}, "paymasters.0: SIGNER does not contain a private key"),
         (
             f'signer_env = "SIGNER"{PAYMASTER}signer_env = "SIGNER"',
             {"SIGNER": SIGNER},
-            "paymasters.1: there is another",
+            "paymasters.1: there is already",
         ),
     ],
 )

@@ -1,1 +1,4 @@
-"""One module per command: `register` adds its arguments, `run` does it. A command talks to a person; the rooms do the work."""
+"""The command line, one module per command: `register` adds its arguments, `run` executes it.
+
+Commands only parse arguments and print results; other packages do the work.
+"""

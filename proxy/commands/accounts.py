@@ -1,4 +1,4 @@
-"""`accounts`: create, list, show and change accounts, and let their holders in."""
+"""`accounts`: create, list, show and change accounts, and give their holders access to the dashboard."""
 
 from __future__ import annotations
 
@@ -30,12 +30,19 @@ COLUMNS = (
 
 
 def add_limits(parser: argparse.ArgumentParser, *, day: bool) -> None:
-    """Own limits; -1 goes back to what is inherited. A key, which has no day of its own, gets no more than its account."""
-    said = "own limit; -1: inherit" if day else "own limit, up to the account's; -1: inherit"
-    parser.add_argument("--requests-per-second", type=int, metavar="N", help=said)
-    parser.add_argument("--units-per-second", type=int, metavar="N", help=said)
+    """Add options for the limits of an account (`day=True`) or of a key, which has no daily limit."""
+    default = "the plan's limit" if day else "the account's limit, which is also the maximum"
+    parser.add_argument("--requests-per-second", type=int, metavar="N", help=f"requests per second (-1: use {default})")
+    parser.add_argument(
+        "--units-per-second", type=int, metavar="N", help=f"compute units per second (-1: use {default})"
+    )
     if day:
-        parser.add_argument("--requests-per-day", type=int, metavar="N", help="own limit; 0: none, -1: the plan's")
+        parser.add_argument(
+            "--requests-per-day",
+            type=int,
+            metavar="N",
+            help="requests per day (0: unlimited, -1: use the plan's limit)",
+        )
 
 
 def own_limits(args: argparse.Namespace) -> LimitChange:
@@ -49,33 +56,44 @@ def own_limits(args: argparse.Namespace) -> LimitChange:
 def register(commands: Any) -> None:
     parser = commands.add_parser("accounts", help="create, list, show and change accounts")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "a new account", _create)
-    create.add_argument("--name", required=True)
-    create.add_argument("--email", required=True)
-    create.add_argument("--plan", default="free")
+    create = _action(actions, "create", "create an account", _create)
+    create.add_argument("--name", required=True, help="the name of the customer or team")
+    create.add_argument("--email", required=True, help="the holder's e-mail address, for signing in and for notices")
+    create.add_argument("--plan", default="free", help="a plan of config/plans.toml (default: free)")
     add_limits(create, day=True)
-    _action(actions, "list", "all accounts", _list)
-    _action(actions, "show", "one account", _show).add_argument("id")
+    _action(actions, "list", "list all accounts", _list)
+    _with_id(_action(actions, "show", "show an account and its requests today", _show))
     change = _action(actions, "set", "change an account", _set)
-    change.add_argument("id")
-    change.add_argument("--name")
-    change.add_argument("--email")
-    change.add_argument("--plan")
+    _with_id(change)
+    change.add_argument("--name", help="the new name")
+    change.add_argument("--email", help="the new e-mail address")
+    change.add_argument("--plan", help="the new plan, one of config/plans.toml")
     add_limits(change, day=True)
-    for name, about, disabled in (("disable", "refuse all its keys for now", True), ("enable", "undo disable", False)):
-        _action(actions, name, about, _set_disabled(disabled=disabled)).add_argument("id")
+    for name, about, disabled in (
+        ("disable", "refuse all keys of an account until it is enabled", True),
+        ("enable", "enable a disabled account", False),
+    ):
+        _with_id(_action(actions, name, about, _set_disabled(disabled=disabled)))
     password = _action(
-        actions, "password", "set its holder's password, and end all sessions", _password, context.session_store
+        actions,
+        "password",
+        "set the holder's dashboard password and end all sessions",
+        _password,
+        context.session_store,
     )
-    password.add_argument("id")
-    password.add_argument("--stdin", action="store_true", help="read it from standard input instead of asking for it")
-    _action(actions, "link", "a link that signs its holder in once", _link, context.session_store).add_argument("id")
+    _with_id(password)
+    password.add_argument("--stdin", action="store_true", help="read the password from standard input without a prompt")
+    _with_id(_action(actions, "link", "create a link that signs the holder in once", _link, context.session_store))
+
+
+def _with_id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", help="the account's id, such as acct_0123…")
 
 
 def _action(actions: Any, name: str, about: str, act: Any, store: Any = context.key_store) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
     context.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act, store)))
     return parser
 
@@ -117,17 +135,17 @@ def _set_disabled(*, disabled: bool) -> Any:
 async def _password(opened: tuple[SessionStore, Settings], args: argparse.Namespace) -> None:
     store, _ = opened
     holder = await store.read_holder(args.id)
-    await store.set_password(holder.id, hash_password(_asked_for(stdin=args.stdin)))
+    await store.set_password(holder.id, hash_password(_read_password(stdin=args.stdin)))
     output.row({"id": holder.id, "password": "set"}, as_json=args.json)
 
 
-def _asked_for(*, stdin: bool) -> str:
-    """Twice where a person types it: nobody sees what is typed."""
+def _read_password(*, stdin: bool) -> str:
+    """Read the password, twice if it is typed, because typing is invisible."""
     if stdin:
         return sys.stdin.readline().rstrip("\r\n")
     password = getpass("New password: ")
-    if getpass("Once more: ") != password:
-        raise InvalidRequest("the two are not the same")
+    if getpass("Repeat the password: ") != password:
+        raise InvalidRequest("the two passwords differ; the old one was kept")
     return password
 
 

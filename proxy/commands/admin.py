@@ -1,4 +1,4 @@
-"""`admin`: tokens that operators sign in to the dashboard with."""
+"""`admin`: tokens with which operators sign in to the dashboard."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ COLUMNS = ("id", "name", "hint", "created_at", "last_used_at", "revoked_at")
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("admin", help="make, list and revoke operators' tokens for the dashboard")
-    tokens = parser.add_subparsers(dest="what", required=True, metavar="WHAT").add_parser("token", help="admin tokens")
+    parser = commands.add_parser("admin", help="create, list and revoke operators' tokens for the dashboard")
+    tokens = parser.add_subparsers(dest="what", required=True, metavar="WHAT").add_parser(
+        "token", help="create, list and revoke tokens"
+    )
     actions = tokens.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _action(actions, "create", "a new token, shown once", _create).add_argument("--name", default="operator")
-    _action(actions, "list", "all tokens", _list)
-    _action(actions, "revoke", "end a token and its sessions for good", _revoke).add_argument("id")
+    create = _action(actions, "create", "create a token and print it once", _create)
+    create.add_argument("--name", default="operator", help="the operator's name (default: operator)")
+    _action(actions, "list", "list all tokens", _list)
+    revoke = _action(actions, "revoke", "revoke a token permanently and end its sessions", _revoke)
+    revoke.add_argument("id", help="the token's id, such as admt_0123…")
 
 
 def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
     context.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
     return parser
 
@@ -40,7 +44,7 @@ async def _create(store: SessionStore, args: argparse.Namespace) -> None:
     token = new_admin_token()
     output.row(await store.add_token(args.name, token), as_json=args.json, token=token)
     if not args.json:
-        print("\nThe token is shown this once: only its digest is stored.")
+        print("\nStore the token now: it cannot be shown again, because only its digest is stored.")
 
 
 async def _list(store: SessionStore, args: argparse.Namespace) -> None:

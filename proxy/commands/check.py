@@ -1,4 +1,4 @@
-"""`check`: the effective settings, secrets masked, and every fault at once."""
+"""`check`: print the effective settings with secrets masked, or every fault in them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from proxy import settings
+from proxy.commands.context import CONFIG_HELP
 from proxy.errors import StartError
 from proxy.settings import Settings, Tables
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("check", help="print the effective settings and every fault in them")
-    parser.add_argument("--config", type=Path, metavar="FILE")
+    parser = commands.add_parser("check", help="check the configuration and print the effective settings")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.set_defaults(run=run)
 
 
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def loaded(config: Path | None) -> tuple[Settings, Tables]:
-    """Settings and tables, or one StartError with the faults of both."""
+    """Load settings and tables, or raise one StartError with the faults of both."""
     faults: list[str] = []
     found, tables = None, None
     try:

@@ -1,4 +1,4 @@
-"""Where a command finds its settings: a file, the environment, or the running development service."""
+"""Settings and database connections of commands: from a file, the environment, or the running development service."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from proxy.store.keys import KeyStore
 from proxy.store.pool import DatabaseConnection, Pool
 from proxy.store.sessions import SessionStore
 
+# Written by `dev` while it runs: its database and keys, for the other commands.
 RUNNING = "running.json"
 CONNECT_S = 10.0
+CONFIG_HELP = "a TOML file with settings; it overrides config/default.toml, the environment overrides both"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults and the environment")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the development service's directory")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="the data directory of a running `dev` service (default: .penstock)"
+    )
 
 
 def load(args: argparse.Namespace) -> Settings:
-    """The effective settings; without a file or DATABASE_URL, those of the development service that runs here."""
+    """Return the effective settings; without a file or DATABASE_URL, those of the running development service."""
     environ = settings.environment()
     if args.config is None and "DATABASE_URL" not in environ and "PENSTOCK_DATABASE__URL" not in environ:
         return settings.load(environ=environ, overrides=_running(args.data or settings.data_directory()))
@@ -41,19 +45,27 @@ def _running(data: Path) -> dict[str, Any]:
         return dict(orjson.loads((data / RUNNING).read_bytes()))
     except (OSError, orjson.JSONDecodeError):
         raise StartError(
-            ["no database: start `make run` (another directory: --data), give --config FILE or set DATABASE_URL"]
+            [
+                f"no database: no development service is running in {data}. Start one with `make run`, name its directory "
+                "with --data, or configure a database with --config FILE or DATABASE_URL"
+            ]
         ) from None
 
 
 @asynccontextmanager
 async def database(url: str) -> AsyncIterator[DatabaseConnection]:
-    """One connection. Of what is wrong with the address only the kind is said: it holds a password."""
+    """Open one connection. Errors do not include the URL, which contains a password."""
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_S)
     except (asyncpg.InterfaceError, ValueError):
-        raise StartError(["database.url: is not an address that can be used"]) from None
+        raise StartError(["database.url: is not a valid Postgres URL"]) from None
     except (OSError, asyncpg.PostgresError) as exc:
-        raise StartError([f"database.url: cannot connect ({type(exc).__name__}): is it running, and may we?"]) from None
+        raise StartError(
+            [
+                f"database.url: cannot connect ({type(exc).__name__}): check that Postgres is running and that the user "
+                "and password are right"
+            ]
+        ) from None
     try:
         yield connection
     finally:
@@ -61,7 +73,7 @@ async def database(url: str) -> AsyncIterator[DatabaseConnection]:
 
 
 async def check_schema(url: str) -> None:
-    """Refuse a schema that is behind: `migrate` is a step of its own, taken before."""
+    """Raise StartError if migrations are missing. They are applied only by `migrate`."""
     async with database(url) as connection:
         if missing := await migrate.pending(connection):
             raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
@@ -69,7 +81,7 @@ async def check_schema(url: str) -> None:
 
 @asynccontextmanager
 async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool]]:
-    """The settings, and connections to a database that is up to date."""
+    """Yield the settings and a pool for a database whose schema is up to date."""
     found = load(args)
     await check_schema(found.database.url)
     pool = Pool(found.database.url, size=2, acquire_timeout_s=5.0, application="penstock-cli")

@@ -1,4 +1,4 @@
-"""`dev`: the whole service on this machine, on embedded defaults."""
+"""`dev`: run the whole service on this machine with an embedded database and chain."""
 
 from __future__ import annotations
 
@@ -8,26 +8,37 @@ from pathlib import Path
 from typing import Any
 
 from proxy import settings
+from proxy.commands.context import CONFIG_HELP
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("dev", help="run everything on this machine: database, chain and service")
-    parser.add_argument("--port", type=int, help="port of the API (default: server.port)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="where state is kept (default: .penstock)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes (default: 1)")
-    parser.add_argument("--fresh", action="store_true", help="forget all earlier state")
+    about = "run everything for development: an embedded database, a development chain and the service"
+    parser = commands.add_parser("dev", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("--port", type=int, help="port of the API (default: the setting server.port)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="directory for all data (default: .penstock)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of worker processes (default: 1)")
+    parser.add_argument("--fresh", action="store_true", help="delete the data of earlier runs first")
     parser.add_argument(
-        "--upstream", action="append", default=[], metavar="CHAIN/NETWORK=URL", help="a real upstream; repeatable"
+        "--upstream",
+        action="append",
+        default=[],
+        metavar="CHAIN/NETWORK=URL",
+        help="add an upstream for a public network, such as ethereum/mainnet=https://host/path; repeatable",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults")
-    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written as one JSON object when all is ready")
+    parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="PATH",
+        help="when ready, write URLs, keys and contracts to this file as JSON",
+    )
     parser.add_argument(
         "--no-contracts",
         dest="contracts",
         action="store_false",
-        help="leave the dev chain empty (and without a bundler)",
+        help="deploy no contracts on the development chain (implies --no-bundler)",
     )
-    parser.add_argument("--no-bundler", dest="bundler", action="store_false", help="do not start a bundler")
+    parser.add_argument("--no-bundler", dest="bundler", action="store_false", help="do not start the bundler")
     parser.set_defaults(run=run)
 
 
@@ -46,6 +57,6 @@ def run(args: argparse.Namespace) -> int:
         contracts=args.contracts,
         bundler=args.bundler,
     )
-    print("Penstock", flush=True)
+    print("Starting Penstock", flush=True)
     asyncio.run(DevService(options, Display()).run())
     return 0

@@ -18,52 +18,74 @@ STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
 def register(commands: Any) -> None:
     parser = commands.add_parser("keys", help="create, list, show, rotate, revoke and change keys")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "a new key, shown once", _create)
-    create.add_argument("--account", required=True, metavar="ID")
-    create.add_argument("--name", default="default")
-    create.add_argument("--mode", choices=MODES, default="live")
+    create = _action(actions, "create", "create a key and print it once", _create)
+    create.add_argument("--account", required=True, metavar="ID", help="the id of the key's account")
+    create.add_argument("--name", default="default", help="a name for the key (default: default)")
+    create.add_argument(
+        "--mode", choices=MODES, default="live", help="test keys work on test networks only (default: live)"
+    )
     create.add_argument(
         "--scope",
         action="append",
         default=[],
         metavar="SCOPE",
-        help=f"repeatable; none means all of {', '.join(SCOPES)}",
+        help=f"allow this scope; repeatable; default: all ({', '.join(SCOPES)})",
     )
     add_limits(create, day=False)
-    _add_fence(create)
-    _action(actions, "list", "all keys", _list).add_argument("--account", metavar="ID")
-    _action(actions, "show", "one key", _show).add_argument("id")
-    rotate = _action(actions, "rotate", "a successor; the old key works on for a while", _rotate)
-    rotate.add_argument("id")
+    _add_restrictions(create)
+    listing = _action(actions, "list", "list keys", _list)
+    listing.add_argument("--account", metavar="ID", help="only the keys of this account")
+    _with_id(_action(actions, "show", "show a key", _show))
+    rotate = _action(actions, "rotate", "create a successor; the old key keeps working for a while", _rotate)
+    _with_id(rotate)
     rotate.add_argument(
-        "--overlap-s", type=float, default=86400.0, metavar="S", help="seconds that the old key works on"
+        "--overlap-s",
+        type=float,
+        default=86400.0,
+        metavar="S",
+        help="seconds until the old key expires (default: 86400, one day)",
     )
     for name, about in (
-        ("revoke", "end a key for good"),
-        ("disable", "refuse a key for now"),
-        ("enable", "undo disable"),
+        ("revoke", "revoke a key permanently"),
+        ("disable", "refuse a key until it is enabled"),
+        ("enable", "enable a disabled key"),
     ):
-        _action(actions, name, about, _set_status).add_argument("id")
+        _with_id(_action(actions, name, about, _set_status))
     change = _action(actions, "set", "change a key", _set)
-    change.add_argument("id")
-    change.add_argument("--name")
-    change.add_argument("--scope", action="append", metavar="SCOPE", help="repeatable; replaces all scopes")
-    change.add_argument("--all-scopes", action="store_true")
+    _with_id(change)
+    change.add_argument("--name", help="the new name")
+    change.add_argument(
+        "--scope", action="append", metavar="SCOPE", help="allow this scope; repeatable; replaces the old scopes"
+    )
+    change.add_argument("--all-scopes", action="store_true", help="allow all scopes")
     add_limits(change, day=False)
-    _add_fence(change)
-    change.add_argument("--from-anywhere", action="store_true", help="drop both allow-lists")
+    _add_restrictions(change)
+    change.add_argument(
+        "--from-anywhere", action="store_true", help="remove the lists of allowed addresses and origins"
+    )
 
 
-def _add_fence(parser: argparse.ArgumentParser) -> None:
-    """Where the key may be used from."""
-    parser.add_argument("--allow-ip", action="append", metavar="CIDR", help="repeatable; only from these addresses")
-    parser.add_argument("--allow-origin", action="append", metavar="ORIGIN", help="repeatable; only from pages there")
+def _with_id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", help="the key's id, such as key_0123…")
+
+
+def _add_restrictions(parser: argparse.ArgumentParser) -> None:
+    """Add options that restrict where the key may be used from."""
+    parser.add_argument(
+        "--allow-ip", action="append", metavar="CIDR", help="accept the key only from these addresses; repeatable"
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        metavar="ORIGIN",
+        help="accept the key only from web pages of these origins; repeatable",
+    )
 
 
 def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=about)
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
     context.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
     return parser
 
@@ -118,4 +140,4 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
 
 def _remind(args: argparse.Namespace) -> None:
     if not args.json:
-        print("\nThe key is shown this once: only its digest is stored.")
+        print("\nStore the key now: it cannot be shown again, because only its digest is stored.")

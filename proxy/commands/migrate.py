@@ -1,4 +1,4 @@
-"""`migrate`: bring the database's schema up to this program's. Safe to run from two places at once."""
+"""`migrate`: apply missing migrations to the database. Safe to run concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.store import migrate
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("migrate", help="bring the database's schema up to date")
+    parser = commands.add_parser("migrate", help="update the database schema to this version")
     context.add_arguments(parser)
     parser.set_defaults(run=lambda args: asyncio.run(run(args)))
 
@@ -25,6 +25,6 @@ async def run(args: argparse.Namespace) -> int:
         try:
             applied = await migrate.migrate(connection)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
-            raise StartError([f"a migration failed and was undone: {exc}"]) from None
-    print("\n".join(f"applied {name}" for name in applied) or "nothing to do")
+            raise StartError([f"a migration failed and was rolled back: {exc}"]) from None
+    print("\n".join(f"applied {name}" for name in applied) or "the database schema is up to date")
     return 0

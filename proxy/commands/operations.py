@@ -1,4 +1,4 @@
-"""`operations`: what became of the user operations that were sent through the bundler path."""
+"""`operations`: list the user operations sent through the bundler API and their status."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ MOST = 10_000
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("operations", help="list user operations and what became of them")
+    parser = commands.add_parser("operations", help="list user operations and their status")
     context.add_arguments(parser)
-    parser.add_argument("--key", metavar="ID", help="only those of this key and of the keys it was rotated from")
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="the newest so many")
-    parser.add_argument("--json", action="store_true", help="for programs: with the operation itself")
+    parser.add_argument(
+        "--key", metavar="ID", help="only operations of this key and of its predecessors and successors"
+    )
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="list the newest N operations (default: 50)")
+    parser.add_argument("--json", action="store_true", help="print JSON, including the operations themselves")
     parser.set_defaults(run=lambda args: asyncio.run(_list(args)))
 
 
@@ -39,6 +41,6 @@ async def _list(args: argparse.Namespace) -> int:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Bytes as text, and numbers that JSON has no room for."""
+    """Convert bytes and the nonce, which can exceed 64 bits, to hex."""
     shown = {name: f"0x{row[name].hex()}" for name in _BYTES if row[name] is not None}
     return {**row, **shown, "nonce": hex(int(row["nonce"]))}

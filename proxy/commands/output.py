@@ -1,4 +1,4 @@
-"""Rows as a table for people, or as JSON for programs."""
+"""Prints rows as a table or as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`serve`: the production service: workers on one port until SIGTERM; SIGHUP reloads."""
+"""`serve`: run the production service. SIGTERM drains and stops it, SIGHUP reloads the settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,23 @@ log = logging.getLogger("penstock.serve")
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="run the service on a configured database and upstreams")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings beside the defaults and the environment")
-    parser.add_argument("--role", choices=ROLES, default="all", help="what runs here (default: all)")
+    parser = commands.add_parser(
+        "serve",
+        help="run the service in production with your own database and upstreams",
+        description="Run the service in production. SIGTERM drains and stops it, SIGHUP reloads the settings.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
+    parser.add_argument(
+        "--role",
+        choices=ROLES,
+        default="all",
+        help="run only the API (gateway), the block indexer (follower) or webhook delivery (deliverer); default: all",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    # Here, so that the other commands do not wait for what they do not need.
+    # Imported here, so that other commands start faster.
     from proxy import telemetry
     from proxy.processes.supervisor import Supervisor
 
@@ -53,7 +62,7 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
         log.info("draining")
     finally:
         await supervisor.stop()
-        # The loop takes its handlers along when it closes: a second signal would then kill a service that stopped well.
+        # Closing the loop removes its signal handlers: without this, a second signal would kill a service that stops cleanly.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
@@ -69,7 +78,7 @@ def _reload(config: Path | None, supervisor: Supervisor) -> None:
     try:
         settings, _ = loaded(config)
     except StartError as exc:
-        log.error("reload refused: the old settings stay", extra={"faults": exc.faults})
+        log.error("reload refused: keeping the old settings", extra={"faults": exc.faults})
         return
     log.info("reloading")
     supervisor.reload(settings)

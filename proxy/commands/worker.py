@@ -1,4 +1,4 @@
-"""`worker`: one worker process. The supervisor starts it; nobody else should."""
+"""`worker`: run one worker process. Internal: only the supervisor starts it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("worker")
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--windows-fd", type=int, required=True)
-    parser.add_argument("--alone", action="store_true", help="no other worker shares the windows")
+    parser.add_argument("--alone", action="store_true", help="the only worker: use the windows without locks")
     parser.set_defaults(run=run)
 
 

@@ -24,7 +24,7 @@ from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import forgetting
 from proxy.compose.webhooks import EventFeature
 from proxy.processes.supervisor import READY
-from proxy.processes.worker import first_line, heed_supervisor
+from proxy.processes.worker import first_line, watch_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
@@ -194,7 +194,7 @@ def main(part: str) -> int:
 
 async def _run(settings: Settings, tables: Tables, part: str) -> None:
     """Run until the supervisor stops this process or dies. An open transaction is rolled back and repeated later."""
-    stop = heed_supervisor(settings)
+    stop = watch_supervisor(settings)
     running = Background(settings, tables)
     await running.open(needs_upstreams=part not in WITHOUT_UPSTREAMS)
     if (starting := PARTS[part](running)) is not None:

@@ -1,1 +1,1 @@
-"""The whole service on one machine: an embedded Postgres and a development chain beside the workers."""
+"""`python -m proxy dev`: the whole service on one machine, with an embedded Postgres and a development chain."""

@@ -1,6 +1,7 @@
-"""The accounts that every hardhat node funds: known to everybody, worth nothing anywhere else.
+"""The accounts that every Hardhat node funds. Their private keys are public; never use them on another chain.
 
-The first ones are for whoever uses the development chain. The last four have work: they deploy, sign and bundle.
+The first ones are free to use on the development chain. The last four are taken: they deploy contracts, sign for the paymaster
+and pay for the bundler.
 """
 
 from __future__ import annotations
@@ -20,5 +21,5 @@ class DevAccount:
 
 ACCOUNTS = tuple(DevAccount(**found) for found in orjson.loads((CONFIG / "devnet" / "accounts.json").read_bytes()))
 FUNDED, ALICE, BOB, CAROL = ACCOUNTS[:4]
-# A bundler pays with its executor's account and sets up its own contracts with the other.
+# The bundler pays for bundles with its executor account and deploys its contracts with its utility account.
 WORKING = BUNDLER_UTILITY, BUNDLER_EXECUTOR, PAYMASTER_SIGNER, DEPLOYER = ACCOUNTS[-4:]

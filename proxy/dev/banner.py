@@ -1,4 +1,4 @@
-"""What is said when all is ready: to people as a banner, to programs as one JSON object."""
+"""The summary when everything is ready: a banner for people, a JSON object for programs (`--ready-file`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReadyFile:
     upstream_url: str
     bundler_url: str | None
     keys: dict[str, str]
-    # How people sign in: e-mail and password of an account's holder, and the token of an operator.
+    # Dashboard sign-in: e-mail and password of an account's holder, and the token of an operator.
     sign_in: dict[str, str]
     contracts: DevContracts
 
@@ -52,12 +52,12 @@ class ReadyFile:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object: what is on the chain stands beside where the service is."""
-        said = asdict(self)
-        on_chain = said.pop("contracts")
+        """Return one flat object with the service's addresses and the contracts on the chain."""
+        fields = asdict(self)
+        on_chain = fields.pop("contracts")
         accounts = [asdict(account) for account in ACCOUNTS if account not in WORKING]
         return {
-            **said,
+            **fields,
             **on_chain,
             "funded_account": asdict(FUNDED),
             "accounts": accounts,
@@ -73,33 +73,37 @@ Penstock is ready.
   API        {ready.base_url}
   WebSocket  {ready.ws_url}/v1/ws/dev/mainnet?apiKey=KEY
   dashboard  {ready.dashboard_url}
-  reference  {root}/docs
+  API docs   {root}/docs
   metrics    {ready.metrics_url}
   dev chain  {ready.upstream_url}
-  bundler    {ready.bundler_url or "not started"}
+  bundler    {ready.bundler_url or "not running"}
   data       {data}
 {_on_chain(ready.contracts)}
-  keys       free        {ready.keys["free"]}
+  API keys   free        {ready.keys["free"]}
              growth      {ready.keys["growth"]}
              enterprise  {ready.keys["enterprise"]}
-             test        {ready.keys["test"]}
+             test        {ready.keys["test"]}  (test networks only)
 
-  sign in    holder      {ready.sign_in["email"]}  {ready.sign_in["password"]}
+  sign in    account     {ready.sign_in["email"]}  password {ready.sign_in["password"]}
              operator    {ready.sign_in["admin_token"]}
 
-Try it:
+Get the newest block number:
 
   {_curl(ready, "free", "mainnet", "eth_blockNumber", "")}
 
+Get a balance on the test network:
+
   {_curl(ready, "test", "testnet", "eth_getBalance", f'"{FUNDED.address}","latest"')}
+
+Subscribe to new blocks over a WebSocket:
 
   {listener(ready, "growth")}
 
-Ctrl-C stops everything; the data stays for the next start (--fresh begins anew)."""
+Ctrl-C stops everything. The data is kept for the next start; start with --fresh to delete it."""
 
 
 def _on_chain(contracts: DevContracts) -> str:
-    """The contracts that a person would look for first; the ready file has them all."""
+    """List the standard tokens and the entry points. The ready file has all contracts."""
     ordinary = ("erc20", "weth", "erc721", "erc1155")
     shown = [(found["symbol"], found) for found in (*contracts.tokens, *contracts.nfts) if found["kind"] in ordinary]
     lines = [f"{symbol:<11} {found['address']}  {found['kind']}, {found['name']}" for symbol, found in shown]
@@ -115,7 +119,7 @@ def _curl(ready: ReadyFile, key: str, network: str, method: str, params: str) ->
     )
 
 
-# Prints each new head, in the words that an interpreter takes in one go.
+# Prints each new head. One argument for `python -c`.
 _LISTENER = (
     "import asyncio, aiohttp, sys\n"
     "async def main():\n"
@@ -127,6 +131,6 @@ _LISTENER = (
 
 
 def listener(ready: ReadyFile, key: str) -> str:
-    """A subscription with what is installed anyway."""
+    """Return a command that subscribes with packages that are already installed."""
     url = f"{ready.ws_url}/v1/ws/dev/mainnet?apiKey={ready.keys[key]}"
     return f"{shlex.quote(sys.executable)} -c '{_LISTENER}' '{url}'"

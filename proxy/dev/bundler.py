@@ -1,4 +1,4 @@
-"""The bundler beside the development chain: alto, on the Node.js that the chain's npm packages bring."""
+"""The bundler of the development chain: Alto, run with the Node.js from the chain's npm packages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.dev.child import Child, Program
 BUNDLER = DEVNET / "bundler"
 _ALTO = BUNDLER / "node_modules/@pimlico/alto/esm/cli/alto.js"
 MISSING = f"not installed: run `make run`, or `npm ci --ignore-scripts --legacy-peer-deps` in {BUNDLER}"
-# It reads options from variables with its prefix, and a file of them in the directory where it is started.
+# Alto also reads options from the environment and from a .env file in the working directory: neither must reach it.
 _OWN = {"OTEL_SDK_DISABLED": "true", "DOTENV_CONFIG_PATH": os.devnull, "NO_COLOR": "1"}
 _FOREIGN = ("ALTO_", "SENTRY_", "NODE_OPTIONS")
 
@@ -26,7 +26,7 @@ def is_installed() -> bool:
 
 
 def bundler(chain_url: str, entry_points: Iterable[str], log_file: Path) -> tuple[Child, str]:
-    """The child, and the address that it will answer on. The chain must have its contracts before it is started."""
+    """Return the child and its URL. Start it only after the contracts are deployed."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
 
@@ -45,7 +45,7 @@ def bundler(chain_url: str, entry_points: Iterable[str], log_file: Path) -> tupl
         "executor-private-keys": BUNDLER_EXECUTOR.private_key,
         "utility-private-key": BUNDLER_UTILITY.private_key,
         "min-executor-balance": "0",
-        # Needs a tracer in JavaScript, which the development chain has not.
+        # Safe mode needs a JavaScript tracer, which the development chain lacks.
         "safe-mode": "false",
         "block-time": "1000",
         "log-level": "warn",

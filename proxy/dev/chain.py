@@ -1,4 +1,4 @@
-"""The development chain: hardhat's node, with the Node.js that its npm packages bring."""
+"""The development chain: a Hardhat node, run with the Node.js from its npm packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def node_binary() -> Path:
 
 
 def development_chain(state_dir: Path, log_file: Path) -> tuple[Child, str]:
-    """The child, and the address that it will answer on."""
+    """Return the child and its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
 

@@ -1,7 +1,7 @@
-"""Foreign programs as children that never outlive us.
+"""External programs as child processes that never outlive this one.
 
-A child has a session of its own, so that Ctrl-C reaches only us and we end everything in order; the kernel signals it when
-we die (PR_SET_PDEATHSIG), so that not even SIGKILL leaves an orphan. Its output goes to a file.
+A child runs in its own session, so that Ctrl-C reaches only the parent, which then stops everything in order. The kernel
+signals the child when the parent dies (PR_SET_PDEATHSIG), so that even SIGKILL leaves no orphan. Its output goes to a file.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.errors import StartError
-from proxy.tasks import tell
+from proxy.tasks import send_signal
 
 log = logging.getLogger("penstock.dev")
 
 PR_SET_PDEATHSIG = 1
-# A log file larger than this is begun anew at the next start.
+# A log file larger than this is deleted at the next start.
 MAX_LOG_BYTES = 10 * 1024 * 1024
 PROBE_S = 0.05
-# Before a child that died is started again: the kernel may have to clean up after it.
+# Pause before a restart, so that the kernel can free the resources of the ended child.
 RESTART_S = 0.3
 LONGEST_RESTART_S = 5.0
 
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """How a child is run, how it says that it is ready, and how it is asked to end."""
+    """How to run a child, check that it is ready, and stop it."""
 
     name: str
     argv: Sequence[str]
@@ -47,7 +47,7 @@ class Program:
 
 
 class Child:
-    """A program kept running: started again when it dies, until it is stopped."""
+    """A program that is restarted when it ends, until it is stopped."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -58,7 +58,7 @@ class Child:
         return f"<Child {self.program.name} {'running' if running else 'stopped'}>"
 
     async def start(self) -> None:
-        """Return when it is ready; StartError, with the end of its log, when it never is."""
+        """Start the program and wait until it is ready; raise StartError with the end of its log if it is not in time."""
         log_file = self.program.log_file
         with suppress(OSError):
             if log_file.stat().st_size > MAX_LOG_BYTES:
@@ -95,18 +95,20 @@ class Child:
             return "\n".join(self.program.log_file.read_text("utf-8", "replace").splitlines()[-15:])
         return ""
 
-    async def keep(self, again: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Supervised: whenever the child dies, start it again, and do what makes it whole; after a failure more patiently."""
+    async def keep_running(self, after_restart: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Restart the child whenever it ends, and call `after_restart`; after failures with growing pauses. Supervised."""
         pause_s = RESTART_S
         while True:
             assert self.process is not None
             code = await self.process.wait()
-            log.error("%s ended (%s): starting it again; its log is %s", self.program.name, code, self.program.log_file)
+            log.error(
+                "%s exited with status %s; restarting it (log: %s)", self.program.name, code, self.program.log_file
+            )
             await asyncio.sleep(pause_s)
             try:
                 await self.start()
-                if again is not None:
-                    await again()
+                if after_restart is not None:
+                    await after_restart()
                 pause_s = RESTART_S
             except StartError as failed:
                 log.error("%s", failed)
@@ -118,7 +120,7 @@ class Child:
         if process is None or process.returncode is not None:
             return
         for number in (self.program.stop_signal, signal.SIGKILL):
-            tell(process, number)
+            send_signal(process, number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
                     await process.wait()
@@ -126,7 +128,10 @@ class Child:
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """For a child, before it becomes its program and after any change of user, at which the kernel forgets the wish."""
+    """Have the kernel signal this process when its parent dies.
+
+    Call it in the child before exec, and after any change of user, which resets it.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, int(number))
 
 

@@ -1,4 +1,4 @@
-"""The contracts of the development chain: which there are, who holds what of them, and where they stand."""
+"""The contracts of the development chain: their deployment, balances and addresses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from proxy.dev.accounts import ALICE, BOB, CAROL, FUNDED, PAYMASTER_SIGNER
 from proxy.dev.encoding import name_hash
 from proxy.dev.recipe import Recipe, RecipeStep
 
-# Where these stand on every chain that has them.
+# The same addresses as on public chains.
 MULTICALL = "0xcA11bde05977b3631167028862bE2a173976CA11"
 NAME_REGISTRY = "0x00000000000C2E074eC69A0dFb2997BA6C7d2e1e"
-# EntryPoints have addresses that begin with zeros or their number: somebody looked for a salt.
+# The salts that give EntryPoints their canonical addresses.
 ENTRY_POINT_SALTS = {
     "0.6": bytes(32),
     "0.7": bytes.fromhex("90d8084deab30c2a37c45e8d47f49f2f7965183cb6990a98943ef94940681de3"),
@@ -28,7 +28,7 @@ UNSTAKE_DELAY_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class DevContracts:
-    """What the ready file says of them; by itself, of a chain that has none."""
+    """The contracts as listed in the ready file. The defaults describe a chain without contracts."""
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
     nfts: list[dict[str, Any]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def everything() -> tuple[list[RecipeStep], DevContracts]:
 
 
 def _operations(recipe: Recipe) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """ERC-4337: three versions, each with its factory of wallets and a paymaster that has something to pay with."""
+    """Deploy three versions of ERC-4337, each with a wallet factory and a funded paymaster."""
     entry_points, factories, paymasters = {}, {}, {}
     for version, salt in ENTRY_POINT_SALTS.items():
         entry_point = recipe.create2(f"EntryPoint-{version}", salt=salt)
@@ -90,7 +90,7 @@ def _tokens(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _token(kind: str, address: str, name: str | None, symbol: str | None, decimals: int | None) -> dict[str, Any]:
-    """As its contract says; None for what it does not."""
+    """Describe a token as its contract does; None for values that the contract does not return."""
     return {"kind": kind, "address": address, "name": name, "symbol": symbol, "decimals": decimals}
 
 
@@ -107,7 +107,7 @@ def _coin(recipe: Recipe) -> dict[str, Any]:
 
 
 def _six_decimals(recipe: Recipe) -> dict[str, Any]:
-    """Bob had some once."""
+    """A token with six decimals. Bob has transferred all of his."""
     token = recipe.create("Coin", "Dev Dollar", "DUSD", 6)
     _mint(recipe, token, (FUNDED.address, 10**12), (ALICE.address, 1_234_567_890), (BOB.address, 50_000_000))
     recipe.call(token, "transfer(address,uint256)", CAROL.address, 50_000_000, sender=BOB)
@@ -157,7 +157,10 @@ def _nfts(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _pictures(recipe: Recipe) -> dict[str, Any]:
-    """Every kind of URI that is about. The last one was transferred, the one with the highest id has a large one."""
+    """An ERC-721 collection with every common kind of token URI, including one with a very large token id.
+
+    Token 2 has been transferred and token 8 burned.
+    """
     pictures = recipe.create("Pictures")
     uris = {
         1: _encoded_picture(),
@@ -181,7 +184,7 @@ def _pictures(recipe: Recipe) -> dict[str, Any]:
 
 
 def _encoded_picture() -> str:
-    """JSON in base64, and in it an SVG in base64."""
+    """Return a data URI of base64 JSON that contains a base64 SVG."""
     drawing = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><path d="M0 4h8" stroke="#06c"/></svg>'
     attributes = [
         {"trait_type": "Colour", "value": "blue"},
@@ -219,7 +222,7 @@ def _items(recipe: Recipe) -> dict[str, Any]:
 
 
 def _inline_items(recipe: Recipe) -> dict[str, Any]:
-    """The id stands in the metadata itself: substitution can be seen without a network."""
+    """An ERC-1155 collection with inline metadata that contains {id}, so substitution works without a network."""
     uri = 'data:application/json;utf8,{"name":"Item {id}","properties":{"weight":2}}'
     items = recipe.create("Items", "Inline Items", "INLINE", uri)
     recipe.call(items, "mint(address,uint256,uint256)", ALICE.address, 0x4CCE0, 3)
@@ -234,7 +237,7 @@ def _collection(kind: str, address: str, name: str, symbol: str, tokens: list[di
 
 
 def _price_feeds(recipe: Recipe, tokens: dict[str, str]) -> list[dict[str, Any]]:
-    """Two that are of this moment, one with many decimals, one that is years old, and one that has no price."""
+    """Deploy price feeds: two current ones, one with 18 decimals, one that is years old, and one without a price."""
     feeds = []
     for symbol, decimals, answer, updated_at in (
         ("ETH", 8, 3_000_12345678, 0),
@@ -252,7 +255,7 @@ def _price_feeds(recipe: Recipe, tokens: dict[str, str]) -> list[dict[str, Any]]
 
 
 def _names(recipe: Recipe) -> dict[str, Any]:
-    """ENS with two names, which answer both ways."""
+    """Deploy ENS with two names that resolve in both directions."""
     registry = recipe.place("NameRegistry", NAME_REGISTRY)
     resolver = recipe.create("NameResolver")
     named = {"alice.eth": ALICE.address, "bob.eth": BOB.address}

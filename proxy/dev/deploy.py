@@ -1,4 +1,4 @@
-"""Sends the recipe of the development chain's contracts to it, in order, and makes sure that every step worked."""
+"""Deploys the contracts: sends the recipe's steps in order and checks that each one succeeded."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import aiohttp
 from proxy.dev.recipe import RecipeStep
 from proxy.errors import StartError
 
-# A chain that takes longer for one answer has stopped.
-ANSWER_S = 30.0
+# A chain that takes longer for one reply has hung.
+REPLY_S = 30.0
 RECEIPTS_AT_ONCE = 100
 
 
 async def deploy(url: str, steps: list[RecipeStep]) -> None:
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=ANSWER_S)
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=REPLY_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:
             sent = [(step, await _done(session, url, step)) for step in steps]
-            await _succeeded(session, url, [(step.what, hash_) for step, hash_ in sent if step.sends])
+            await _check_receipts(session, url, [(step.what, hash_) for step, hash_ in sent if step.sends])
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
             raise StartError([f"contracts: the development chain at {url} failed: {exc!r}"]) from None
 
@@ -33,8 +33,8 @@ async def _done(session: aiohttp.ClientSession, url: str, step: RecipeStep) -> A
     return answer["result"]
 
 
-async def _succeeded(session: aiohttp.ClientSession, url: str, sent: list[tuple[str, str]]) -> None:
-    """A transaction that reverts is mined all the same: only its receipt tells."""
+async def _check_receipts(session: aiohttp.ClientSession, url: str, sent: list[tuple[str, str]]) -> None:
+    """Check the receipts: a reverted transaction is mined too, and only its receipt shows the failure."""
     for first in range(0, len(sent), RECEIPTS_AT_ONCE):
         part = sent[first : first + RECEIPTS_AT_ONCE]
         calls = [

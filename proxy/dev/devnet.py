@@ -1,7 +1,7 @@
-"""The development chain with what belongs to it: the contracts on it, and the bundler beside it.
+"""The development chain with its contracts and its bundler.
 
-The chain forgets everything when it ends. Whenever it has been started its contracts are deployed, at the addresses that they
-always have, and the bundler, which remembers another chain, is started again.
+The chain's state is lost when it ends. After every start the contracts are deployed again, at the same addresses, and the
+bundler is restarted, because its state belongs to the old chain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.tasks import Tasks
 
 
 class Devnet:
-    """Addresses are known from the beginning; `start` makes them true."""
+    """All URLs and contract addresses are known before `start`."""
 
     def __init__(self, data: Path, display: Display, *, with_contracts: bool = True, with_bundler: bool = True) -> None:
         self._display = display
@@ -27,7 +27,7 @@ class Devnet:
         self._steps, self.contracts = everything() if with_contracts else ([], DevContracts())
         self._bundler: Child | None = None
         self.bundler_url: str | None = None
-        # One without contracts has nothing to bundle for.
+        # Without entry points there is nothing to bundle.
         self._lacks_bundler = with_bundler and with_contracts and not is_installed()
         if with_bundler and with_contracts and not self._lacks_bundler:
             entry_points = self.contracts.entry_points.values()
@@ -46,20 +46,20 @@ class Devnet:
             with self._display.part("contracts"):
                 await deploy(self.url, self._steps)
 
-    def keep(self, tasks: Tasks) -> None:
-        """The chain, from here on: started again when it dies."""
-        tasks.start("chain", lambda: self._chain.keep(again=self._renew))
+    def keep_running(self, tasks: Tasks) -> None:
+        """Restart the chain whenever it ends."""
+        tasks.start("chain", lambda: self._chain.keep_running(after_restart=self._redeploy))
 
     async def start_bundler(self, tasks: Tasks) -> None:
-        """Apart from the rest, which need not wait for it; and kept from then on."""
+        """Start the bundler and keep it running. A separate step, because no other part waits for it."""
         if self._lacks_bundler:
             self._display.note("bundler", MISSING)
         if self._bundler is not None:
             with self._display.part("bundler"):
                 await self._bundler.start()
-            tasks.start("bundler", self._bundler.keep)
+            tasks.start("bundler", self._bundler.keep_running)
 
-    async def _renew(self) -> None:
+    async def _redeploy(self) -> None:
         await deploy(self.url, self._steps)
         if self._bundler is not None:
             await self._bundler.stop()

@@ -1,4 +1,4 @@
-"""What a person sees while the parts start."""
+"""Progress output while the parts start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class Display:
-    """One line per part, with the time it took. On a terminal the parts that are still starting stand on the last line."""
+    """Prints one line per part with its start time. On a terminal, the last line lists the parts that are still starting."""
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
         self._out = out

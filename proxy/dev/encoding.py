@@ -1,4 +1,4 @@
-"""What a transaction to a contract is made of: arguments as bytes, and the addresses that contracts get."""
+"""ABI encoding of calls, and the addresses of deployed contracts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sha3
 
 from proxy.chains.evm import abi, address
 
-# The contract that anybody can deploy through, at one address on every chain, and the transaction that made it: signed by
-# nobody, so that it can be sent by anybody.
+# The deterministic deployment proxy, which has the same address on every chain, and the transaction that deploys it. Its
+# signature is made up, so no key is needed to send it (Nick's method).
 CREATE2_PROXY = "0x4e59b44847b379578588920cA78FbF26c0B4956C"
 CREATE2_PROXY_MAKER = "0x3fAB184622Dc19b6109349B94811493BF2a45362"
 CREATE2_PROXY_COST_WEI = 10**16
@@ -36,12 +36,12 @@ def created_address(sender: str, nonce: int) -> str:
 
 
 def create2_address(salt: bytes, code: bytes) -> str:
-    """What the proxy deploys."""
+    """Return the address of a contract deployed through the proxy."""
     return address.checksum(address.create2(raw(CREATE2_PROXY), salt, keccak(code)))
 
 
 def name_hash(name: str) -> bytes:
-    """EIP-137."""
+    """Return the namehash of EIP-137."""
     node = bytes(32)
     for label in reversed(name.split(".")):
         node = keccak(node + keccak(label.encode()))
@@ -52,13 +52,13 @@ def name_hash(name: str) -> bytes:
 
 
 def call(signature: str, *values: Any) -> bytes:
-    """The selector and the arguments of a call such as `mint(address,uint256)`."""
+    """Encode a call such as `mint(address,uint256)`: selector and arguments."""
     types = re.findall(r"[^(),]+", signature)[1:]
     return abi.selector(signature) + arguments(types, values)
 
 
 def arguments(types: Sequence[str], values: Sequence[Any]) -> bytes:
-    """Static values in their place, dynamic ones behind, with their offset in their place."""
+    """Encode static values in the head, and dynamic ones in the tail with their offsets in the head."""
     head, tail = b"", b""
     for kind, value in zip(types, values, strict=True):
         encoded = _encoded(kind, value)

@@ -1,4 +1,4 @@
-"""When the development chain is indexed: from then on balances and NFTs of this very chain are told, and none of one before."""
+"""Waits until the development chain is indexed, so that balances and NFTs come from this chain and not an earlier one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import asyncpg
 
 from proxy.store.pool import AWAY, DatabaseConnection
 
-# A chain of a few blocks takes a moment. What takes longer is indexed while people look around.
+# A few blocks take a moment. If it takes longer, indexing continues after the start.
 WITHIN_S = 15.0
-LOOK_S = 0.05
+POLL_S = 0.05
 _CURSORS = "select block, block_hash from followed_networks where network = any($1) and block is not null"
 
 
 async def is_indexed(database_url: str, chain_url: str, networks: Sequence[str]) -> bool:
-    """Waits until it is; False: not yet, or there is nobody to ask."""
+    """Wait until the networks are indexed; return False after the timeout, or if the database or chain does not answer."""
     try:
         async with asyncio.timeout(WITHIN_S), aiohttp.ClientSession() as session:
             connection = await asyncpg.connect(database_url)
@@ -40,11 +40,11 @@ async def _until_indexed(
         found = [await _is_at(session, chain_url, row) for row in cursors if row["block"] >= newest]
         if sum(found) == len(networks):
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _is_at(session: aiohttp.ClientSession, chain_url: str, cursor: asyncpg.Record) -> bool:
-    """Whether that block is one of this chain's: it is a new one at every start."""
+    """Return whether the block belongs to this chain, which is a new one at every start."""
     block = await _block(session, chain_url, hex(cursor["block"]))
     return block is not None and block["hash"] == "0x" + cursor["block_hash"].hex()
 

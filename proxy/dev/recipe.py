@@ -1,7 +1,7 @@
-"""How contracts get onto a chain: the transactions, in order, and the addresses that they will have.
+"""The deployment recipe: transactions in order, and the addresses of the contracts they create.
 
-Nothing is sent here. Addresses follow from who deploys and how many transactions came before, or from the code itself
-(CREATE2): they are the same at every start.
+Nothing is sent here. An address depends on the deployer and its nonce, or on the code (CREATE2), so it is the same at every
+start.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from proxy.dev.encoding import (
 from proxy.settings import CONFIG
 
 DEVNET = CONFIG / "devnet"
-# What we compiled; and what others did, which comes with npm's packages: only the same bytes get the canonical addresses.
+# Contracts of this repository, and contracts from npm packages. Canonical addresses require the published bytecode.
 ARTIFACTS = DEVNET / "artifacts"
 PACKAGES = DEVNET / "node_modules"
-# Given with each transaction, which saves the chain an estimate: more than the largest of ours takes.
+# Gas limits of all transactions, larger than any of them needs. Fixed, so that the chain need not estimate.
 DEPLOY_GAS = 10_000_000
 CALL_GAS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeStep:
-    """One JSON-RPC call; `sends` where its result is the hash of a transaction."""
+    """A JSON-RPC call. `sends`: its result is a transaction hash."""
 
     what: str
     method: str
@@ -54,7 +54,7 @@ class Artifact:
 
     @classmethod
     def named(cls, name: str) -> Artifact:
-        """`EntryPoint-0.6` is of that version's package, unless there is one of ours by that name."""
+        """Load an artifact of this repository, or of an npm package: `EntryPoint-0.6` is in the package of that version."""
         path = ARTIFACTS / f"{name}.json"
         if not path.exists():
             theirs, _, version = name.partition("-")
@@ -63,7 +63,7 @@ class Artifact:
         return cls(name, found["abi"], raw(found["bytecode"]), found.get("placed"))
 
     def with_arguments(self, *values: Any) -> bytes:
-        """The code that makes the contract: its own, and what its constructor is given."""
+        """Return the creation code: the bytecode followed by the constructor's arguments."""
         takes: list[dict[str, str]] = next(
             (entry["inputs"] for entry in self.abi if entry["type"] == "constructor"), []
         )
@@ -71,7 +71,7 @@ class Artifact:
 
 
 class Recipe:
-    """Steps in the order in which they must run."""
+    """Deployment steps, in order."""
 
     def __init__(self) -> None:
         self.steps: list[RecipeStep] = []
@@ -96,7 +96,7 @@ class Recipe:
         self.steps.append(RecipeStep("deploy the CREATE2 proxy", "eth_sendRawTransaction", [CREATE2_PROXY_TRANSACTION]))
 
     def place(self, artifact: str, address: str) -> str:
-        """Without a transaction, as if it had been there from the start."""
+        """Put code at an address without a transaction."""
         code = Artifact.named(artifact).placed
         self.steps.append(RecipeStep(f"place {artifact}", "hardhat_setCode", [address, code], sends=False))
         return address

@@ -1,4 +1,4 @@
-"""`python -m proxy dev`: start every part, say where it is, keep it running, and leave nothing behind."""
+"""`python -m proxy dev`: starts every part, prints the banner, keeps the parts running, and stops them all at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
 from proxy.tasks import Tasks, unless_stopped
 
-# What a fresh start removes: our own parts, never the directory itself.
+# Entries of the data directory that --fresh deletes. The directory itself stays.
 PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING)
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class DevService:
         self._tasks = Tasks()
 
     async def run(self) -> None:
-        """Everything up, until a signal; then everything down, in the opposite order, whatever failed."""
+        """Start everything, wait for a signal, and stop everything in reverse order, even after a failure."""
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -83,7 +83,7 @@ class DevService:
         devnet = Devnet(self._data, self._display, with_contracts=options.contracts, with_bundler=options.bundler)
         settings = self._settings(postgres.url, devnet)
         await _together(self._database(stack, postgres), devnet.start(stack))
-        self._keep(stack, postgres, devnet)
+        self._keep_running(stack, postgres, devnet)
         supervisor = Supervisor(settings, log_to=self._data / "logs" / "penstock.log")
         stack.push_async_callback(supervisor.stop)
         seeded = await _together(self._service(settings, supervisor, devnet), devnet.start_bundler(self._tasks))
@@ -92,21 +92,21 @@ class DevService:
         return banner(ready, self._data)
 
     def _lock(self, stack: AsyncExitStack) -> None:
-        """The data directory, for us alone."""
+        """Create and lock the data directory."""
         try:
             self._data.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((self._data / "lock").open("a+"))
         except OSError as exc:
-            raise StartError([f"--data {self._data}: cannot be used ({exc.strerror}): choose another"]) from None
+            raise StartError([f"--data {self._data}: not usable ({exc.strerror}): choose another directory"]) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise StartError(
-                [f"{self._data} is in use by another run: stop it, or choose another with --data"]
+                [f"{self._data} is in use by another run: stop it, or choose another directory with --data"]
             ) from None
 
     async def _prepare(self, postgres: Postgres) -> None:
-        """What a killed run left behind must not be taken for ours."""
+        """Remove leftovers of a killed run; with --fresh, delete all data."""
         ready_file = self._options.ready_file
         if ready_file is not None:
             if not ready_file.parent.is_dir():
@@ -125,14 +125,14 @@ class DevService:
         with self._display.part("postgres"):
             await postgres.start()
 
-    def _keep(self, stack: AsyncExitStack, postgres: Postgres, devnet: Devnet) -> None:
-        """Database and chain, running for as long as the service does."""
+    def _keep_running(self, stack: AsyncExitStack, postgres: Postgres, devnet: Devnet) -> None:
+        """Restart database and chain if they end, until the service stops."""
         stack.push_async_callback(self._tasks.close)
-        self._tasks.start("postgres", postgres.child.keep)
-        devnet.keep(self._tasks)
+        self._tasks.start("postgres", postgres.child.keep_running)
+        devnet.keep_running(self._tasks)
 
     async def _service(self, settings: Settings, supervisor: Supervisor, devnet: Devnet) -> Seeded:
-        """The service itself; its accounts, and who may sign in."""
+        """Create the accounts, start the workers and wait for the index."""
         with self._display.part("accounts"):
             seeded = await self._seeded(settings)
         with self._display.part("workers"):
@@ -141,11 +141,11 @@ class DevService:
         with self._display.part("index"):
             is_whole = await is_indexed(settings.database.url, devnet.url, followed)
         if not is_whole:
-            self._display.note("index", "is not whole yet: balances and NFTs are told in a while")
+            self._display.note("index", "not complete yet: balances and NFTs will follow shortly")
         return seeded
 
     def _settings(self, database_url: str, devnet: Devnet) -> Settings:
-        """The defaults of a development machine under the operator's own words."""
+        """Combine the development defaults with the user's configuration and options."""
         own = [_upstream(text) for text in self._options.upstreams]
         server: dict[str, Any] = {"dev": True, "workers": self._options.workers}
         if self._options.port is not None:
@@ -155,7 +155,7 @@ class DevService:
             "database": {"url": database_url},
             "keys": {"pepper": seed.pepper(self._data / "pepper")},
             "metrics": {"port": 0},
-            # The chain is a new one at every start, and small: all of it is indexed, and an old one's index is dropped.
+            # The chain is new at every start, and small: index all of it, and drop the index of the old one.
             "follower": {"start": dict.fromkeys(DEV_NETWORKS, 0), "renew": True},
         }
         found = settings_room.load(self._options.config, environ=settings_room.environment(), overrides=overrides)
@@ -175,7 +175,7 @@ class DevService:
         return found
 
     def _paymasters(self, devnet: Devnet) -> Iterator[dict[str, str]]:
-        """The chain's own, and their signer's key where no other program finds it by chance."""
+        """Yield settings of the chain's paymasters. Their signing key is written to a private file."""
         contracts = devnet.contracts
         if not contracts.paymasters:
             return
@@ -188,7 +188,7 @@ class DevService:
                     "entry_point": version,
                     "address": address,
                     "signer_file": str(key),
-                    # Gas costs next to nothing on a chain that nobody uses, and whoever tries things out offers anything.
+                    # Generous: gas is almost free on this chain, and test operations offer all kinds of fees.
                     "any_fee_gwei": "100",
                 }
 
@@ -209,7 +209,7 @@ class DevService:
             await pool.close()
 
     def _announce(self, stack: AsyncExitStack, settings: Settings, ready: ReadyFile) -> None:
-        """For commands that are run beside us, and for whoever waits for the ready file."""
+        """Write running.json, which other commands read, and the ready file."""
         overrides = {
             "database": {"url": settings.database.url},
             "keys": {"pepper": settings.keys.pepper},
@@ -224,7 +224,7 @@ class DevService:
 
 
 async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, None]) -> T:
-    """Both at once, and the faults of both when they fail; the result of the first."""
+    """Run both concurrently and return the first result; raise the faults of both if they fail."""
     faults: list[str] = []
     try:
         async with asyncio.TaskGroup() as group:
@@ -233,7 +233,7 @@ async def _together(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, N
         return found.result()
     except* StartError as failed:
         faults = [fault for exc in _leaves(failed) for fault in exc.faults]
-    raise StartError(faults)  # not above: before Python 3.11.4 what is raised there comes wrapped in a group
+    raise StartError(faults)  # outside except*: before Python 3.11.4 an exception raised in it is wrapped in a group
 
 
 def _leaves(group: BaseExceptionGroup[StartError]) -> Iterator[StartError]:

@@ -1,7 +1,7 @@
-"""A seeded account on each plan, with a live and a test key and a password, and an operator; the same at every start.
+"""Seeds one account per plan, with a live key, a test key and a password, and an operator. They are the same at every start.
 
-Secrets cannot be read back from the database; a development service keeps its own in files beside it, so that they can be
-shown again. The files are only believed while the database knows what is in them.
+The database stores no secret in readable form, so a development service keeps its own in files, to show them again. If the
+database does not have the secrets in the files, new ones are created.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ PLANS = ("free", "growth", "enterprise")
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """For each plan its live and test key; and how people sign in."""
+    """The live and test key of each plan, and the dashboard's credentials."""
 
     keys: dict[str, dict[str, str]]
     sign_in: dict[str, str]
 
 
 def pepper(path: Path) -> str:
-    """The pepper of this data directory, made at the first start."""
+    """Return the pepper of this data directory, created at the first start."""
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32).encode())
     return path.read_text("ascii")
 
 
 async def keys(store: KeyStore, path: Path) -> dict[str, dict[str, str]]:
-    """For each plan its live and test key."""
+    """Return the live and test key of each plan, creating missing ones."""
     found = orjson.loads(path.read_bytes()) if path.exists() else {}
     hints = {row["hint"] for row in await store.list_keys() if row["status"] == "active"}
     for plan in PLANS:
@@ -49,14 +49,14 @@ async def keys(store: KeyStore, path: Path) -> dict[str, dict[str, str]]:
 
 
 async def sign_ins(store: SessionStore, path: Path) -> dict[str, str]:
-    """The password of every seeded account's holder, and the token of an operator."""
+    """Return the password of all seeded accounts and an operator's token, creating them if needed."""
     found = orjson.loads(path.read_bytes()) if path.exists() else {}
     if not found:
         found = {"password": secrets.token_urlsafe(12), "admin_token": new_admin_token()}
         write_private(path, orjson.dumps(found, option=orjson.OPT_INDENT_2))
     for plan in PLANS:
         holder = await store.find_holder(email_of(plan))
-        # Setting it ends every session: not where it is set already.
+        # Setting a password ends every session, so it is set only if it differs.
         if holder is not None and not (holder.hash and verify_password(holder.hash, found["password"])):
             await store.set_password(holder.id, hash_password(found["password"]))
     if await store.find_token(found["admin_token"]) is None:
@@ -80,7 +80,7 @@ async def _new_account(store: KeyStore, plan: str) -> dict[str, str]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all, and for our eyes only."""
+    """Write the file atomically, readable only by this user."""
     part = path.with_suffix(".part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)

@@ -1,15 +1,15 @@
-"""Worker processes on one port.
+"""The supervisor: runs worker processes on one port.
 
-The supervisor owns what must outlive a worker: the listening sockets, one per worker on the same port (SO_REUSEPORT), and
-the shared windows. A worker that dies leaves its queue of connections in the kernel for its successor; a worker that is
-replaced hands over without a gap, because both listen on the same socket for a moment. When all stop, nobody new is let
-into the queues, what stands in them is taken, and only then do they close: no connection is lost between the two.
+The supervisor owns everything that must outlive a worker: the listening sockets, one per worker on the same port
+(SO_REUSEPORT), and the shared windows. If a worker dies, its queue of connections stays in the kernel for its successor. A
+replacement causes no gap, because both workers listen on the same socket for a moment. On shutdown, new connections are
+refused, workers accept those already queued, and only then do the sockets close. No connection is lost in between.
 
-Beside the workers there are *parts* (see `background`): processes that listen to nobody, such as the follower. Which of both
-there are is the supervisor's role, so that one machine can serve and another follow.
+Besides workers there are *parts* (see `background`): processes that do not listen, such as the follower. The supervisor's role
+decides which of them run, so that one machine can serve and another can follow.
 
-A worker is tied to its supervisor by its standard input: settings come in on it, and its end means that the supervisor is
-gone, so that no kill leaves an orphan. On its standard output it says one word, when it is ready.
+A worker is tied to its supervisor by standard input. It reads its settings from there, and stops at end of file, so killing the
+supervisor leaves no orphan. It writes one line to standard output when it is ready.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import orjson
 from proxy.errors import StartError
 from proxy.settings import Settings
 from proxy.store import windows
-from proxy.tasks import ROLES, Tasks, tell
+from proxy.tasks import ROLES, Tasks, send_signal
 from proxy.telemetry import Scrape
 
 log = logging.getLogger("penstock.supervisor")
@@ -40,29 +40,29 @@ log = logging.getLogger("penstock.supervisor")
 BACKLOG = 4096
 # Loading 100,000 keys takes about a second; a database that is just coming up takes a few.
 READY_TIMEOUT_S = 60.0
-# Beyond the drain itself, before a worker is killed.
+# Added to the drain time before a worker is killed.
 STOP_GRACE_S = 5.0
-# A worker that lived this long was healthy: its successor starts at once.
+# A worker that ran this long was healthy: its successor starts immediately.
 HEALTHY_S = 5.0
 LONGEST_PAUSE_S = 5.0
 READY = b"ready\n"
-# How long a connection whose handshake has begun may take to stand in the queue, and how long a queue may take to empty.
+# How long an unfinished TCP handshake may take to reach the queue, and how long a queue may take to empty.
 HANDSHAKE_S, QUEUE_S = 0.2, 2.0
-# What the supervisor itself holds: a reload leaves it as it is.
+# Settings of the supervisor itself, which a reload does not change.
 FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metrics.port")
 
 
 class WorkerFailed(Exception):
-    """A worker, or a part, ended before it was ready."""
+    """A worker or part ended before it was ready."""
 
 
 class Worker:
-    """One running process, a worker or a part, and the settings that it was started with."""
+    """A running process, worker or part, and the settings that it was started with."""
 
     def __init__(self, process: asyncio.subprocess.Process, settings: Settings, *, name: str = "worker") -> None:
         self._process = process
         self.name = name
-        self._told = False
+        self._is_stopping = False
         self.settings = settings
         self.pid = process.pid
         self.began = time.monotonic()
@@ -72,56 +72,56 @@ class Worker:
         return f"<Worker {self.pid} {state}>"
 
     async def ready(self) -> None:
-        """Hand it its settings and wait for its word; a worker that does not give it is ended."""
+        """Send the process its settings and wait until it is ready; kill it if it does not report in time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
-        said = b""
+        line = b""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                said = await self._process.stdout.readline()
+                line = await self._process.stdout.readline()
         except TimeoutError:
             pass
         finally:
-            if said != READY:
-                tell(self._process, signal.SIGKILL)
+            if line != READY:
+                send_signal(self._process, signal.SIGKILL)
                 await self._process.wait()
-        if said != READY:
+        if line != READY:
             raise WorkerFailed(f"{self.name} {self.pid} ended before it was ready")
 
     async def ended(self) -> int:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """SIGTERM, once, drains; what is left after the deadline is killed."""
-        if not self._told:
-            self._told = True
-            tell(self._process, signal.SIGTERM)
+        """Send SIGTERM once, which drains the process, and kill it after the deadline."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            send_signal(self._process, signal.SIGTERM)
         try:
             async with asyncio.timeout(self.settings.server.drain_s + STOP_GRACE_S):
                 await self._process.wait()
         except TimeoutError:
             log.warning(f"{self.name} killed after its drain deadline", extra={"worker": self.pid})
-            tell(self._process, signal.SIGKILL)
+            send_signal(self._process, signal.SIGKILL)
             await self._process.wait()
 
 
 class Supervisor:
-    """`start`, then any number of `reload`, then `stop`, which is right at any time, also in the middle of a start."""
+    """Call `start`, then `reload` any number of times, then `stop`. `stop` is allowed at any time, even during a start."""
 
     def __init__(self, settings: Settings, *, role: str = "all", log_to: Path | None = None) -> None:
         has_workers, parts = ROLES[role]
         self.settings = settings
         self.count = (settings.server.workers or os.cpu_count() or 1) if has_workers else 0
-        # A follower of nothing would only take memory.
+        # Without networks to follow, a follower would only use memory.
         self.parts = tuple(name for name in parts if name != "follower" or settings.follower.networks)
         self._log_to = log_to
         self._tasks = Tasks()
         self._listeners: list[socket.socket] = []
         self._windows_fd = -1
-        # Workers by the place of their listening socket, parts by name.
+        # Workers by the index of their listening socket, parts by name.
         self._workers: dict[int | str, Worker] = {}
-        # Replaced and still draining.
+        # Replaced processes that are still draining.
         self._retiring: set[Worker] = set()
         self._reload: dict[int | str, asyncio.Event] = {}
         self._metrics_dir: tempfile.TemporaryDirectory[str] | None = None
@@ -155,12 +155,12 @@ class Supervisor:
             await self.stop()
             raise StartError([f"{failed[0]}{self._log_since(written)}"])
         for place in self.places:
-            self._tasks.start(f"place-{place}", lambda place=place: self._keep(place))  # type: ignore[misc]
+            self._tasks.start(f"place-{place}", lambda place=place: self._keep_running(place))  # type: ignore[misc]
 
     def reload(self, settings: Settings) -> None:
-        """Replace every worker by one with the new settings, and drain the old one; no request is lost."""
+        """Start a process with the new settings for every old one, then drain the old one. No request is lost."""
         if fixed := [name for name in FIXED if _leaf(settings, name) != _leaf(self.settings, name)]:
-            log.warning("some of the new settings need a restart", extra={"settings": fixed})
+            log.warning("some changed settings need a restart", extra={"settings": fixed})
         self.settings = settings
         for event in self._reload.values():
             event.set()
@@ -181,14 +181,14 @@ class Supervisor:
             self._metrics_dir.cleanup()
 
     async def _close_listeners(self) -> None:
-        """Workers are still accepting: let them empty the queues, into which nobody new comes."""
+        """Refuse new connections, let the workers accept the queued ones, then close the sockets."""
         are_closed = [refuse_new(listener) for listener in self._listeners]
         if not all(are_closed):
-            log.info("this kernel lets only root close a queue: who connects at the last moment may be reset")
+            log.info("this kernel lets only root refuse new connections: clients connecting now may get a reset")
         if self._workers:
             end = time.monotonic() + QUEUE_S
             await asyncio.sleep(HANDSHAKE_S)
-            while any(map(waiting, self._listeners)) and time.monotonic() < end:  # noqa: ASYNC110 - the kernel tells nobody
+            while any(map(waiting, self._listeners)) and time.monotonic() < end:  # noqa: ASYNC110 - the kernel has no event
                 await asyncio.sleep(0.01)
         for listener in self._listeners:
             listener.close()
@@ -202,7 +202,7 @@ class Supervisor:
         log_to = open(self._log_to, "ab") if self._log_to else None  # noqa: SIM115
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "proxy", *self._words(place, fds)),
+                *(sys.executable, "-m", "proxy", *self._arguments(place, fds)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_to,
@@ -217,7 +217,7 @@ class Supervisor:
         await worker.ready()
         return worker
 
-    def _words(self, place: int | str, fds: tuple[int, ...]) -> tuple[str, ...]:
+    def _arguments(self, place: int | str, fds: tuple[int, ...]) -> tuple[str, ...]:
         if isinstance(place, str):
             return "background", place
         alone = ("--alone",) if self.count == 1 else ()
@@ -229,8 +229,8 @@ class Supervisor:
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir.name, "PYTHONPATH": path}
 
-    async def _keep(self, place: int | str) -> None:
-        """Keep one place filled: replace its process when it dies or when the settings change."""
+    async def _keep_running(self, place: int | str) -> None:
+        """Keep one process running: replace it when it dies or the settings change."""
         pause_s = 0.0
         while True:
             worker = self._workers.get(place)
@@ -240,7 +240,7 @@ class Supervisor:
                 try:
                     await self._fill(place)
                 except WorkerFailed as exc:
-                    log.error("worker or part did not start", extra={"reason": str(exc), "again_in_s": pause_s})
+                    log.error("process did not start", extra={"reason": str(exc), "again_in_s": pause_s})
                 continue
             if await self._until_ended_or_reload(worker, place):
                 await self._replace(place, worker)
@@ -253,7 +253,7 @@ class Supervisor:
                 pause_s = 0.0
 
     async def _until_ended_or_reload(self, worker: Worker, place: int | str) -> bool:
-        """True for a reload, False for a death."""
+        """Return True on a reload, False if the process ended."""
         reload = self._reload[place]
         async with asyncio.TaskGroup() as group:
             waits = [group.create_task(worker.ended()), group.create_task(reload.wait())]
@@ -268,7 +268,7 @@ class Supervisor:
         try:
             await self._fill(place)
         except WorkerFailed as exc:
-            log.error("reload failed: the old worker and its settings stay", extra={"reason": str(exc)})
+            log.error("reload failed: keeping the old process and its settings", extra={"reason": str(exc)})
             self.settings = old.settings
             return
         self._retiring.add(old)
@@ -291,7 +291,7 @@ class Supervisor:
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise StartError(
-                [f"metrics.port: {wanted.host}:{wanted.port} cannot be used ({reason}): choose another"]
+                [f"metrics.port: cannot listen on {wanted.host}:{wanted.port} ({reason}): choose another port"]
             ) from None
         self._scrape = scrape
         return port
@@ -300,7 +300,7 @@ class Supervisor:
         return self._log_to.stat().st_size if self._log_to is not None and self._log_to.exists() else 0
 
     def _log_since(self, size: int) -> str:
-        """What workers wrote since; where they write to our own standard error, whoever reads this has read that."""
+        """Return the last lines that workers logged since; empty if they log to standard error, where they are visible."""
         if self._log_to is None:
             return ""
         with self._log_to.open("rb") as written:
@@ -321,14 +321,14 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """One listening socket per worker, all on one port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        # SO_REUSEPORT would let two services share a port by accident: ask for it alone first.
+        # With SO_REUSEPORT two services could share a port by accident: first bind it without.
         with _bound(family, host, port, shared=False) as probe:
             port = probe.getsockname()[1]
         found = [_bound(family, host, port, shared=True) for _ in range(count)]
     except OSError as exc:
         reason = exc.strerror or str(exc)
         raise StartError(
-            [f"server.port: {host}:{port} cannot be used ({reason}): choose another with --port"]
+            [f"server.port: cannot listen on {host}:{port} ({reason}): choose another port (in `dev`, with --port)"]
         ) from None
     for listener in found:
         listener.listen(BACKLOG)
@@ -349,7 +349,7 @@ def _bound(family: int, host: str, port: int, *, shared: bool) -> socket.socket:
 
 
 _SO_ATTACH_FILTER = 26
-# A classic BPF program over the TCP header: drop what has the SYN flag (byte 13, bit 1), pass everything else.
+# A classic BPF program over the TCP header: drop packets with the SYN flag (byte 13, bit 1), pass all others.
 _NO_SYN = b"".join(
     struct.pack("HBBI", *step)
     for step in ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
@@ -357,21 +357,22 @@ _NO_SYN = b"".join(
 
 
 def refuse_new(listener: socket.socket) -> bool:
-    """No new connection from now on; those in the queue, or half-way there, are not touched. Whether the kernel allowed it.
+    """Refuse new connections; queued and half-open ones are kept. Returns whether the kernel allowed it.
 
-    Closing a listening socket resets whoever waits in its queue, though they may have sent their request already. There is
-    no call to stop listening and keep the queue: a filter that drops every SYN does it. Some kernels let only root have one.
+    Closing a listening socket resets the connections in its queue, although their requests may already have arrived. There is
+    no system call to stop listening and keep the queue, but a filter that drops every SYN has this effect. Some kernels allow
+    it only for root.
     """
     program = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
-    asked = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
+    option = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(program))
     try:
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, asked)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
     except OSError:
         return False
     return True
 
 
 def waiting(listener: socket.socket) -> int:
-    """Connections in the queue that no worker has accepted: `tcpi_unacked` means that for a listening socket."""
+    """Return the number of queued connections: for a listening socket, that is the meaning of `tcpi_unacked`."""
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)
     return int(struct.unpack_from("I", info, 24)[0])

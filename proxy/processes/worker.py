@@ -1,4 +1,4 @@
-"""One worker process, from its first line to its drain."""
+"""A worker process, from reading its settings to its drain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STDIN = 0
 
 def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
     line = first_line()
-    if not line.endswith(b"\n"):  # The supervisor was gone before it could say what to do.
+    if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
     settings = settings_room.from_tree(orjson.loads(line))
     tables = settings_room.load_tables()
@@ -39,7 +39,7 @@ def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
 
 
 def first_line() -> bytes:
-    """The settings. Byte by byte, because what follows on this pipe is its end, which the loop waits for."""
+    """Read the settings from standard input, byte by byte: the loop must still see the end of file that follows."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(STDIN, 1)):
         line += byte
@@ -47,7 +47,7 @@ def first_line() -> bytes:
 
 
 async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Windows) -> None:
-    stop = heed_supervisor(settings)
+    stop = watch_supervisor(settings)
     app = App(settings, tables, windows)
     if not await unless_stopped(stop, _start(app, socket.socket(fileno=listen_fd))):
         await app.pool.close()
@@ -59,7 +59,7 @@ async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Wi
 
 
 async def _start(app: App, listener: socket.socket) -> bool:
-    """A database that is just coming up is waited for: the supervisor has the deadline."""
+    """Start the app, waiting for a database that is still starting. The supervisor enforces the deadline."""
     while True:
         try:
             await app.start(listener)
@@ -69,11 +69,11 @@ async def _start(app: App, listener: socket.socket) -> bool:
             await asyncio.sleep(0.5)
 
 
-def heed_supervisor(settings: Settings) -> asyncio.Event:
-    """Set when it says so, or is gone."""
+def watch_supervisor(settings: Settings) -> asyncio.Event:
+    """Return an event that is set when the supervisor sends SIGTERM or ends."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The supervisor handles Ctrl-C.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     os.set_blocking(STDIN, False)
     loop.add_reader(STDIN, _on_stdin, stop, settings.server.drain_s + STOP_GRACE_S)
@@ -81,7 +81,7 @@ def heed_supervisor(settings: Settings) -> asyncio.Event:
 
 
 def _on_stdin(stop: asyncio.Event, within_s: float) -> None:
-    """At its end nobody is left who would end us if we did not by ourselves: the kernel does."""
+    """At end of file, stop, and set a timer that kills the process if the drain hangs: the supervisor is gone."""
     if os.read(STDIN, 4096) == b"":
         asyncio.get_running_loop().remove_reader(STDIN)
         signal.setitimer(signal.ITIMER_REAL, within_s)

@@ -1,8 +1,7 @@
-"""TOML and the environment -> frozen settings.
+"""Settings: TOML files and the environment, as frozen dataclasses.
 
-Order: `config/default.toml`, then the operator's file, then the environment. What the values may be is written in
-`schemas/config/*.json`; everything wrong is collected and reported at once, each fault with the name of its key.
-Only this room reads the environment.
+Precedence, lowest first: `config/default.toml`, the operator's file, the environment. `schemas/config/*.json` defines the valid
+values. All faults are collected and reported together, each with the name of its key. No other package reads the environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Settings that name a network, held against the tables that know them all; and the keys that paymasters sign with.
+"""Checks beyond the schemas: whether the networks named in settings exist, and whether paymasters have a signing key.
 
-They are looked at as plain data, so that whoever has other faults as well hears of all at once.
+They work on plain data, so that their faults are reported together with schema faults.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from proxy.settings.sections import BundlerSettings, FixedPrice, PaymasterSettings, PriceFeed, UpstreamSettings
 from proxy.settings.tables import Tables
 
-# Of secp256k1: a private key is below it.
+# The order of secp256k1: a private key must be smaller.
 _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
-# Where networks are named: lists of tables by their place among the settings, and of what kind the tables are.
+# Settings that are lists of tables with a `network`, and the class of each table.
 _NAMING: dict[str, type[UpstreamSettings | BundlerSettings | PaymasterSettings | PriceFeed | FixedPrice]] = {
     "upstreams": UpstreamSettings,
     "bundlers": BundlerSettings,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
-    """Networks that no chain file knows."""
+    """Report networks that no chain file defines."""
     for name, kind in _NAMING.items():
         for place, each in _listed(tree, name, kind):
             if _is_unknown(each.network, tables):
@@ -44,12 +44,12 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
 
 
 def _is_unknown(network: Any, tables: Tables) -> bool:
-    """What cannot be the name of a network, as `*` and what the schema refuses, is none that is unknown."""
+    """Ignore values that cannot be a network's name, such as `*`; the schema reports the invalid ones."""
     return isinstance(network, str) and network.count("/") == 1 and tables.chains.find(*network.split("/")) is None
 
 
 def _at(tree: Mapping[str, Any], name: str) -> Any:
-    """What stands there, if it can be gone through."""
+    """Return the value at a dotted name, or nothing if it is not a list or table."""
     found: Any = tree
     for step in name.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -57,27 +57,27 @@ def _at(tree: Mapping[str, Any], name: str) -> Any:
 
 
 def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple[int, T]]:
-    """The tables of a list that are whole, with their places; of the others the schema says what they lack."""
+    """Yield the valid tables of a list with their positions. The schema reports the others."""
     for place, each in enumerate(_at(tree, name)):
         with suppress(msgspec.ValidationError):
             yield place, msgspec.convert(each, kind, strict=False)
 
 
 def signer_key(paymaster: PaymasterSettings, environ: Mapping[str, str]) -> bytes:
-    """The 32 bytes that the paymaster's signatures are made with; ValueError says what is wrong, never what was found."""
+    """Return the paymaster's 32-byte signing key. ValueError says what is wrong and never includes the value."""
     named = paymaster.signer_env or paymaster.signer_file
     try:
         text = environ[named] if paymaster.signer_env else Path(named).read_text("ascii")
     except (KeyError, OSError, ValueError):
-        raise ValueError(f"there is no signer's key in {named or 'signer_env or signer_file'}") from None
+        raise ValueError(f"there is no signing key in {named or 'signer_env or signer_file'}") from None
     digits = text.strip().removeprefix("0x")
     if not re.fullmatch(r"[0-9a-fA-F]{64}", digits, re.ASCII) or not 0 < int(digits, 16) < _CURVE_ORDER:
-        raise ValueError(f"what is in {named} is no private key: 0x and 64 hex digits")
+        raise ValueError(f"{named} does not contain a private key: write 0x and 64 hex digits")
     return bytes.fromhex(digits)
 
 
 def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[str, str]) -> Iterator[str]:
-    """Paymasters of entry points that their chain has not, two for one, and signers whose key is not there."""
+    """Report paymasters with an unknown entry point, with the entry point of another one, or without a signing key."""
     seen: set[tuple[str, str]] = set()
     for place, each in _listed(tree, "paymasters", PaymasterSettings):
         network = tables.chains.find(*each.network.split("/")) if each.network.count("/") == 1 else None
@@ -85,7 +85,7 @@ def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[s
         if network is not None and each.entry_point not in network.chain.entry_points:
             yield f"{name}.entry_point: {each.network} has no entry point {each.entry_point}"
         if (each.network, each.entry_point) in seen:
-            yield f"{name}: there is another paymaster for entry point {each.entry_point} of {each.network}"
+            yield f"{name}: there is already a paymaster for entry point {each.entry_point} of {each.network}"
         seen.add((each.network, each.entry_point))
         try:
             signer_key(each, environ)

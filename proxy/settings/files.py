@@ -1,4 +1,4 @@
-"""TOML on the disk -> plain data."""
+"""Reads TOML files into plain data and checks them against their schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.settings.schemas import schema_faults
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        # TOML has dates, the schemas know none: as text they are checked like any other value.
+        # The schemas have no dates, so TOML dates become text and are checked like any other value.
         return dict(msgspec.to_builtins(tomllib.loads(path.read_text("utf-8"))))
     except OSError as exc:
         raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
@@ -23,7 +23,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:
-    """The file's data; empty, and its faults added to the others, where it has any."""
+    """Return the file's data; if it has faults, add them to `faults` and return nothing."""
     try:
         data = read(path)
     except StartError as exc:
@@ -31,6 +31,6 @@ def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:
         return {}
     found = [f"{path.name}: {fault}" for fault in schema_faults(schema, data)]
     if schema == "chain" and data.get("name", path.stem) != path.stem:
-        found.append(f"{path.name}: name: must be {path.stem}, as the file's name is")
+        found.append(f"{path.name}: name: must be {path.stem}, like the file's name")
     faults += found
     return {} if found else data

@@ -1,4 +1,4 @@
-"""Defaults, the operator's file and the environment -> frozen settings, or every fault at once."""
+"""Merges the defaults, the operator's file and the environment into settings, or reports all faults together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from proxy.settings.sections import Settings
 from proxy.settings.tables import Tables
 
 PREFIX = "PENSTOCK_"
-# Names with our prefix that are no settings: where `dev` keeps its state, what its chain reads (config/devnet), the tests'
-# browser (tests/browser), and whether the sources run although they are compiled (proxy/compiled.py).
+# Variables with the prefix that are not settings: the directory of `dev`, options of its chain (config/devnet), the tests'
+# browser (tests/browser), and whether to ignore compiled modules (proxy/compiled.py).
 _NOT_SETTINGS = frozenset(
     {"PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG", "PENSTOCK_CHROMIUM", "PENSTOCK_SOURCE"}
 )
@@ -34,7 +34,7 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     tables: Tables | None = None,
 ) -> Settings:
-    """The effective settings, or a StartError with every fault; by the tables, also of networks that are in none."""
+    """Return the effective settings, or raise StartError with every fault. With `tables`, also check network names."""
     defaults = tree = read(CONFIG / "default.toml")
     if path is not None:
         tree = _merged(tree, read(path))
@@ -51,14 +51,14 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
     found += _network_faults(tree)
     if found:
         raise StartError(found)
-    # Not strict, because to the schema 8545.0 is an integer.
+    # Not strict, because the schema accepts 8545.0 as an integer.
     return msgspec.convert(
         {"upstreams": [], "bundlers": [], "paymasters": [], **tree, "tree": tree}, Settings, strict=False
     )
 
 
 def masked(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Each setting with its value as it may be shown."""
+    """Yield each setting with its value as JSON, secrets masked."""
     for name, value in _leaves(settings.tree):
         secret = is_secret(name.split(".")) and value
         yield name, "********" if secret else str(orjson.dumps(value), "utf-8")
@@ -86,7 +86,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _with_environment(
     tree: Mapping[str, Any], environ: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """PENSTOCK_SECTION__KEY=value, read as the type that the key's default has. DATABASE_URL is understood as well."""
+    """Apply PENSTOCK_SECTION__KEY=value, parsed as the type of the key's default, and DATABASE_URL."""
     faults: list[str] = []
     tree = {section: dict(values) if isinstance(values, Mapping) else values for section, values in tree.items()}
     own = {name: text for name, text in environ.items() if name.startswith(PREFIX) and name not in _NOT_SETTINGS}
@@ -96,15 +96,17 @@ def _with_environment(
         section, _, key = name.removeprefix(PREFIX).lower().partition("__")
         if key not in defaults.get(section, {}):
             faults.append(
-                f"{name}: there is no setting {section}.{key}" if key else f"{name}: write {PREFIX}SECTION__KEY"
+                f"{name}: there is no setting {section}.{key}"
+                if key
+                else f"{name}: settings are named {PREFIX}SECTION__KEY"
             )
-        elif isinstance(tree[section], dict):  # else the file is at fault, and the schema says so
+        elif isinstance(tree[section], dict):  # otherwise the file is wrong, and the schema reports it
             tree[section][key] = _typed(text, defaults[section][key])
     return tree, faults
 
 
 def _typed(text: str, like: Any) -> Any:
-    """The text as a TOML value of the default's type; what does not read stays text, and the schema names it."""
+    """Parse the text as a TOML value of the default's type. Invalid text is returned as it is; the schema reports it."""
     if isinstance(like, str):
         return text
     try:
@@ -115,7 +117,7 @@ def _typed(text: str, like: Any) -> Any:
 
 
 def _network_faults(tree: Mapping[str, Any]) -> Iterator[str]:
-    """What is no list or no text the schema has already named."""
+    """Report invalid address blocks. The schema reports values that are not lists or not text."""
     for name, key in (("server", "trusted_proxies"), ("egress", "allow"), ("egress", "deny")):
         section = tree.get(name)
         blocks = section.get(key) if isinstance(section, Mapping) else None
@@ -132,5 +134,5 @@ def environment() -> Mapping[str, str]:
 
 
 def data_directory() -> Path:
-    """Where a development service keeps its state, unless it is told otherwise."""
+    """Return the default data directory of a development service."""
     return Path(environment().get("PENSTOCK_DATA", ".penstock"))

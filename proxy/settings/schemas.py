@@ -1,4 +1,4 @@
-"""What values may be, by `schemas/config/*.json`, and the words of a fault: its key is named, a secret is never repeated."""
+"""Validates settings against `schemas/config/*.json`. A fault names the key and never contains a secret's value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECRETS = frozenset(
 
 
 def is_secret(path: Sequence[str]) -> bool:
-    """Whether a setting, or one that it is a part of, is secret: `upstreams.0.url` is as `upstreams.url`."""
+    """Return whether a setting, or one that contains it, is secret. `upstreams.0.url` counts as `upstreams.url`."""
     return any(f"{path[0]}.{step}" in SECRETS for step in path[1:])
 
 
@@ -41,7 +41,7 @@ def schema_faults(name: str, data: Mapping[str, Any]) -> list[str]:
     return sorted({_fault_text(error) for error in validator.iter_errors(dict(data))})
 
 
-# A secret's value must not reach the terminal through a message about it.
+# Messages for secrets, instead of the validator's, which contain the value.
 _FAULT_WORDS: dict[tuple[str, ...], str] = {
     ("cache", "redis_url"): "must be a redis:// or rediss:// address, or empty",
     ("database", "url"): "must be a postgresql:// address (set it in the file or in DATABASE_URL)",
@@ -52,8 +52,8 @@ _FAULT_WORDS: dict[tuple[str, ...], str] = {
 }
 
 
-# What stands in the place of one of these sections is most likely the secret that belongs inside it.
-_SECRET_ROOMS = frozenset(name.split(".")[0] for name in SECRETS)
+# Sections with a secret. A value written instead of the section's table is probably that secret.
+_SECRET_SECTIONS = frozenset(name.split(".")[0] for name in SECRETS)
 
 
 def _fault_text(error: jsonschema_rs.ValidationError) -> str:
@@ -63,9 +63,9 @@ def _fault_text(error: jsonschema_rs.ValidationError) -> str:
         words = (
             "must be an http, https, ws or wss address"
             if path[-1] == "url"
-            else "is not valid; it is not repeated here"
+            else "is not valid (the value is hidden because it is secret)"
         )
     is_section = len(path) == 1 or (len(path) == 2 and path[1].isdecimal())
-    if words is None and is_section and path[0] in _SECRET_ROOMS and error.kind.name == "type":
+    if words is None and is_section and path[0] in _SECRET_SECTIONS and error.kind.name == "type":
         words = "must be a table of settings"
     return f"{'.'.join(path) or 'settings'}: {words or error.message}"

@@ -1,4 +1,4 @@
-"""What an operator can decide, section by section, as `config/default.toml` has it."""
+"""The settings as dataclasses, one per section of `config/default.toml`, where they are documented."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class BundlerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymasterSettings:
-    """The signer's key is never a setting: these name the variable or the file that it is read from."""
+    """The signing key itself is not a setting: `signer_env` or `signer_file` names where it is read from."""
 
     network: str
     entry_point: str
@@ -245,7 +245,7 @@ class PaymasterSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that an operator can decide. `tree` is the same as plain data, to print or to hand to a worker."""
+    """All settings. `tree` holds the same values as plain data, for printing and for passing to workers."""
 
     server: ServerSettings
     metrics: MetricsSettings

@@ -1,4 +1,4 @@
-"""The data files beside the settings -> frozen tables: chains, plans, prices, proxies of wallets, logos of tokens."""
+"""Loads the data files in config/: chains, plans, unit prices, wallet proxies and token logos."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The data files: chains, plans, prices, the proxies that wallet factories make, by version, and logos of tokens."""
+    """The data files. `proxies`: creation code of wallet proxies by version. `logos`: by chain id and token address."""
 
     chains: Registry
     plans: Mapping[str, Plan]
@@ -50,7 +50,7 @@ class Tables:
 
 
 def load_tables(config: Path = CONFIG) -> Tables:
-    """Chains, plans, prices and proxies, or a StartError with every fault of every file."""
+    """Load all tables, or raise StartError with the faults of every file."""
     faults: list[str] = []
     files = sorted((config / "chains").glob("*.toml"))
     chains = [msgspec.convert(data, Chain) for path in files if (data := checked("chain", path, faults))]
@@ -84,7 +84,7 @@ def _family_faults(registry: Registry, prices: Mapping[str, Any]) -> Iterator[st
 
 
 def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:
-    """The creation code of the proxy that each version's factory makes."""
+    """Load the creation code of the proxy that each factory version deploys."""
     found = {}
     for path in sorted(directory.glob("*.json")):
         try:
@@ -95,7 +95,7 @@ def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:
 
 
 def _logos(directory: Path, faults: list[str]) -> dict[tuple[int, str], str]:
-    """Logos by chain id and address, from token lists in the form that wallets share them in; the last list wins."""
+    """Load logos by chain id and address from token lists in the Uniswap format; the last list wins."""
     found: dict[tuple[int, str], str] = {}
     for path in sorted(directory.glob("*.json")):
         try:

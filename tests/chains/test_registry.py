@@ -221,7 +221,7 @@ def test_new_chain_is_one_file_and_no_code(config: Path) -> None:
 
 def test_file_must_have_the_name_of_its_chain(config: Path) -> None:
     (config / "chains" / "two.toml").write_text(CHAIN_FILE.format(name="one", id=1))
-    assert load_faults(config) == ("two.toml: name: must be two, as the file's name is",)
+    assert load_faults(config) == ("two.toml: name: must be two, like the file's name",)
 
 
 def test_faults_of_all_files_are_reported_together(config: Path) -> None:

@@ -65,7 +65,7 @@ async def test_tables_are_for_people(service: Service) -> None:
     account = await service.new_account()
     assert (await run(service, "keys", "list", "--account", account["id"])).stdout == "none\n"
     created = await run(service, "keys", "create", "--account", account["id"])
-    assert "shown this once" in created.stdout
+    assert "it cannot be shown again" in created.stdout
     head, *rows = (await run(service, "keys", "list", "--account", account["id"])).stdout.splitlines()
     assert head.split() == [
         "id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at"

@@ -154,7 +154,7 @@ async def test_migrate_from_many_places_at_once_applies_each_file_once(empty_dat
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
     assert sorted(done.stdout.split()[0] for done in said) == ["applied", "nothing", "nothing", "nothing"]
     again = await asyncio.to_thread(command, *words)
-    assert again.stdout == "nothing to do\n"
+    assert again.stdout == "the database schema is up to date\n"
 
 
 async def test_settings_come_from_the_environment_too(empty_database: Path) -> None:

@@ -298,14 +298,14 @@ async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Producti
     workers = steady.worker_pids()
     text = steady.config.read_text()
     for broken in ("[server", text.replace("[server]", "[server]\nmax_body_bytes = -1"), text + "[nonsense]\n"):
-        refused = len(steady.said("reload refused: the old settings stay"))
+        refused = len(steady.said("reload refused: keeping the old settings"))
         steady.config.write_text(broken)
         steady.tell(signal.SIGHUP)
-        await until(lambda n=refused: len(steady.said("reload refused: the old settings stay")) > n)
-        assert steady.said("reload refused: the old settings stay")[-1]["faults"]
+        await until(lambda n=refused: len(steady.said("reload refused: keeping the old settings")) > n)
+        assert steady.said("reload refused: keeping the old settings")[-1]["faults"]
     steady.config.unlink()
     steady.tell(signal.SIGHUP)
-    await until(lambda: len(steady.said("reload refused: the old settings stay")) == 4)
+    await until(lambda: len(steady.said("reload refused: keeping the old settings")) == 4)
     assert steady.worker_pids() == workers
     assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
@@ -314,9 +314,9 @@ async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Produc
     old = set(steady.worker_pids())
     steady.config.write_text(steady.config.read_text().replace("workers = 2", "workers = 3"))
     steady.tell(signal.SIGHUP)
-    await until(lambda: steady.said("some of the new settings need a restart"))
+    await until(lambda: steady.said("some changed settings need a restart"))
     await until(lambda: old.isdisjoint(steady.worker_pids()), within_s=30.0)
-    assert steady.said("some of the new settings need a restart")[0]["settings"] == ["server.workers"]
+    assert steady.said("some changed settings need a restart")[0]["settings"] == ["server.workers"]
     assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
 

@@ -14,7 +14,7 @@ from proxy.processes import worker
 worker.STOP_GRACE_S = 0.1
 
 async def main():
-    stop = worker.heed_supervisor(SimpleNamespace(server=SimpleNamespace(drain_s=0.1)))
+    stop = worker.watch_supervisor(SimpleNamespace(server=SimpleNamespace(drain_s=0.1)))
     await stop.wait()
     await asyncio.sleep(60)
 
