@@ -152,7 +152,7 @@ async def test_migrate_from_many_places_at_once_applies_each_file_once(empty_dat
     words = ("migrate", "--config", str(empty_database))
     said = await asyncio.gather(*(asyncio.to_thread(command, *words) for _ in range(4)))
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
-    assert sorted(done.stdout.split()[0] for done in said) == ["applied", "nothing", "nothing", "nothing"]
+    assert [done.stdout.startswith("applied ") for done in said].count(True) == 1
     again = await asyncio.to_thread(command, *words)
     assert again.stdout == "the database schema is up to date\n"
 

@@ -41,7 +41,7 @@ async def config(
     path.write_text(settings_text(cluster.url, upstream_server.url))
     said = await asyncio.gather(*(asyncio.to_thread(command, "migrate", "--config", str(path)) for _ in range(3)))
     assert [done.returncode for done in said] == [0, 0, 0], said
-    assert sorted(done.stdout.split()[0] for done in said) == ["applied", "nothing", "nothing"]
+    assert [done.stdout.startswith("applied ") for done in said].count(True) == 1
     account = await _json(
         "accounts", "create", "--name", "A", "--email", "a@example.com", "--plan", "enterprise", at=path
     )
