@@ -328,7 +328,9 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
     except OSError as exc:
         reason = exc.strerror or str(exc)
         raise StartError(
-            [f"server.port: cannot listen on {host}:{port} ({reason}): choose another port (in `dev`, with --port)"]
+            [
+                f"server.port: cannot listen on {host}:{port} ({reason}): choose another port, in the settings or with --port"
+            ]
         ) from None
     for listener in found:
         listener.listen(BACKLOG)
