@@ -15,6 +15,7 @@ from proxy.services.rpc.networks import Networks, Route, SharedHead
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.telemetry import Tally
 from proxy.wire.address import UpstreamAddress
+from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.upstream import Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
@@ -107,10 +108,12 @@ class NetworkBuilder:
             mark=self._mark(network, given, kind),
         )
         if given.url.startswith("ws"):
-            return WebSocketUpstream(health, given.url, dict(given.headers), self._write_buffer, batch=given.batch)
+            return WebSocketUpstream(health, given.url, dict(given.headers), batch=given.batch)
         address = UpstreamAddress.of(given.url, given.headers)
         depth = given.depth or self._settings.rpc.depth
-        return Upstream(health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch)
+        return HttpUpstream(
+            health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch
+        )
 
     def _mark(self, network: Network, given: UpstreamSettings, kind: str) -> str:
         """A digest: it is shown, and an address holds credentials."""

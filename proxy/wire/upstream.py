@@ -1,11 +1,8 @@
-"""The connections to one upstream.
+"""The interface between upstreams, their connections and the sinks that wait for replies.
 
-A pool opens connections as calls need them, up to a limit, and keeps those that are idle in a stack, so that the warmest
-is used next. Calls that find none wait in a bounded queue. Its address, where credentials live, stays in this room: no
-error, log line or header carries it.
-
-`depth` is how many calls may be under way on one connection. One is safe with any upstream. More (HTTP/1.1 pipelining) is
-worth half as much again in throughput where the upstream is one's own: a slow call delays those behind it.
+These three types refer to one another, so they are declared together; `http_upstream`, `http_connection` and
+`websocket_upstream` implement them. A sink is notified exactly once how its call ended: with a whole reply, with a large reply
+in pieces, or with a failure that states whether the upstream may have received the call.
 """
 
 from __future__ import annotations
@@ -14,310 +11,156 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Protocol, TypeAlias
 
-from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import UpstreamHealth
-from proxy.wire.address import UpstreamAddress
-from proxy.wire.connection import ReplySink, UpstreamConnection
-from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
+from proxy.wire.http1 import ReplyHead
 
-# Calls that wait for a connection: beyond that the upstream is as good as down.
-MAX_WAITING = 4096
-# Many servers close a connection that was idle for 5 s: a call that may be sent only once does not take that chance.
-WARM_S = 1.0
-# One refused batch says little of the next: after this long larger ones are tried again, after twice as long where those are
-# refused too.
+# The largest reply that is held in memory.
+MAX_REPLY_BYTES = 25 * 1024 * 1024
+# Reasons of failures that sinks treat specially.
+# The connection had served other calls and closed without sending anything: most likely the upstream had closed it already.
+# This does not count against the upstream's health, and a read should be sent again at once.
+STALE = "connection closed between calls"
+# The reply before this one did not belong to its call, so later replies on the connection cannot be trusted.
+OUT_OF_STEP = "malformed reply before"
+# The reply exceeds MAX_REPLY_BYTES. The client may have requested it on purpose.
+TOO_LARGE = "too large"
+# After an upstream refuses a batch, smaller ones are sent for this long. The time doubles with each refusal that follows.
 SMALLER_S = 60.0
 LONGEST_SMALLER_S = 3600.0
 
-
-# The ids of the short way, all of one length: so the length of a request follows from its method and params.
-_IDS: Final = [b"%d" % number for number in range(700, 956)]
-
-
-def _length(size: int) -> bytes:
-    """The end of a request's head and the beginning of its body, for params and method of this size."""
-    return b"%d\r\n\r\n%b" % (size + len(HEAD) + 3 + 1, HEAD)
+# A part of a large reply. A view avoids a copy.
+Piece: TypeAlias = bytes | memoryview
 
 
-_LENGTHS: Final = [_length(size) for size in range(1024)]
+class ReplySink(Protocol):
+    """Receives the reply to one request."""
+
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
 
 
-# In parts: a large one is never copied together.
-UpstreamRequest: TypeAlias = tuple[bytes, ...]
+class UpstreamConnection(asyncio.Protocol):
+    """A connection as its sinks and its upstream's pool use it."""
 
+    __slots__ = ("id_index", "idle_since", "sinks", "transport", "upstream")
 
-@dataclass(slots=True)
-class QueuedCall:
-    sink: ReplySink
-    request: UpstreamRequest
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.transport: asyncio.Transport | None = None
+        # The sinks of the calls in flight, in the order in which the calls were sent.
+        self.sinks: deque[ReplySink] = deque()
+        # When data last arrived: between calls, or in the middle of a streamed reply.
+        self.idle_since = 0.0
+        # The last id that the short path used here.
+        self.id_index = 0
+
+    def leave(self, sink: ReplySink) -> None:
+        """Discard the sink's reply."""
+        raise NotImplementedError
+
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
+        """Deliver the sink's reply to its successor."""
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        """Stop reading until `resume`."""
+
+    def resume(self) -> None: ...
+
+    def is_stuck(self, now: float, after_s: float) -> bool:
+        """Whether the upstream, and not the reader of a streamed reply, has stopped."""
+        return False
+
+    def abort(self) -> None: ...
+
+    def fail(self, reason: str) -> None:
+        """Close the connection and fail the calls in flight."""
 
 
 class Upstream:
-    __slots__ = (
-        "_address", "_connecting", "_corked", "_larger_at", "_loop", "_most_batch", "_open", "_out", "_smaller_s", "_tasks",
-        "_waiting", "_write_buffer", "batch", "depth", "head", "health", "idle", "label", "limit", "now", "rests",
-    )  # fmt: skip
+    """An upstream as callers use it.
 
-    def __init__(
-        self,
-        health: UpstreamHealth,
-        address: UpstreamAddress,
-        write_buffer: WriteBuffer,
-        *,
-        limit: int,
-        depth: int,
-        batch: int,
-    ) -> None:
+    `depth` is the number of calls that may be in flight on one connection. One is safe with any upstream. More (HTTP/1.1
+    pipelining) increase throughput by half on an upstream of your own, but a slow call delays those behind it.
+    """
+
+    __slots__ = ("_larger_at", "_max_batch", "_smaller_s", "batch", "depth", "health", "idle", "label", "now", "rests")
+
+    def __init__(self, health: UpstreamHealth, *, depth: int, batch: int) -> None:
         self.health = health
         self.label = health.label
-        # With several calls on each, fewer connections do: and the fewer, the more leave in one segment.
-        self.limit = max(2, limit // depth) if depth > 1 else limit
         self.depth = depth
-        # How many calls it takes in one request; 1: no batches.
-        self.batch = self._most_batch = batch
+        # How many calls one request may contain; 1 disables batches.
+        self.batch = self._max_batch = batch
         self._smaller_s = 0.0
         self._larger_at = 0.0
-        self._address = address
-        self.head = address.head
-        self._write_buffer = write_buffer
-        self._loop = asyncio.get_running_loop()
         self.idle: list[UpstreamConnection] = []
-        # Whether a connection that has its reply can go to rest without a question: one call each, and nobody waits.
+        # Whether a connection that received its reply can go straight to `idle`: one call each, and no call waits.
         self.rests = depth == 1
-        self._open: set[UpstreamConnection] = set()
-        self._waiting: deque[QueuedCall] = deque()
-        self._connecting = 0
-        self._tasks: set[asyncio.Task[UpstreamConnection]] = set()
-        # The connection that takes this turn's calls, where several may be under way on one.
-        self._corked: UpstreamConnection | None = None
-        self._out: list[bytes] = []
-        # The time of the last sweep: exact enough to tell how long a connection was idle.
+        # The time of the last sweep: precise enough to measure how long a connection was idle.
         self.now = time.monotonic()
 
-    def __repr__(self) -> str:
-        return f"<Upstream {self.label}: {len(self._open)} open, {len(self.idle)} idle, {len(self._waiting)} waiting>"
-
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
-        """Send a call if a connection can take it at once: the short way. The id that it went out under.
-
-        Ids rotate on each connection. Replies come in order, so a stray one meets the next call at the latest, which has
-        another id: a few are enough to know every reply by.
-        """
-        idle = self.idle
-        if idle:
-            connection = idle.pop()
-        elif self.depth == 1:
-            return None
-        else:
-            found = self._corked
-            if found is None or len(found.sinks) >= self.depth:
-                found = self._cork()
-                if found is None:
-                    return None
-            connection = found
-        connection.sinks.append(sink)
-        connection.id_index = id_index = (connection.id_index + 1) & 255
-        call_id = _IDS[id_index]
-        size = len(tail) + len(params)
-        parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), call_id, tail, params, b"}")
-        if self.depth == 1:
-            self._write_buffer.write(connection, b"".join(parts))
-        else:
-            self._out += parts
-        return call_id
+        """Send a call on the short path. Returns its id, or None if no connection can take it at once."""
+        raise NotImplementedError
 
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
     ) -> UpstreamConnection | None:
-        """Send a call, given in parts. The connection that it went out on, or None while it waits for one.
+        """Send a call, given in parts. Returns its connection, or None while the call waits for one.
 
-        `once`: it may be sent only once, so it takes no connection that may have been closed already. `fresh`: it has just
-        met such a connection, and goes to a new one or to one that has just answered.
+        `once`: the call must not be sent twice, so it avoids connections that may be closed already. `fresh`: the call has
+        just met such a connection, and goes to a new one or to one that has just replied.
         """
-        request = (self.head, b"%d\r\n\r\n" % sum(map(len, body)), *body)
-        if fresh:
-            self._wait(sink, request)
-            return None
-        if self.depth > 1 and not once:
-            return self._submit_corked(sink, request)
-        idle = self.idle if self.depth == 1 else [each for each in self._open if not each.sinks]
-        while idle:
-            connection = idle.pop()
-            if once and self.now - connection.idle_since > WARM_S:
-                self.retire(connection)
-                continue
-            connection.sinks.append(sink)
-            self._write(connection, request)
-            return connection
-        self._wait(sink, request)
-        return None
+        raise NotImplementedError
 
-    def _write(self, connection: UpstreamConnection, request: UpstreamRequest) -> None:
-        """In the order in which the connection's sinks were added, whichever way they came."""
-        if connection is self._corked:
-            self._out += request
-        elif sum(map(len, request)) > DEFER_BELOW:
-            self._write_buffer.write_at_once(connection, *request)
-        else:
-            self._write_buffer.write(connection, b"".join(request))
+    def leave(self, sink: ReplySink) -> None:
+        """Discard the sink's reply, or its call if that was not sent yet."""
+        raise NotImplementedError
 
-    def _submit_corked(self, sink: ReplySink, request: UpstreamRequest) -> UpstreamConnection | None:
-        connection = self._corked
-        if connection is None or len(connection.sinks) >= self.depth:
-            connection = self._cork()
-            if connection is None:
-                self._wait(sink, request)
-                return None
-        connection.sinks.append(sink)
-        self._out += request
-        return connection
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
+        """Let another sink take over a call that waits for a connection."""
+        raise NotImplementedError
 
-    def _cork(self) -> UpstreamConnection | None:
-        """Calls of one turn go to the connection with the fewest under way until it is full, and leave in one segment."""
-        connection = min(self._open, key=_load, default=None)
-        if connection is None or len(connection.sinks) >= self.depth:
-            return None
-        if self._corked is None:
-            self._loop.call_soon(self._uncork)
-        else:
-            self._uncork()
-        self._corked = connection
-        return connection
+    def tick(self, now: float) -> None:
+        """Called by the sweep: every call in flight checks its deadlines."""
+        raise NotImplementedError
 
-    def _uncork(self) -> None:
-        connection, self._corked = self._corked, None
-        out, self._out = self._out, []
-        if out and connection is not None and connection.transport is not None:
-            # What was queued for this connection before it was corked goes first.
-            self._write_buffer.flush()
-            connection.transport.write(b"".join(out))
+    def close(self) -> Awaitable[None]:
+        raise NotImplementedError
 
-    def _wait(self, sink: ReplySink, request: UpstreamRequest) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            self._loop.call_soon(self._refuse, sink)
-            return
-        self._waiting.append(QueuedCall(sink, request))
-        self.rests = False
-        self._open_another()
-
-    def _open_another(self) -> None:
-        """If somebody waits, and there is room."""
-        if len(self._open) + self._connecting < self.limit and self._connecting < len(self._waiting):
-            self._connecting += 1
-            task = self._loop.create_task(self._address.dial(self._connection))
-            self._tasks.add(task)
-            task.add_done_callback(self._dialled)
-
-    def _connection(self) -> UpstreamConnection:
-        return UpstreamConnection(self)
-
-    def _dialled(self, task: asyncio.Task[UpstreamConnection]) -> None:
-        self._tasks.discard(task)
-        self._connecting -= 1
-        if task.cancelled():
-            return
-        if failed := task.exception():
-            self._fail_waiting("connection timed out" if isinstance(failed, TimeoutError) else "connection refused")
-            return
-        connection = task.result()
-        # An upstream that closes what it has just accepted can be quicker than this task.
-        if connection.transport is None or connection.transport.is_closing():
-            self._fail_waiting("connection lost")
-            return
-        self._open.add(connection)
-        self.release(connection)
-
-    def _fail_waiting(self, reason: str) -> None:
-        """Nobody waits for a connection that cannot be had, unless another one is open to wait for."""
-        if self._open:
-            if self._waiting:
-                self._waiting.popleft().sink.on_fail(self, reason, sent=False)
-            return
-        while self._waiting:
-            self._waiting.popleft().sink.on_fail(self, reason, sent=False)
+    # Called by connections
 
     def release(self, connection: UpstreamConnection) -> None:
         """The connection can take a call."""
-        while self._waiting and len(connection.sinks) < self.depth:
-            first = self._waiting.popleft()
-            connection.sinks.append(first.sink)
-            self._write(connection, first.request)
-        if not connection.sinks:
-            connection.idle_since = self.now
-            if self.depth == 1:
-                self.rests = not self._waiting
-                self.idle.append(connection)
+        raise NotImplementedError
 
-    def tick(self, now: float) -> None:
-        """Called by the sweep: let every call under way look at the clock."""
-        self._tell_time(now)
-        for connection in tuple(self._open):
-            if connection.sinks:
-                connection.tick(now)
-        for waiting in tuple(self._waiting):
-            waiting.sink.on_tick(None, now)
+    def retire(self, connection: UpstreamConnection) -> None:
+        """Close the connection: the upstream asked for it, or it has been idle too long."""
+        raise NotImplementedError
 
-    def _tell_time(self, now: float) -> None:
-        self.now = now
-        self.health.refresh(now)
-        if self._larger_at and now >= self._larger_at:
-            self._larger_at = 0.0
-            self.batch = self._most_batch
+    def lost(self, connection: UpstreamConnection) -> None:
+        """The connection takes no more calls: it is closed, or about to be."""
+        raise NotImplementedError
+
+    # Batches
 
     def refused_batch(self, count: int, now: float) -> None:
-        """It takes no batch of so many: half as many for a while."""
+        """The upstream refused a batch of this size: send batches of half the size for a while."""
         if not self._larger_at:
             self._smaller_s = min(self._smaller_s * 2 or SMALLER_S, LONGEST_SMALLER_S)
         self.batch = max(1, count // 2)
         self._larger_at = now + self._smaller_s
 
-    def retire(self, connection: UpstreamConnection) -> None:
-        """The upstream wants it closed, or it is too old to trust. Calls behind the last reply are never answered."""
-        if connection.sinks:
-            connection.abort()
-            return
-        self.lost(connection)
-        if connection.transport is not None:
-            connection.transport.close()
-
-    def lost(self, connection: UpstreamConnection) -> None:
-        """It takes no more calls: it has ended, or is about to."""
-        self._open.discard(connection)
-        if connection in self.idle:
-            self.idle.remove(connection)
-        if connection is self._corked:
-            self._corked = None
-            self._out = []
-        self._open_another()
-
-    def leave(self, sink: ReplySink) -> None:
-        """The sink no longer wants its reply, wherever its call is."""
-        for connection in tuple(self._open):
-            if sink in connection.sinks:
-                connection.leave(sink)
-                return
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.sink is not sink)
-
-    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
-        """Somebody else takes the place of one who waits for a connection."""
-        for waiting in self._waiting:
-            if waiting.sink is sink:
-                waiting.sink = successor
-
-    def _refuse(self, sink: ReplySink) -> None:
-        sink.on_fail(self, "too many calls are waiting", sent=False)
-
-    def close(self) -> Awaitable[None]:
-        for task in tuple(self._tasks):
-            task.cancel()
-        self._waiting.clear()
-        for connection in tuple(self._open):
-            connection.abort()
-        return asyncio.sleep(0)
-
-
-def _load(connection: UpstreamConnection) -> int:
-    return len(connection.sinks)
+    def update_time(self, now: float) -> None:
+        self.now = now
+        self.health.refresh(now)
+        if self._larger_at and now >= self._larger_at:
+            self._larger_at = 0.0
+            self.batch = self._max_batch

@@ -18,7 +18,7 @@ from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.wire.address import CONNECT_TIMEOUT_S
-from proxy.wire.connection import MOST
+from proxy.wire.upstream import MAX_REPLY_BYTES
 
 # A connection that says nothing is asked whether it is there; without an answer in half this time it is lost.
 HEARTBEAT_S = 10.0
@@ -89,7 +89,7 @@ class UpstreamStream:
                     self._url,
                     headers=self._headers,
                     heartbeat=HEARTBEAT_S,
-                    max_msg_size=MOST,
+                    max_msg_size=MAX_REPLY_BYTES,
                     compress=0,
                     decode_text=False,
                 )

@@ -14,7 +14,7 @@ import aiohttp
 from yarl import URL
 
 from proxy.wire.address import CONNECT_TIMEOUT_S
-from proxy.wire.connection import MOST
+from proxy.wire.upstream import MAX_REPLY_BYTES
 
 HEARTBEAT_S = 20.0
 
@@ -97,7 +97,7 @@ class WebSocketClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=False)
         return await self._session.ws_connect(
-            self._url, headers=self._headers, heartbeat=HEARTBEAT_S, max_msg_size=MOST, compress=0
+            self._url, headers=self._headers, heartbeat=HEARTBEAT_S, max_msg_size=MAX_REPLY_BYTES, compress=0
         )
 
     async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse) -> None:

@@ -1,11 +1,12 @@
-"""An upstream behind a WebSocket: every call and every reply is a message, told apart by ids.
+"""An upstream that is reached over a WebSocket: calls and replies are messages that are matched by id.
 
-One socket carries all calls of a worker (`courier.py`); what was under way on one that is lost has failed, and each sink
-decides what that means. To the rest of the house it is an `Upstream` like any other, only that nothing goes the short way.
+One socket carries all calls of a worker (`websocket_client.py`). When it is lost, the calls in flight fail, and each sink
+decides how to go on. Callers use it like any `Upstream`, except that no call takes the short path.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection
 
@@ -13,21 +14,19 @@ from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.core.routing import UpstreamHealth
-from proxy.wire.address import UpstreamAddress
-from proxy.wire.connection import ReplySink, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import MAX_WAITING, Upstream
+from proxy.wire.http_upstream import MAX_WAITING
+from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.upstream_stream import UpstreamStream
 from proxy.wire.websocket_client import WebSocketClient
-from proxy.wire.write_buffer import WriteBuffer
 
-_FINE = ReplyHead(200, 0, close=False, plain=True)
-# The id of our own call, or of the first in a batch of ours: always a number, always in this place.
+_OK = ReplyHead(200, 0, close=False, plain=True)
+# The id of a call, or of the first call in a batch: this program writes every request, so it is always a number in this place.
 _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
 
 
 class WebSocketSlot(UpstreamConnection):
-    """What sinks see of the socket: no bytes to pause, only places to change."""
+    """The socket as sinks see it: it has no bytes to pause, only sinks to replace."""
 
     __slots__ = ()
 
@@ -39,24 +38,21 @@ class WebSocketSlot(UpstreamConnection):
 
 
 class WebSocketUpstream(Upstream):
-    __slots__ = ("_batches", "_courier", "_headers", "_line", "_pending", "_url")
+    __slots__ = ("_batches", "_client", "_headers", "_loop", "_pending", "_slot", "_url")
 
-    def __init__(
-        self, health: UpstreamHealth, url: str, headers: dict[str, str], write_buffer: WriteBuffer, *, batch: int
-    ) -> None:
-        super().__init__(
-            health, UpstreamAddress("", 0, tls=None, head=b""), write_buffer, limit=1, depth=1, batch=batch
-        )
+    def __init__(self, health: UpstreamHealth, url: str, headers: dict[str, str], *, batch: int) -> None:
+        super().__init__(health, depth=1, batch=batch)
+        self._loop = asyncio.get_running_loop()
         self._url = URL(url, encoded=True)
         self._headers = headers
-        self._line = WebSocketSlot(self)
+        self._slot = WebSocketSlot(self)
         self._pending: dict[bytes, ReplySink] = {}
-        # Of those the batches, oldest first.
+        # The ids in `_pending` that are batches, oldest first.
         self._batches: dict[bytes, None] = {}
-        self._courier = WebSocketClient(self._url, headers, self.label, self._receive, self._fail_all)
+        self._client = WebSocketClient(self._url, headers, self.label, self._receive, self._fail_all)
 
     def __repr__(self) -> str:
-        return f"<WebSocketUpstream {self.label}: {len(self._pending)} under way>"
+        return f"<WebSocketUpstream {self.label}: {len(self._pending)} in flight>"
 
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
         return None
@@ -66,26 +62,29 @@ class WebSocketUpstream(Upstream):
     ) -> UpstreamConnection | None:
         text = b"".join(body)
         found = _ID.match(text)
-        assert found is not None  # every body is written by us
+        assert found is not None  # this program writes every body
         if len(self._pending) >= MAX_WAITING:
             self._loop.call_soon(self._refuse, sink)
             return None
         if text[:1] == b"[":
             self._batches[found[1]] = None
         self._pending[found[1]] = sink
-        self._courier.send(found[1], text)
-        return self._line
+        self._client.send(found[1], text)
+        return self._slot
+
+    def _refuse(self, sink: ReplySink) -> None:
+        sink.on_fail(self, "too many calls are waiting", sent=False)
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
-        """A connection of its own, for subscriptions; not open yet."""
+        """A separate connection for subscriptions, not open yet."""
         return UpstreamStream(self._url, self._headers, self.label, on_lost)
 
     def leave(self, sink: ReplySink) -> None:
-        """Nobody reads its reply, if one comes. What has not left yet stays here."""
+        """Discard the sink's reply. A call that was not sent yet is dropped."""
         left = [call_id for call_id, waiting in self._pending.items() if waiting is sink]
         for call_id in left:
             self._take(call_id)
-        self._courier.drop(left)
+        self._client.drop(left)
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         for call_id, waiting in self._pending.items():
@@ -93,22 +92,22 @@ class WebSocketUpstream(Upstream):
                 self._pending[call_id] = successor
 
     def tick(self, now: float) -> None:
-        self._tell_time(now)
+        self.update_time(now)
         for sink in tuple(self._pending.values()):
-            sink.on_tick(self._line, now)
+            sink.on_tick(self._slot, now)
 
     def close(self) -> Awaitable[None]:
-        return self._courier.close()
+        return self._client.close()
 
-    # What the courier brings
+    # Called by the client
 
     def _receive(self, body: bytes) -> None:
         sink = self._sink_of(body)
         if sink is not None:
-            sink.on_reply(self._line, _FINE, body)
+            sink.on_reply(self._slot, _OK, body)
 
     def _sink_of(self, body: bytes) -> ReplySink | None:
-        """Whose reply this is; None for what nobody asked, such as a notification."""
+        """The sink of this reply; None for messages that are no reply, such as notifications."""
         try:
             if jsonrpc.is_batch(body):
                 ids = jsonrpc.read_replies(body)
@@ -119,7 +118,7 @@ class WebSocketUpstream(Upstream):
         for call_id in ids:
             if call_id in self._pending:
                 return self._take(call_id)
-        # JSON-RPC 2.0, 5: the id is null where that of the request could not be read, as of a batch that is refused whole.
+        # JSON-RPC 2.0, 5: the id is null if the request's id could not be read, as when a batch is refused as a whole.
         return self._take(next(iter(self._batches), b"")) if jsonrpc.NULL in ids else None
 
     def _take(self, call_id: bytes) -> ReplySink | None:
@@ -127,7 +126,7 @@ class WebSocketUpstream(Upstream):
         return self._pending.pop(call_id, None)
 
     def _fail_all(self, reason: str, *, unsent: Collection[bytes]) -> None:
-        """Whoever asks again does so over another socket."""
+        """The socket was lost. A sink that retries here uses a new socket."""
         pending, self._pending = self._pending, {}
         self._batches.clear()
         for call_id, sink in pending.items():

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.services.rpc.logs import AT_ONCE, MOST_PIECES
-from proxy.wire.connection import MOST
+from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.flows.talk import rpc
 from tests.rpc_scene import Scene, scene
@@ -140,7 +140,7 @@ async def test_logs_of_too_many_bytes_are_refused_with_fewer_blocks() -> None:
     async with scene(1) as found:
         upstream = found.upstreams[0]
         upstream.max_range = 100
-        whole = "x" * (MOST // 3)
+        whole = "x" * (MAX_REPLY_BYTES // 3)
         upstream.answers["eth_getLogs"] = lambda params: (
             [whole] if len(upstream._eth_getLogs(params)) > 1 else upstream._eth_getLogs(params)
         )

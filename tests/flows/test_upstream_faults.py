@@ -12,8 +12,7 @@ from aiohttp import web
 
 from proxy.core.access import Limits
 from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
-from proxy.wire.connection import MOST
-from proxy.wire.upstream import SMALLER_S
+from proxy.wire.upstream import MAX_REPLY_BYTES, SMALLER_S
 from tests.faults import Mode
 from tests.flows.talk import Reply
 from tests.rpc_scene import Load, Scene, scene
@@ -325,7 +324,7 @@ def test_request_that_every_upstream_refuses_takes_none_from_other_callers(toget
 
 @pytest.mark.parametrize("together", [False, True])
 def test_result_that_is_too_large_takes_no_upstream_from_other_callers(together: bool) -> None:
-    whole = "0x" + "ab" * (MOST // 2)
+    whole = "0x" + "ab" * (MAX_REPLY_BYTES // 2)
 
     @on_uvloop
     async def run() -> None:

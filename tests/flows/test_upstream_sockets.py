@@ -96,7 +96,7 @@ async def test_call_that_is_late_is_given_up_and_leaves_nothing_behind() -> None
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(found.ask(call(n)[0])) for n in range(10)]
         assert {task.result().status for task in asked} == {504}
-        assert (len(upstream._pending), len(upstream._courier._queue), upstream.health.inflight) == (0, 0, 0)
+        assert (len(upstream._pending), len(upstream._client._queue), upstream.health.inflight) == (0, 0, 0)
         # Its answer is nobody's when it comes.
         server.gate.set()
         assert (await found.ask(rpc("eth_chainId"))).status in (200, 503)

@@ -12,9 +12,9 @@ import orjson
 
 from proxy.core.routing import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
-from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Upstream
+from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 from tests.wire.upstreams import Script, Scripted, stub
 
@@ -86,10 +86,10 @@ def ask(upstream: Upstream, number: int = 1, *, once: bool = False, takes_large:
 @asynccontextmanager
 async def pool(
     script: Script = GOOD, *, limit: int = 4, depth: int = 1, turn: WriteBuffer | None = None
-) -> AsyncIterator[tuple[Upstream, Scripted]]:
+) -> AsyncIterator[tuple[HttpUpstream, Scripted]]:
     async with Scripted(script) as server:
         turn = turn or WriteBuffer(asyncio.get_running_loop())
-        upstream = Upstream(
+        upstream = HttpUpstream(
             UpstreamHealth("test#1"), UpstreamAddress.of(server.url, {}), turn, limit=limit, depth=depth, batch=1
         )
         try:

@@ -10,9 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.wire import connection as connection_room
 from proxy.wire.address import UpstreamAddress
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import STALE, Upstream
 from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -211,7 +210,7 @@ async def test_call_sent_into_a_closing_connection_is_told_that_it_may_ask_again
             await asked.done.wait()
             assert asked.told in (["reply"], ["fail"])
             if asked.told == ["fail"]:
-                assert asked.reason == connection_room.STALE
+                assert asked.reason == STALE
             await until(lambda: not server.writers or upstream.idle, within_s=2.0)
         await still_works(upstream, server)
 

@@ -14,10 +14,9 @@ from yarl import URL
 
 from proxy.core.routing import UpstreamHealth
 from proxy.wire import upstream_stream
-from proxy.wire.connection import NOBODY
+from proxy.wire.http_connection import ABSENT_SINK
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_upstream import WebSocketUpstream
-from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
 
@@ -178,8 +177,8 @@ async def test_silent_upstream_is_not_waited_for() -> None:
 
 @on_uvloop
 async def test_message_over_the_limit_ends_the_stream() -> None:
-    limit = vars(upstream_stream)["MOST"]
-    vars(upstream_stream)["MOST"] = 1000
+    limit = vars(upstream_stream)["MAX_REPLY_BYTES"]
+    vars(upstream_stream)["MAX_REPLY_BYTES"] = 1000
 
     async def flood(socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
         await socket.send_str(notice("0x1", "x" * 5000))
@@ -192,7 +191,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
             async with asyncio.timeout(10):
                 await lost.wait()
     finally:
-        vars(upstream_stream)["MOST"] = limit
+        vars(upstream_stream)["MAX_REPLY_BYTES"] = limit
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/key", "ws://nowhere.invalid/key"])
@@ -216,7 +215,7 @@ async def test_closed_stream_says_nothing_and_leaves_nothing() -> None:
         async with opened(server, lambda: lost.append(1)) as stream:
             await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
         assert not stream.is_open
-        assert repr(stream) == "<Stream net#1 closed, 1 subscriptions>"
+        assert repr(stream) == "<UpstreamStream net#1 closed, 1 subscriptions>"
     assert lost == []
 
 
@@ -234,9 +233,8 @@ async def test_whoever_is_cancelled_while_it_closes_an_upstream_is_cancelled() -
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
     async with serving(ignore) as server:
-        turn = WriteBuffer(asyncio.get_running_loop())
-        upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, turn, batch=1)
-        upstream.submit(NOBODY, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
+        upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, batch=1)
+        upstream.submit(ABSENT_SINK, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
         await until(lambda: server.asked)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):

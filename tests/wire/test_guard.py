@@ -183,4 +183,4 @@ def test_plain_public_address_is_taken(text: str) -> None:
 
 
 def test_guard_shows_what_it_allows() -> None:
-    assert repr(Guard(EgressPolicy(allow=["127.0.0.0/8"]))) == "<Guard https [443] <Reach +['127.0.0.0/8'] -[]>>"
+    assert repr(Guard(EgressPolicy(allow=["127.0.0.0/8"]))) == "<Guard https [443] <EgressPolicy +['127.0.0.0/8'] -[]>>"

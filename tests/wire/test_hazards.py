@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.services.rpc.flights import Flight
-from proxy.wire import upstream as upstream_room
+from proxy.wire import http_upstream
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -254,7 +254,7 @@ async def test_call_that_was_answered_is_not_told_of_the_upstream_that_refused_i
         (connection,) = (each for upstream in route.upstreams for each in upstream._open)
         (flight,) = connection.sinks
         assert isinstance(flight, Flight)
-        monkeypatch.setattr(upstream_room, "MAX_WAITING", 0)
+        monkeypatch.setattr(http_upstream, "MAX_WAITING", 0)
         flight.on_tick(connection, flight.began + 3.0)
         assert flight.tried == 0b11
         connection.data_received(http(answer({"id": int(flight.id)}, result="0x7")))

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from proxy.wire import connection as connection_room
-from proxy.wire.connection import UpstreamConnection
+from proxy.wire.http_connection import LARGE
+from proxy.wire.upstream import MAX_REPLY_BYTES, UpstreamConnection
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
 from tests.wire.asked import ask, pool, still_works
 from tests.wire.upstreams import CHUNKED, Exchange, Script, answer, chunked, http, replies
-
-LARGE = connection_room.LARGE
 
 
 def large(size: int, *, piece: int, make: Callable[[bytes], bytes]) -> Script:
@@ -84,10 +82,10 @@ async def test_reply_around_the_size_of_a_large_one() -> None:
 @pytest.mark.parametrize("has_length", [True, False])
 @on_uvloop
 async def test_reply_that_is_too_large_for_whoever_wants_it_whole_fails(has_length: bool) -> None:
-    script = upstreams.huge(connection_room.MOST + 1, has_length=has_length)
+    script = upstreams.huge(MAX_REPLY_BYTES + 1, has_length=has_length)
     async with pool(script) as (upstream, server):
         assert "too large" in await ask(upstream).failure()
-        assert server.sent <= connection_room.MOST
+        assert server.sent <= MAX_REPLY_BYTES
         await still_works(upstream, server)
 
 

@@ -329,8 +329,8 @@ async def test_line_that_was_closed_while_it_was_idle_costs_no_attempt(receiver:
 async def test_lines_are_not_kept_for_long(site: Pages, receiver: Receiver) -> None:
     await receiver.post(site.put("/", b"{}"), b"{}", headers=HEADERS)
     lines = receiver._lines
-    assert repr(lines) == "<Lines 1 idle>"
-    await until(lambda: repr(lines) == "<Lines 0 idle>")
+    assert repr(lines) == "<ReceiverConnections 1 idle>"
+    await until(lambda: repr(lines) == "<ReceiverConnections 0 idle>")
 
 
 # Over TLS

@@ -22,10 +22,9 @@ from proxy.core import dialect, jsonrpc
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.attempts import FlightAttempts
-from proxy.services.rpc.waiters import NOBODY, Waiter
-from proxy.wire.connection import OUT_OF_STEP, STALE, TOO_LARGE, Piece, UpstreamConnection
+from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 if TYPE_CHECKING:
     from proxy.services.rpc.method_policy import MethodPolicy
@@ -415,7 +414,7 @@ class Flight(FlightAttempts):
         """The waiter is gone. A read that nobody waits for is given up; a write goes on to its end."""
         if self.done or waiter not in self.waiters:
             return
-        self.waiters[self.waiters.index(waiter)] = NOBODY
-        is_unwanted = self.policy.may_repeat and all(each is NOBODY for each in self.waiters)
+        self.waiters[self.waiters.index(waiter)] = ABSENT_WAITER
+        is_unwanted = self.policy.may_repeat and all(each is ABSENT_WAITER for each in self.waiters)
         if self._streaming or is_unwanted:
             self._close()

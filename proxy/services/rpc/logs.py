@@ -21,7 +21,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
 from proxy.settings import RpcSettings as Limits
 from proxy.tasks import Tasks
-from proxy.wire.connection import MOST
+from proxy.wire.upstream import MAX_REPLY_BYTES
 
 AT_ONCE = 4
 # A dense chain can refuse any size: below this many blocks the refusal is passed on.
@@ -145,7 +145,7 @@ class SplitLogQuery:
         self._logs[part.first] = logs
         self._blocks += part.blocks
         self._bytes += len(logs)
-        if self._bytes > MOST:
+        if self._bytes > MAX_REPLY_BYTES:
             raise self._too_much()
 
     def _ask(self, part: LogRange) -> PendingReply:

@@ -18,9 +18,8 @@ from proxy.core.usage import KeyTallies
 from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight, next_id
 from proxy.services.rpc.upstream_batch import UpstreamBatch
-from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 if TYPE_CHECKING:
     from proxy.services.rpc.method_policy import MethodPolicy

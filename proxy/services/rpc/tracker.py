@@ -15,9 +15,8 @@ from proxy.core import jsonrpc
 from proxy.core.heads import HIGHEST
 from proxy.services.rpc.flights import next_id
 from proxy.services.rpc.networks import Route
-from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 # Twice per block, within these bounds: a fast chain must not be flooded, a slow one not forgotten.
 SHORTEST_S = 0.5

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core import dialect, jsonrpc
-from proxy.wire.connection import OUT_OF_STEP, TOO_LARGE, Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 if TYPE_CHECKING:
     from proxy.services.rpc.flights import Flight

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from proxy.errors import Fault
-from proxy.wire.connection import Piece, UpstreamConnection
+from proxy.wire.upstream import Piece, UpstreamConnection
 
 
 class Waiter(Protocol):
@@ -51,4 +51,4 @@ class _AbsentWaiter(WholeResultWaiter):
     def on_fault(self, fault: Fault) -> None: ...
 
 
-NOBODY = _AbsentWaiter()
+ABSENT_WAITER = _AbsentWaiter()

@@ -32,9 +32,8 @@ from proxy.web.front.front_context import FrontContext
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import LARGE_BODY, RequestReader
-from proxy.wire.connection import Piece, UpstreamConnection
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 # Bytes that a client may send ahead while its request is served. Beyond that it is not read.
 MAX_AHEAD: Final = 262_144

@@ -26,7 +26,7 @@ from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import RequestReader
-from proxy.wire.connection import Piece, UpstreamConnection
+from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
 _LOG_LINE: Final = (

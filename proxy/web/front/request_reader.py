@@ -11,7 +11,7 @@ from io import BytesIO
 from typing import Final, final
 
 from proxy.web.front.request_heads import HeadTemplate, RequestHead, RequestHeadReader
-from proxy.wire.connection import NEVER
+from proxy.wire.http_connection import NEVER
 
 # A body from this size on takes longer to copy than to decide about.
 LARGE_BODY: Final = 16_384

@@ -1,69 +1,36 @@
-"""One connection to an upstream: HTTP/1.1 on a bare transport.
+"""One HTTP/1.1 connection to an upstream, on a bare transport.
 
-Calls go out in order and replies come back in order; most connections carry one call at a time, some several (see
-Upstream). Whoever sent a call is its *sink* and is told exactly once how it ended: a whole reply, a large one in pieces, or a
-failure that says whether the upstream may have got the call.
+Calls go out in order and replies come back in order. Most connections carry one call at a time, some several (see `Upstream`).
 
-A reply larger than LARGE is offered to its sink in pieces as they come, so that 100 MB need not fit in memory; a sink that
-declines gets it whole, up to MOST.
+A reply larger than LARGE is offered to its sink in pieces as they arrive, so that 100 MB need not fit in memory. A sink that
+declines receives it whole, up to MAX_REPLY_BYTES.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final
 
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
-
-if TYPE_CHECKING:
-    from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import MAX_REPLY_BYTES, STALE, TOO_LARGE, Piece, ReplySink, Upstream, UpstreamConnection
 
 LARGE: Final = 65_536
-MOST = 25 * 1024 * 1024
 # A large reply is offered once its beginning is long enough to be recognised.
 BEGINNING = 512
-# Why a call failed that went out on a connection which had served others and then ended without a word: most likely the
-# upstream had closed it already. It says nothing about the upstream's health, and a read is best asked again at once.
-STALE = "connection closed between calls"
-# And one that waited behind a reply which was no answer to its call: what comes next cannot be trusted either.
-OUT_OF_STEP = "malformed reply before"
-# A reply that is more than we hold. Whoever asked for it may have known that.
-TOO_LARGE = "too large"
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
-# What no bytes that are read at once begin with, because they are fewer.
+# A placeholder for "no head known": received data is always shorter, so it never starts with this.
 NEVER: Final = bytes(1 << 20)
 
 
-# A part of a large reply: a view where a copy would be the only reason for bytes.
-Piece: TypeAlias = bytes | memoryview
-
-
-class ReplySink(Protocol):
-    """Whoever waits for a reply on a connection."""
-
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool: ...
-    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
-    def on_end(self, connection: UpstreamConnection) -> None: ...
-    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
-    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
-
-
-class UpstreamConnection(asyncio.Protocol):
+class HttpConnection(UpstreamConnection):
     __slots__ = (
         "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
-        "_paused", "_size", "_streams", "_usual", "id_index", "idle_since", "sinks", "transport", "upstream",
+        "_paused", "_size", "_streams", "_usual",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream) -> None:
-        self.upstream = upstream
-        self.transport: asyncio.Transport | None = None
-        self.sinks: deque[ReplySink] = deque()
-        # Since when nothing has come: between calls, or in the middle of a reply that is streamed.
-        self.idle_since = 0.0
-        self.id_index = 0
+        super().__init__(upstream)
         self._part = b""
         # The last head and what it meant: an upstream mostly repeats itself.
         self._known_bytes = NEVER
@@ -83,7 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "lost" if self.transport is None else f"{len(self.sinks)} in flight"
-        return f"<UpstreamConnection {self.upstream.label} {state}>"
+        return f"<HttpConnection {self.upstream.label} {state}>"
 
     # What the transport calls
 
@@ -126,7 +93,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport = None
         self.upstream.lost(self)
         is_stale = self._known is not None and self._head is None and not self._part
-        self._tell_all(STALE if is_stale else "connection lost")
+        self._fail_all(STALE if is_stale else "connection lost")
 
     def pause_writing(self) -> None:
         pass  # A request is at most one body cap in size, and the upstream's pool bounds how many there are.
@@ -154,18 +121,13 @@ class UpstreamConnection(asyncio.Protocol):
     def leave(self, sink: ReplySink) -> None:
         """The sink no longer wants its reply. Its connection goes with it: the reply must not reach the next one."""
         if sink in self.sinks:
-            self.sinks[self.sinks.index(sink)] = NOBODY
-            if all(other is NOBODY for other in self.sinks):
+            self.sinks[self.sinks.index(sink)] = ABSENT_SINK
+            if all(other is ABSENT_SINK for other in self.sinks):
                 self.abort()
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Somebody else takes the reply."""
         self.sinks[self.sinks.index(sink)] = successor
-
-    def tick(self, now: float) -> None:
-        """Called by the sweep while a call is under way."""
-        for sink in tuple(self.sinks):
-            sink.on_tick(self, now)
 
     def abort(self) -> None:
         self.upstream.lost(self)
@@ -179,9 +141,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._head = None
             self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
             reason = STALE  # It was we who closed it.
-        self._tell_all(reason)
+        self._fail_all(reason)
 
-    def _tell_all(self, reason: str) -> None:
+    def _fail_all(self, reason: str) -> None:
         self._head = None
         while self.sinks:
             self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
@@ -256,7 +218,7 @@ class UpstreamConnection(asyncio.Protocol):
         # Behind a streamed reply others may wait: only a connection with one call may be paused by its reader. And the end
         # of one that ends with the connection cannot be told from a break: what was passed on could not be taken back.
         self._may_stream = self.upstream.depth == 1 and head.length != UNTIL_CLOSE
-        if head.length > MOST and not self._may_stream:
+        if head.length > MAX_REPLY_BYTES and not self._may_stream:
             raise BadReply(TOO_LARGE)
         self._head = head
         self._left = head.length
@@ -296,7 +258,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._size += len(piece)
         if self._may_stream and self._size >= BEGINNING and max(self._size, self._head.length) > LARGE:
             self._offer(self._head)
-        if self._size > MOST and not self._streams:
+        if self._size > MAX_REPLY_BYTES and not self._streams:
             raise BadReply(TOO_LARGE)
 
     def _offer(self, head: ReplyHead) -> None:
@@ -306,7 +268,7 @@ class UpstreamConnection(asyncio.Protocol):
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
         self._streams = self.sinks[0].on_large(self, head, beginning)
         self._collected = [] if self._streams else [beginning]
-        if head.length > MOST and not self._streams:
+        if head.length > MAX_REPLY_BYTES and not self._streams:
             raise BadReply(TOO_LARGE)
 
     def _finish_body(self) -> None:
@@ -340,4 +302,4 @@ class _AbsentSink:
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
 
 
-NOBODY = _AbsentSink()
+ABSENT_SINK = _AbsentSink()
