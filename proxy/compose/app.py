@@ -25,11 +25,13 @@ from proxy.services.accounts.quotas import Quotas
 from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.readiness import Readiness
-from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.filters import FilterIds
+from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries
+from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.shared_cache import SharedCache
+from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker
 from proxy.services.usage import UsageService
 from proxy.settings import SCHEMAS, Settings, Tables
@@ -113,10 +115,11 @@ class App:
             settings, tables, self.write_buffer, tally=self.tallies.of, shared_heads=windows.shared_heads
         )
         self.networks = builder.networks()
-        self.rpc = Rpc(self.admission, tables.prices, FilterIds(settings.keys.pepper))
+        forwarder = Forwarder(FilterIds(settings.keys.pepper))
+        self.rpc = RpcService(self.admission, tables.prices, forwarder)
         self.logs = LogQueries(self.tasks, settings.rpc)
         self.shared = self._shared_replies()
-        internal_calls = InternalCalls(self.rpc, self.networks)
+        internal_calls = InternalCalls(forwarder, self.networks)
         self.data = DataFeature(settings, tables, self.pool, internal_calls)
         self.smart = SmartWalletFeature(settings, tables, self.pool, internal_calls, self.networks, builder, self.tasks)
         self.gas = GasFeature(settings, tables, self.pool, internal_calls, self.data.prices)
@@ -214,7 +217,8 @@ class App:
             return None
         shared = SharedReplies(self.settings.cache.redis_url)
         for route in self.networks.routes.values():
-            route.shared_cache = SharedCache(route, shared, self.tasks)
+            cache = route.state.shared_cache = SharedCache(route.network.id, shared)
+            route.shared_lookup = SharedLookup(route.dispatcher, cache, self.tasks)
         return shared
 
     def _head_reader(self, tables: Tables) -> RequestHeadReader:

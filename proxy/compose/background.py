@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, cast
 
 import orjson
 import uvloop
@@ -32,8 +31,8 @@ from proxy.services.follower.block_reader import BlockDemand, BlockReader
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink, HoldingsSink, topics_of
 from proxy.services.readiness import PROBE_S
-from proxy.services.rpc.calls import Rpc
 from proxy.services.rpc.filters import FilterIds
+from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker
@@ -47,9 +46,6 @@ from proxy.store.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.wire.write_buffer import WriteBuffer
-
-if TYPE_CHECKING:
-    from proxy.services.accounts.admission import Admission
 
 # How often deadlines and hedges of calls are checked. No client waits for these calls.
 SWEEP_S = 0.05
@@ -80,9 +76,7 @@ class Background:
             gas.settlement_sink(settings, tables),
         ]
         self.blocks = BlockStore(self.pool)
-        # All calls are internal: there is no key and nothing to admit.
-        rpc = Rpc(cast("Admission", None), tables.prices, FilterIds(settings.keys.pepper))
-        self.internal_calls = InternalCalls(rpc, self.networks)
+        self.internal_calls = InternalCalls(Forwarder(FilterIds(settings.keys.pepper)), self.networks)
         self.data = DataFeature(settings, tables, self.pool, self.internal_calls)
         self.notices = Notices(self.pool)
         self.notifications = Notifications(self.notices)

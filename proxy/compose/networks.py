@@ -1,4 +1,4 @@
-"""What every process that asks upstreams is built on: the networks that have any, each with its upstreams or its bundlers."""
+"""Builds the networks of a process: each with its upstreams, or its bundlers, and the dispatcher that sends calls to them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import hmac
 from collections import defaultdict
 from collections.abc import Callable, MutableSequence, Sequence
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core.caching import ReplyCache
+from proxy.core.heads import NetworkHead
 from proxy.core.routing import UpstreamHealth
 from proxy.services.bundler import routes as bundler
+from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.method_policy import policies_of, unknown_of
-from proxy.services.rpc.networks import Networks, Route, SharedHead
+from proxy.services.rpc.network_state import NetworkState, SharedHead
+from proxy.services.rpc.networks import Networks, Route
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.telemetry import Tally
 from proxy.wire.address import UpstreamAddress
@@ -22,7 +26,7 @@ from proxy.wire.write_buffer import WriteBuffer
 
 
 class NetworkBuilder:
-    """Makes the routes. `marks` is where processes of a host keep in step; one that answers nobody has its own."""
+    """`shared_heads` is the memory that the processes of a host share; a process that answers no clients has its own."""
 
     def __init__(
         self,
@@ -42,56 +46,74 @@ class NetworkBuilder:
     def networks(self) -> Networks:
         by_network = self._by_network(self._settings.upstreams)
         share = self._settings.cache.bytes // max(1, len(by_network))
-        # The place among all networks there are, so that workers with other upstreams mean the same.
-        places = {network.id: (place, network) for place, network in enumerate(self._tables.chains.networks())}
-        return Networks([self._route(*places[name], found, share) for name, found in by_network.items()])
+        # Networks are numbered over all that are known, so that workers with other upstreams use the same numbers.
+        indexes = {network.id: (index, network) for index, network in enumerate(self._tables.chains.networks())}
+        return Networks([self._route(*indexes[name], found, share) for name, found in by_network.items()])
 
-    def _route(self, place: int, network: Network, found: list[UpstreamSettings], cache_bytes: int) -> Route:
+    def _route(self, index: int, network: Network, found: list[UpstreamSettings], cache_bytes: int) -> Route:
         settings = self._settings
+        state = self._state(network, found, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
         return Route(
             network,
-            [self._upstream(network, index, each) for index, each in enumerate(found)],
             policies_of(network, self._tables.prices, self._tally),
-            ReplyCache(cache_bytes),
-            SharedHead(self._shared_heads, place),
+            Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
-            call_timeout_s=settings.rpc.call_timeout_s,
-            lag_s=settings.rpc.lag_s,
-            keeps=settings.cache.enabled,
             coalesces=settings.cache.coalesce,
         )
 
     def bundlers(self) -> Networks:
-        """The bundlers of each network that has any: routes of the same kind, on which nothing is kept."""
+        """The bundlers of each network that has any: routes of the same kind, without a cache."""
         known = {network.id: network for network in self._tables.chains.networks()}
         found = self._by_network([_as_upstream(each) for each in self._settings.bundlers])
         return Networks([self._bundler_route(known[name], each) for name, each in found.items()])
 
     def _bundler_route(self, network: Network, found: list[UpstreamSettings]) -> Route:
         settings = self._settings
+        # Without a cache there is nothing that other workers would have to discard.
+        state = self._state(network, found, ReplyCache(0), SharedHead([0, 0], 0), kind="bundler ", caches=False)
         return Route(
             network,
-            [self._upstream(network, index, each, "bundler ") for index, each in enumerate(found)],
             bundler.policies_of(network, self._tables.prices, self._tally),
-            ReplyCache(0),
-            # Nothing is remembered, so nobody has to be told when it ends.
-            SharedHead([0, 0], 0),
+            Dispatcher(state, call_timeout_s=settings.bundler.call_timeout_s),
             unknown=bundler.unknown_of(network, self._tally),
             broadcast=1,
-            call_timeout_s=settings.bundler.call_timeout_s,
-            lag_s=settings.rpc.lag_s,
-            keeps=False,
             coalesces=False,
             any_scope=bundler.ANY_SCOPE,
             max_body=settings.bundler.max_body_bytes,
+        )
+
+    def _state(
+        self,
+        network: Network,
+        found: list[UpstreamSettings],
+        replies: ReplyCache,
+        shared_head: SharedHead,
+        *,
+        kind: str = "",
+        caches: bool = True,
+    ) -> NetworkState:
+        facts = network.facts
+        heads = NetworkHead(
+            block_time_s=facts.block_time_s,
+            finality_blocks=facts.finality_blocks,
+            behind_blocks=max(2, round(self._settings.rpc.lag_s / facts.block_time_s)),
+        )
+        return NetworkState(
+            network.id,
+            [self._upstream(network, index, each, kind) for index, each in enumerate(found)],
+            heads,
+            family_of(network).head,
+            replies,
+            shared_head,
+            caches=caches and self._settings.cache.enabled,
         )
 
     def _by_network(self, given: Sequence[UpstreamSettings]) -> dict[str, list[UpstreamSettings]]:
         found: defaultdict[str, list[UpstreamSettings]] = defaultdict(list)
         for upstream in given:
             network = self._tables.chains.find(*upstream.network.split("/"))
-            assert network is not None  # checked when the settings were read
+            assert network is not None  # The settings were validated.
             found[network.id].append(upstream)
         return found
 
@@ -116,13 +138,13 @@ class NetworkBuilder:
         )
 
     def _mark(self, network: Network, given: UpstreamSettings, kind: str) -> str:
-        """A digest: it is shown, and an address holds credentials."""
+        """A digest that identifies the upstream. It is shown to operators, whereas the address contains credentials."""
         text = f"{network.id}\0{kind}\0{given.url}".encode()
         return hmac.digest(self._settings.keys.pepper.encode(), text, "sha256")[:8].hex()
 
 
 def _as_upstream(given: BundlerSettings) -> UpstreamSettings:
-    """A bundler is asked one call at a time on a connection: most of its calls are slow, and none may wait behind another."""
+    """A bundler gets one call at a time on each connection: most of its calls are slow, and none should wait for another."""
     return UpstreamSettings(
         network=given.network,
         url=given.url,

@@ -40,7 +40,7 @@ class SmartWalletFeature:
         self._internal_calls = internal_calls
         self._tasks = tasks
         self.operations = OperationStore(pool)
-        self.recall = OperationLookup(
+        self.lookup = OperationLookup(
             self.operations, internal_calls, tasks, search_blocks=settings.bundler.search_blocks
         )
         self.wallets = WalletService(
@@ -57,11 +57,12 @@ class SmartWalletFeature:
         return f"<SmartWalletFeature {self.wallets!r}, {self.bundlers!r}>"
 
     def serve(self) -> None:
-        """Put a desk before each network's bundlers, and somebody behind them who remembers."""
+        """Guard each network's bundlers, and look up the operations that they do not have."""
         for route in self.bundlers.routes.values():
             route.guard = BundlerGuard(route, self.operations, self._internal_calls, self._tasks)
-            route.on_null = self.recall.take
-            route.beside = self._networks.find(route.network)
+            self.lookup.serve(route)
+            chain = self._networks.find(route.network)
+            route.state.chain = None if chain is None else chain.state
 
     def answers(self) -> dict[str, RestHandler]:
         """By operation, for the routes."""

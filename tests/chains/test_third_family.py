@@ -145,7 +145,7 @@ async def test_features_that_it_lacks_are_refused(registered: None) -> None:
             reply = await get(found, path)
             assert reply.status == 404, (path, reply)
             assert "toychain" in reply.json["error"]["message"], (path, reply)
-        assert found.worker.app.networks.routes[NETWORK].head_reader is TOY.head
+        assert found.worker.app.networks.routes[NETWORK].state.head_reader is TOY.head
 
 
 def test_method_without_a_price_stops_the_start(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -335,7 +335,7 @@ async def test_slow_bundler_is_not_asked_again_and_the_hash_is_told(database: st
         for bundler in found.bundlers:
             bundler.held = {SEND}
         fault = (await found.send()).fault(504)
-        assert fault["message"] == "the call failed on ethereum/mainnet: no upstream answered within 0.3 s"
+        assert fault["message"] == "the call failed on ethereum/mainnet: no upstream replied within 0.3 s"
         assert fault["details"] == {"user_operation_hash": HASH}
         assert found.sends() == 1
         row = await found.record()
@@ -367,8 +367,8 @@ async def test_answer_that_is_not_the_operations_hash_is_a_fault(database: str, 
             bundler.answers[SEND] = lambda params: result
         fault = (await found.send()).fault(500)
         assert fault["message"] == (
-            "the bundler of ethereum/mainnet answered with something that is not the operation's hash; "
-            "it may have taken the operation"
+            "the bundler of ethereum/mainnet replied with something other than the operation's hash; "
+            "it may have accepted the operation"
         )
         assert fault["details"] == {"user_operation_hash": HASH}
         assert found.sends() == 1

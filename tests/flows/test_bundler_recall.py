@@ -222,7 +222,7 @@ async def test_bundler_that_fails_late_does_not_end_the_search(database: str, fa
         found.bundlers[1 - late].held = set()
         found.bundlers[1 - late].gate.set()
         await until(lambda: found.chain.count("eth_getLogs") == 1)
-        while route.budget.spend():
+        while route.dispatcher.budget.spend():
             pass
         bad = route.upstreams[late].health.bad
         found.bundlers[late].answers[RECEIPT] = refuse

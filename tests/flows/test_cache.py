@@ -149,7 +149,7 @@ async def test_caller_that_wants_no_cache_is_given_none_and_refreshes_it_for_the
 async def test_nothing_recent_is_given_again_when_no_upstream_has_been_heard_for_long() -> None:
     async with scene(2) as found:
         assert [await how(found, "eth_gasPrice", []) for _ in range(2)] == ["miss", "hit"]
-        found.route.observe_heads(time.monotonic() + STALE_S + 1)
+        found.route.state.observe_heads(time.monotonic() + STALE_S + 1)
         assert await how(found, "eth_gasPrice", []) == "miss"
 
 
@@ -198,7 +198,7 @@ async def test_identical_reads_under_way_share_one_call_and_keep_their_own_ids()
                 if not isinstance(each, int) or each < 2**63
             ]
             await until(lambda: found.count("eth_getBalance") > 0)
-            flight = next(iter(found.route.flights.values()))
+            flight = next(iter(found.route.state.flights.values()))
             await until(lambda: len(flight.waiters) == len(asked))
             for each in found.upstreams:
                 each.gate.set()
@@ -219,7 +219,7 @@ async def test_caller_that_leaves_takes_nothing_from_those_who_joined() -> None:
         await first.send(request)
         await until(lambda: upstream.count("eth_getBalance") == 1)
         await second.send(request)
-        await until(lambda: len(next(iter(found.route.flights.values())).waiters) == 2)
+        await until(lambda: len(next(iter(found.route.state.flights.values())).waiters) == 2)
         await first.close()
         upstream.gate.set()
         assert (await second.reply()).status == 200
@@ -236,10 +236,12 @@ async def test_call_that_all_have_left_is_given_up() -> None:
         talks = [await found.worker.talk() for _ in range(3)]
         for place, talk in enumerate(talks):
             await talk.send(request)
-            await until(lambda place=place: [len(each.waiters) for each in found.route.flights.values()] == [place + 1])
+            await until(
+                lambda place=place: [len(each.waiters) for each in found.route.state.flights.values()] == [place + 1]
+            )
         for talk in talks:
             await talk.close()
-        await until(lambda: not found.route.flights)
+        await until(lambda: not found.route.state.flights)
         assert found.route.upstreams[0].health.inflight == 0
 
 
@@ -385,8 +387,8 @@ async def test_memory_is_bounded_and_answers_stay_right() -> None:
                 request = rpc("eth_getStorageAt", [ADDRESS, hex(n % 900), "0x1"])
                 reply = await talk.ask(found.worker.post(request, network=found.network))
                 assert reply.json["result"] == "0x" + hex(n % 900)[2:].rjust(4, "0") * 1000
-        assert found.route.replies.bytes_used <= 1 << 20
-        assert found.route.replies.evictions > 0
+        assert found.route.state.replies.bytes_used <= 1 << 20
+        assert found.route.state.replies.evictions > 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.access import Limits
-from proxy.services.rpc.logs import AT_ONCE, MOST_PIECES
+from proxy.services.rpc.logs import AT_ONCE, MAX_PIECES
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.flows.talk import rpc
@@ -120,9 +120,9 @@ async def test_range_that_would_take_too_many_pieces_is_refused_with_one_that_wo
         upstream = found.upstreams[0]
         upstream.max_range, upstream.refusal = 1, "quicknode"
         error = (await found.ask("eth_getLogs", query(1, 40_000))).json["error"]
-        assert error["data"] == {"suggested_from": "0x1", "suggested_to": hex(MOST_PIECES)}
+        assert error["data"] == {"suggested_from": "0x1", "suggested_to": hex(MAX_PIECES)}
         assert upstream.count("eth_getLogs") == 1
-        assert len(await found.result("eth_getLogs", query(1, MOST_PIECES))) == MOST_PIECES
+        assert len(await found.result("eth_getLogs", query(1, MAX_PIECES))) == MAX_PIECES
         assert upstream.most_at_once <= AT_ONCE
 
 
@@ -266,7 +266,7 @@ async def test_caller_that_leaves_stops_the_pieces() -> None:
         await until(lambda: upstream.count("eth_getLogs") >= 3, every_s=0.001)
         upstream.gate.clear()
         await talk.close()
-        await until(lambda: not found.route.flights)
+        await until(lambda: not found.route.state.flights)
         upstream.gate.set()
         await until(lambda: "logs" not in repr(found.worker.app.tasks))
         assert upstream.count("eth_getLogs") < 40

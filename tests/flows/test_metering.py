@@ -254,7 +254,7 @@ async def test_calls_are_counted_by_outcome_cache_and_upstream_alone_and_in_batc
             for _ in range(5):
                 group.create_task(found.ask("eth_getStorageAt", [ADDRESS, "0x0", "latest"]))
             await until(lambda: found.count("eth_getStorageAt") == 1)
-            await until(lambda: len(next(iter(found.route.flights.values())).waiters) == 5)
+            await until(lambda: len(next(iter(found.route.state.flights.values())).waiters) == 5)
             for upstream in found.upstreams:
                 upstream.gate.set()
         assert (tally(found, "eth_getStorageAt").joins, tally(found, "eth_getStorageAt").results) == (4, 5)

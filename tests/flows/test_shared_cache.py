@@ -188,9 +188,9 @@ def test_caller_that_leaves_while_it_is_looked_for_asks_nobody(tmp_path: Path) -
             talk = await one.worker.talk()
             body = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["%b","0x2"]}' % ADDRESS.encode()
             await talk.send(one.worker.post(body, network=one.network))
-            await until(lambda: bool(one.route.flights), every_s=0.001)
+            await until(lambda: bool(one.route.state.flights), every_s=0.001)
             await talk.close()
-            await until(lambda: not one.route.flights)
+            await until(lambda: not one.route.state.flights)
             redis.thaw()
             assert one.count("eth_getBalance") == 1
 

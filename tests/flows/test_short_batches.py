@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.wire.http_upstream import HttpUpstream
 from tests.faults import Mode
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused, value_of
@@ -113,6 +114,7 @@ async def test_batch_that_waits_for_a_connection_has_its_deadline_there_too() ->
             first = group.create_task(found.batch(*calls_of(1)))
             await until(lambda: upstream.health.inflight > 0, every_s=0.001)
             second = group.create_task(found.batch(*calls_of(2)))
+            assert isinstance(upstream, HttpUpstream)
             await until(lambda: len(upstream._waiting) == 1, every_s=0.001)
             # Older than any deadline, while the one that has the connection is young.
             waiting: Any = upstream._waiting[0].sink

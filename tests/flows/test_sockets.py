@@ -423,7 +423,7 @@ async def test_client_that_leaves_takes_its_questions_with_it() -> None:
             client.write(b"[" + rpc("eth_estimateGas", [{"data": "0x1"}]) + b"]")
             await until(lambda: upstream.count("eth_estimateGas") == 2)
         await until(lambda: len(running.app.sockets) == 0)
-        assert not running.app.networks.routes[LIVE].flights
+        assert not running.app.networks.routes[LIVE].state.flights
         upstream.gate.set()
         async with connected(running) as again:
             assert await again.result("eth_chainId")

@@ -132,7 +132,7 @@ def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int,
                 assert (await found.ask("eth_getBlockByNumber", ["latest", False])).status == 200
                 await found.look()
             assert found.route.heads.tip == tip
-            assert found.route.shared_head.tip == tip
+            assert found.route.state.shared_head.tip == tip
 
     run()
 
@@ -222,11 +222,11 @@ async def test_newer_block_that_another_worker_has_told_is_not_overwritten() -> 
         async with asyncio.TaskGroup() as group:
             group.create_task(found.result("eth_sendRawTransaction", ["0xf86c" + "07" * 20]))
             await until(lambda: found.count("eth_sendRawTransaction") == 1, every_s=0.001)
-            found.route.shared_head.publish(told)
+            found.route.state.shared_head.publish(told)
             # A write is news for the others too.
             for upstream in found.upstreams:
                 upstream.gate.set()
-        assert found.route.shared_head.tip == told
+        assert found.route.state.shared_head.tip == told
         assert found.route.heads.tip == told
 
 

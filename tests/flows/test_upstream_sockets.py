@@ -118,7 +118,7 @@ async def test_client_that_leaves_takes_its_call_back() -> None:
 async def test_reads_under_way_on_a_socket_that_is_lost_are_asked_again_on_another() -> None:
     async with socket_scene(**NO_CACHE) as (found, server, upstream):
         server.held = {"eth_call"}
-        found.app.networks.routes[LIVE].budget.earn()
+        found.app.networks.routes[LIVE].dispatcher.budget.earn()
         for turn in range(3):
             async with asyncio.TaskGroup() as group:
                 body, result = call(turn)
@@ -130,7 +130,7 @@ async def test_reads_under_way_on_a_socket_that_is_lost_are_asked_again_on_anoth
             server.gate.clear()
             assert asking.result().json["result"] == result
             for _ in range(20):
-                found.app.networks.routes[LIVE].budget.earn()
+                found.app.networks.routes[LIVE].dispatcher.budget.earn()
         assert not upstream._pending
         assert server.opened == 4
 

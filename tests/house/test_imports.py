@@ -155,10 +155,7 @@ def test_only_settings_reads_the_environment() -> None:
 # Cycles
 
 # Modules that still import each other, for type checkers at least. Remove a knot once it is untied; add none.
-KNOTS: tuple[frozenset[str], ...] = (
-    frozenset({"proxy.wire.connection", "proxy.wire.upstream"}),
-    frozenset(f"proxy.services.rpc.{name}" for name in ("flights", "networks", "shared_cache", "upstream_batch")),
-)
+KNOTS: tuple[frozenset[str], ...] = ()
 
 
 def reachable(module: str) -> set[str]:

@@ -56,7 +56,7 @@ def history(params: list[Any]) -> dict[str, Any]:
 
 def prices(one: Scene, clock: Clock) -> GasPrices:
     app = one.worker.app
-    return GasPrices(InternalCalls(app.rpc, app.networks), clock=clock, wall=clock)
+    return GasPrices(InternalCalls(app.rpc.forwarder, app.networks), clock=clock, wall=clock)
 
 
 async def test_estimate_is_computed_once_for_each_head(found: Scene, clock: Clock) -> None:

@@ -65,7 +65,7 @@ class Sponsor:
             for version in ("0.7", "0.8")
         ]  # fmt: skip
         app = found.worker.app
-        internal_calls = InternalCalls(app.rpc, app.networks)
+        internal_calls = InternalCalls(app.rpc.forwarder, app.networks)
         self.service = SponsorService(
             self.policies, self.ledger, Paymasters(payers), SponsorCosts(FixedCoinPrice(), GasPrices(internal_calls)),
             internal_calls,

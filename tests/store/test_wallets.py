@@ -312,7 +312,7 @@ async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(
         async with pool.connection() as connection:
             await inclusions.write(connection, FOLLOWED, [block(31, event(31, names["included"]))])
             await connection.execute("update operations set changed_at = now() - make_interval(days => $1)", days)
-        while await OperationCleanup(store, keep_days=90, keep_unsent_days=7).bite():
+        while await OperationCleanup(store, keep_days=90, keep_unsent_days=7).purge():
             pass
         rows = await store.list_of(LINEAGE, limit=10)
         return sorted(name for name, hashed in names.items() if hashed in [row["hash"] for row in rows])

@@ -9,6 +9,7 @@ import pytest
 
 from proxy.services.rpc.flights import Flight
 from proxy.web.front.front_connection import FrontConnection
+from proxy.wire.http_upstream import HttpUpstream
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -353,6 +354,7 @@ async def test_what_comes_behind_the_last_request_of_a_connection_is_not_served(
         assert isinstance(front, FrontConnection)
         await until(lambda: front._reader.ahead, every_s=0.001)
         asked = found.app.networks.routes[LIVE].upstreams[0]
+        assert isinstance(asked, HttpUpstream)
         (connection,) = asked._open
         (flight,) = connection.sinks
         assert isinstance(flight, Flight)

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.services.rpc.flights import Flight
 from proxy.wire import http_upstream
+from proxy.wire.http_upstream import HttpUpstream
 from tests.flows.talk import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -251,7 +252,9 @@ async def test_call_that_was_answered_is_not_told_of_the_upstream_that_refused_i
         route = found.app.networks.routes[LIVE]
         await talk.send(found.post(rpc("net_listening", ["first"], id=7)))
         await until(lambda: one.bodies or two.bodies, every_s=0.001)
-        (connection,) = (each for upstream in route.upstreams for each in upstream._open)
+        (connection,) = (
+            each for upstream in route.upstreams if isinstance(upstream, HttpUpstream) for each in upstream._open
+        )
         (flight,) = connection.sinks
         assert isinstance(flight, Flight)
         monkeypatch.setattr(http_upstream, "MAX_WAITING", 0)

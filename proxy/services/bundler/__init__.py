@@ -1,2 +1,2 @@
-"""The bundler, one service in several rooms: `routes` says what its methods cost, `desk` checks and sends, `recall` finds what
-a bundler has forgotten, `inclusions` keeps the record true, `forgetting` keeps it small."""
+"""The bundler: `routes` prices its methods, `guard` checks and sends operations, `lookup` finds operations that a bundler no
+longer has, `inclusions` records which operations were executed, and `cleanup` removes old records."""

@@ -1,4 +1,4 @@
-"""Operations of long ago, and those that came to nothing: the record is not kept for ever."""
+"""Removing old records of operations, and of operations that were never sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from proxy.store.operations import OperationStore
 
 log = logging.getLogger("penstock.bundler")
 
-# How often it is looked for what is too old to keep; and between two bites of it.
-LOOK_S, BITE_S = 600.0, 0.2
+# The pause between two rounds, and between two deletions of one round.
+ROUND_S, PAUSE_S = 600.0, 0.2
 
 
 class OperationCleanup:
@@ -25,13 +25,13 @@ class OperationCleanup:
 
     async def run(self) -> None:
         while True:
-            has_more = await self.bite()
-            await asyncio.sleep(BITE_S if has_more else LOOK_S)
+            has_more = await self.purge()
+            await asyncio.sleep(PAUSE_S if has_more else ROUND_S)
 
-    async def bite(self) -> bool:
-        """Remove some; whether there may be more."""
+    async def purge(self) -> bool:
+        """Remove some records. Returns whether there may be more."""
         try:
             return await self._store.purge(keep_days=self._keep_days, keep_unsent_days=self._keep_unsent_days)
         except Unavailable as exc:
-            log.warning("old operations were not removed", extra={"reason": str(exc)})
+            log.warning("removing old operations failed", extra={"reason": str(exc)})
             return False

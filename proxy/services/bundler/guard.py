@@ -1,16 +1,15 @@
-"""Operations on their way to a bundler: read field by field, written down, sent once.
+"""Operations on their way to a bundler: parsed field by field, recorded, and sent once.
 
-What goes out is put together anew from the fields that were read, so a bundler never sees a member that we did not. An
-operation is recorded, under the hash that the EntryPoint will give it, before it leaves: whatever happens then, nobody's
-operation is forgotten. Its bundler's answer must be that hash; anything else may be an operation that was taken, and is told
-as a fault that names the hash.
+The request is rebuilt from the parsed fields, so a bundler never receives a member that was not checked. An operation is
+recorded under the hash that the EntryPoint will give it before it is sent, so that none is lost whatever happens next. The
+bundler must reply with that hash. After any other reply the operation may have been accepted, so the client gets a fault that
+includes the hash.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +24,8 @@ from proxy.chains.registry import Network
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.errors import Fault, InternalError, Unavailable
-from proxy.services.rpc.calls import PendingReply, RpcError
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.calls import RpcError, call_upstream
+from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
@@ -42,7 +41,7 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class BundlerParams:
-    """The params of a call, read."""
+    """The parsed params of a call."""
 
     operation: UserOperation
     fields: Mapping[str, Any]
@@ -50,13 +49,13 @@ class BundlerParams:
     overrides: bytes
 
     def params(self) -> bytes:
-        """The same as JSON of our own making."""
+        """The params as JSON, rebuilt from the parsed fields."""
         parts = [orjson.dumps(self.fields), orjson.dumps(self.entry_point)]
         return b"[%b]" % b",".join((*parts, self.overrides) if self.overrides else parts)
 
 
 class BundlerGuard:
-    """Before the bundlers of one network."""
+    """Guards the bundlers of one network."""
 
     def __init__(self, route: Route, store: OperationStore, internal_calls: InternalCalls, tasks: Tasks) -> None:
         self._route = route
@@ -69,7 +68,7 @@ class BundlerGuard:
         return f"<BundlerGuard of {self._network.id}>"
 
     def read(self, policy: MethodPolicy, params: bytes) -> BundlerParams:
-        """BadOperation names what is wrong."""
+        """Parse the params. BadOperation names what is wrong."""
         items = _params(params)
         sends = policy.method.name == SEND
         if not 2 <= len(items) <= (2 if sends else 3):
@@ -93,25 +92,25 @@ class BundlerGuard:
             return jsonrpc.error(jsonrpc.INVALID_PARAMS, str(exc))
         return None
 
-    def flight(self, caller: Any, key: Key, policy: MethodPolicy, params: bytes, now: float) -> Flight | None:
-        """An estimate is a read like others. A send waits for its record, and is answered when it ends."""
+    def flight(self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float) -> Flight | None:
+        """An estimate is an ordinary read. A send waits until it is recorded, and is answered by a task."""
         given = self.read(policy, params)
         if policy.method.name != SEND:
-            flight = caller.flight = Flight(self._route, policy, given.params(), caller, now)
+            flight = caller.flight = self._route.dispatcher.new_flight(policy, given.params(), caller, now)
             return flight
         self._tasks.start(f"send {next(_serial)}", lambda: self._send(caller, key, policy, given))
         return None
 
     # Sending
 
-    async def _send(self, caller: Any, key: Key, policy: MethodPolicy, given: BundlerParams) -> None:
-        """Whatever happens, the asker is told once, and nothing is sent twice: no exception leaves this."""
+    async def _send(self, caller: Caller, key: Key, policy: MethodPolicy, given: BundlerParams) -> None:
+        """Send the operation and answer the caller once. No exception leaves this, because the task would be run again."""
         try:
             outcome = await self._outcome(key, policy, given)
         except Fault as fault:
             outcome = fault
         except Exception:
-            log.exception("an operation could not be sent", extra={"network": self._network.id})
+            log.exception("sending an operation failed", extra={"network": self._network.id})
             outcome = InternalError("internal error; the operation was not sent")
         match outcome:
             case bytes():
@@ -141,13 +140,14 @@ class BundlerGuard:
             self._newest_block(),
         )
         await self._store.record(sent)
-        return await self._ask(policy, params, sent)
+        return await self._submit(policy, params, sent)
 
     def _newest_block(self) -> int | None:
-        return (self._route.beside.heads.tip or None) if self._route.beside is not None else None
+        chain = self._route.state.chain
+        return None if chain is None else chain.heads.tip or None
 
     async def _delegate(self, operation: UserOperation) -> bytes | None:
-        """What the sender delegates to already, where the operation's hash covers it and the operation does not say it."""
+        """The sender's current delegate, if the operation's hash covers it and the operation does not include it."""
         if not operation.is_delegated or operation.delegate is not None:
             return None
         sender = "0x" + operation.sender.hex()
@@ -157,48 +157,44 @@ class BundlerGuard:
         )
         return user_operation.delegate_of(code)
 
-    async def _ask(self, policy: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
+    async def _submit(self, policy: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()
         try:
-            result = await self._launch(policy, params).result()
+            result = await call_upstream(self._route.dispatcher, policy, params).result()
         except RpcError as exc:
             await self._note(self._store.mark_refused(sent, exc.error))
             return exc
         except Unavailable as fault:
-            # Nobody took calls: it has not left us.
+            # No bundler accepts calls: the operation was not sent.
             return fault
         except Fault as fault:
             fault.details = {**(fault.details or {}), "user_operation_hash": named}
             return fault
         except Exception:
-            log.exception("an operation's sending ended oddly", extra={"network": self._network.id, "hash": named})
+            log.exception(
+                "sending an operation failed unexpectedly", extra={"network": self._network.id, "hash": named}
+            )
             return InternalError(
-                "internal error; the operation was perhaps sent", details={"user_operation_hash": named}
+                "internal error; the operation may have been sent", details={"user_operation_hash": named}
             )
         if result.strip(b'"').lower() != named.encode():
-            log.warning("a bundler answered with another hash", extra={"network": self._network.id, "hash": named})
+            log.warning("a bundler replied with another hash", extra={"network": self._network.id, "hash": named})
             return InternalError(
-                f"the bundler of {self._network.id} answered with something that is not the operation's hash; "
-                "it may have taken the operation",
+                f"the bundler of {self._network.id} replied with something other than the operation's hash; "
+                "it may have accepted the operation",
                 details={"user_operation_hash": named},
             )
         await self._note(self._store.mark_sent(sent))
         return b'"%b"' % named.encode()
 
-    def _launch(self, policy: MethodPolicy, params: bytes) -> PendingReply:
-        pending = PendingReply()
-        now = time.monotonic()
-        pending.flight = flight = Flight(self._route, policy, params, pending, now)
-        self._route.launch(flight, now)
-        return pending
-
     async def _note(self, writing: Any) -> None:
-        """How it went. Whatever the database says, the caller is told; the record is there, and the chain tells the rest."""
+        """Record the outcome. If that fails, the caller is answered all the same: the operation is on record, and the follower
+        adds what the chain shows."""
         try:
             await writing
         except Exception as exc:
             extra = {"network": self._network.id, "why": type(exc).__name__}
-            log.warning("an operation's outcome could not be recorded", extra=extra)
+            log.warning("recording the outcome of an operation failed", extra=extra)
 
 
 def _params(params: bytes) -> list[msgspec.Raw]:
@@ -212,9 +208,9 @@ def _decoded(item: msgspec.Raw) -> Any:
     try:
         return orjson.loads(bytes(item))
     except _UNREADABLE:
-        raise BadOperation("params: are not valid JSON") from None
+        raise BadOperation("params: must be valid JSON") from None
 
 
 def _without_nulls(fields: Any) -> Mapping[str, Any]:
-    """A member that is null is one that is not there."""
+    """The fields without those that are null, which count as absent."""
     return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else {}

@@ -1,4 +1,4 @@
-"""The follower's part: which recorded operations a block has carried out, and which a reorganisation has taken back."""
+"""The follower's sink that records which operations a block executed, and which a reorganisation reverted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class InclusionSink:
     transactions = False
 
     def __init__(self, chains: Registry) -> None:
-        # Anybody may emit such an event: only that of an EntryPoint counts.
+        # Any contract can emit such an event: only those of an EntryPoint count.
         self._entry_points: Mapping[str, frozenset[bytes]] = {
             network.id: frozenset(bytes.fromhex(text[2:]) for text in network.chain.entry_points.values())
             for network in chains.networks()
@@ -41,7 +41,7 @@ class InclusionSink:
         await store_room.take_back(connection, network.id, stays.number)
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
-        """Nothing is kept for taking back."""
+        """This sink keeps no data for reverting blocks."""
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await store_room.take_back(connection, network.id, -1)

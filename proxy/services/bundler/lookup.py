@@ -1,9 +1,9 @@
-"""Operations that a bundler does not know: it may be another's, or one that it has forgotten.
+"""Looking up operations for which a bundler returned null.
 
-A bundler remembers what it took itself, and that not for long. So a null is asked about elsewhere: of the network's other
-bundlers, then of the chain, whose EntryPoints wrote an event about every operation that they carried out. Our own record says
-where to look, and what the operation was. Nothing found, or nobody to ask: then null it is. Callers ask until there is an
-answer, so what was searched once is not searched again until there are new blocks, and then those.
+A bundler remembers only the operations that it accepted itself, and not for long. So a null is followed up: first at the
+network's other bundlers, then on the chain, where the EntryPoints emitted an event for every operation that they executed. Our
+record shows where to look and what the operation was. If nothing is found, or the chain cannot be read, the result is null.
+Callers poll until there is a result, so a search in vain is repeated only when there are new blocks, and only over those.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import orjson
 from proxy.chains.evm import address, operations
 from proxy.chains.evm.bundler_methods import RECEIPT
 from proxy.chains.evm.operations import IncludedOperation
+from proxy.chains.registry import Network
 from proxy.core import jsonrpc
 from proxy.errors import Fault
-from proxy.services.rpc.calls import PendingReply, RpcError
+from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.rpc.networks import Route
 from proxy.store.operations import OperationRow, OperationStore
 from proxy.tasks import Tasks
 from proxy.wire.upstream import Upstream
@@ -37,9 +39,9 @@ log = logging.getLogger("penstock.bundler")
 _hashes = msgspec.json.Decoder(list[str]).decode
 _HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 _serial = itertools.count(1)
-# Operations of which it is known how far the chain was searched for them in vain; the oldest go first.
-MOST_MISSES = 10_000
-# Searches of a network under way that go as far back as they may: anybody can ask for hashes that are none.
+# Operations whose last search in vain is remembered. The oldest are dropped first.
+MAX_MISSES = 10_000
+# Searches of one network in flight that cover the whole range: clients can request hashes that do not exist.
 WIDE_SEARCHES = 4
 
 
@@ -51,69 +53,68 @@ class OperationLookup:
         self._internal_calls = internal_calls
         self._tasks = tasks
         self._search_blocks = search_blocks
-        # A call may have two attempts under way: the second null changes nothing.
+        # A call may have two attempts in flight: the second null changes nothing.
         self._open: set[Flight] = set()
-        # The head up to which an operation is not there, by network and hash.
+        # The head up to which an operation was not found, by network and hash.
         self._misses: dict[tuple[str, bytes], int] = {}
         self._wide: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WIDE_SEARCHES))
 
     def __repr__(self) -> str:
-        return f"<OperationLookup {len(self._open)} open, {len(self._misses)} searched for in vain>"
+        return f"<OperationLookup {len(self._open)} open, {len(self._misses)} misses>"
 
-    def take(self, flight: Flight) -> bool:
-        """Take over a call that was answered with null; its waiters are answered here."""
+    def serve(self, route: Route) -> None:
+        route.dispatcher.on_null = lambda flight: self.take(route, flight)
+
+    def take(self, route: Route, flight: Flight) -> bool:
+        """Take over a flight whose result is null, if it names an operation."""
         if flight in self._open:
             return True
         name = None if flight.is_piece else _name(flight.params)
         if name is None:
             return False
         self._open.add(flight)
-        self._tasks.start(f"recall {next(_serial)}", lambda: self._answer(flight, name))
+        self._tasks.start(f"operation lookup {next(_serial)}", lambda: self._answer(route, flight, name))
         return True
 
-    async def _answer(self, flight: Flight, name: bytes) -> None:
-        """No exception leaves this: it would be asked again."""
+    async def _answer(self, route: Route, flight: Flight, name: bytes) -> None:
+        """No exception leaves this, because the task would be run again."""
         found = jsonrpc.NULL
         try:
-            left_s = flight.began + flight.route.call_timeout_s - time.monotonic()
+            left_s = flight.began + route.dispatcher.call_timeout_s - time.monotonic()
             async with asyncio.timeout(max(0.0, left_s)):
-                found = await self._find(flight, name)
+                found = await self._find(route, flight, name)
         except (Fault, RpcError, TimeoutError) as exc:
-            log.info("the chain was not asked about an operation", extra={"why": type(exc).__name__})
+            log.info("looking up an operation on the chain failed", extra={"why": type(exc).__name__})
         except Exception:
-            log.exception("an operation could not be looked for")
+            log.exception("looking up an operation failed")
         finally:
             self._open.discard(flight)
         if not flight.done:
-            flight.land(found)
+            route.dispatcher.land(flight, found)
 
-    async def _find(self, flight: Flight, name: bytes) -> bytes:
-        for upstream in flight.route.upstreams:
-            known = await self._ask_other(flight, upstream)
+    async def _find(self, route: Route, flight: Flight, name: bytes) -> bytes:
+        for upstream in route.upstreams:
+            known = await self._call_other(route, flight, upstream)
             if known != jsonrpc.NULL:
                 return known
-        network = flight.route.network
+        network = route.network
         record = await self._record(network.id, name)
-        event = await self._event(flight, name, record)
+        event = await self._event(network, name, record)
         if event is None:
             return jsonrpc.NULL
         if flight.policy.method.name == RECEIPT:
             transaction = "0x" + event.place.transaction.hex()
-            told = await self._internal_calls.call(network, "eth_getTransactionReceipt", transaction)
-            return orjson.dumps(operations.receipt(event, told)) if isinstance(told, dict) else jsonrpc.NULL
+            receipt = await self._internal_calls.call(network, "eth_getTransactionReceipt", transaction)
+            return orjson.dumps(operations.receipt(event, receipt)) if isinstance(receipt, dict) else jsonrpc.NULL
         return jsonrpc.NULL if record is None else orjson.dumps(_included(event, record))
 
-    async def _ask_other(self, flight: Flight, upstream: Upstream) -> bytes:
-        """One of the bundlers that were not asked yet."""
-        now = time.monotonic()
-        if flight.tried >> upstream.health.index & 1 or not upstream.health.takes_calls(now):
+    async def _call_other(self, route: Route, flight: Flight, upstream: Upstream) -> bytes:
+        """The result of another bundler; null if it was tried already or does not reply."""
+        if flight.tried >> upstream.health.index & 1 or not upstream.health.takes_calls(time.monotonic()):
             return jsonrpc.NULL
         flight.tried |= 1 << upstream.health.index
-        pending = PendingReply()
-        pending.flight = other = Flight(flight.route, flight.policy, flight.params, pending, now)
-        other.is_piece = True  # Its null is ours to weigh.
-        other.tried = -1  # Every bit: nobody else is asked because this one is late.
-        other.send(upstream, now)
+        # A piece: if its result is null, it is not looked up in turn.
+        pending = call_upstream(route.dispatcher, flight.policy, flight.params, upstream=upstream, is_piece=True)
         try:
             return await pending.result()
         except (RpcError, Fault):
@@ -123,14 +124,13 @@ class OperationLookup:
         try:
             return await self._store.read(network, name)
         except Fault:
-            return None  # The chain knows what is on it without our record.
+            return None  # The chain can be searched without our record.
 
-    async def _event(self, flight: Flight, name: bytes, record: OperationRow | None) -> IncludedOperation | None:
-        """Where the record says it is, else among the newest blocks that were not searched yet."""
+    async def _event(self, network: Network, name: bytes, record: OperationRow | None) -> IncludedOperation | None:
+        """The operation's event: in the block that the record names, else in the newest blocks not searched yet."""
         block = None if record is None else record["block"]
-        if block is not None and (event := await self._events(flight, name, block, hex(block))):
+        if block is not None and (event := await self._events(network, name, block, hex(block))):
             return event
-        network = flight.route.network
         head = int(await self._internal_calls.call(network, "eth_blockNumber"), 16)
         missed = self._misses.get((network.id, name))
         if missed == head:
@@ -138,32 +138,31 @@ class OperationLookup:
         oldest = max(0, head - self._search_blocks + 1)
         first = max(oldest, _begin(record, missed) - network.facts.finality_blocks)
         async with nullcontext() if first > oldest else self._wide[network.id]:
-            # Up to whatever is the newest by now: the number may be from a moment ago.
-            event = await self._events(flight, name, first, "latest")
+            # Up to the newest block, because `head` may be out of date by now.
+            event = await self._events(network, name, first, "latest")
         if event is None:
             self._missed(network.id, name, head)
         return event
 
     def _missed(self, network: str, name: bytes, head: int) -> None:
         self._misses[network, name] = head
-        if len(self._misses) > MOST_MISSES:
+        if len(self._misses) > MAX_MISSES:
             del self._misses[next(iter(self._misses))]
 
-    async def _events(self, flight: Flight, name: bytes, first: int, last: str) -> IncludedOperation | None:
-        network = flight.route.network
-        asked = {
+    async def _events(self, network: Network, name: bytes, first: int, last: str) -> IncludedOperation | None:
+        query = {
             "address": list(network.chain.entry_points.values()),
             "topics": [operations.INCLUDED, "0x" + name.hex()],
             "fromBlock": hex(first),
             "toBlock": last,
         }
-        logs = operations.read_logs(await self._internal_calls.call(network, "eth_getLogs", asked))
+        logs = operations.read_logs(await self._internal_calls.call(network, "eth_getLogs", query))
         events = [event for each in logs if (event := operations.included(each)) is not None and event.hash == name]
         return events[-1] if events else None
 
 
 def _name(params: bytes) -> bytes | None:
-    """The hash that was asked for, if it is one."""
+    """The operation's hash; None if the params are not a hash."""
     try:
         (text,) = _hashes(params)
     except (msgspec.DecodeError, ValueError):
@@ -172,7 +171,8 @@ def _name(params: bytes) -> bytes | None:
 
 
 def _begin(record: OperationRow | None, missed: int | None) -> int:
-    """It is in no older block, unless that was replaced. What no bundler took from us, somebody else may have sent before."""
+    """The first block to search: an older one contains the operation only if a block was replaced. If no bundler accepted the
+    operation from us, it may have been sent in another way before."""
     is_ours = record is not None and record["status"] == "sent"
     seen = record["seen_block"] if record is not None and is_ours else None
     return max(seen or 0, missed or 0)

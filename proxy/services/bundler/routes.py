@@ -1,4 +1,4 @@
-"""What a bundler's methods cost and who may call them, for the data plane's routes."""
+"""The policies of a bundler's methods: their prices and scopes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.telemetry import Tally
 
 SENDING = access.SCOPE_BIT["bundler:send"]
-# Whoever may send may look after what was sent, and so may whoever reads the chain.
+# A key that may send operations, or read the chain, may also read operations.
 READING = SENDING | access.SCOPE_BIT["rpc:read"]
 ANY_SCOPE = READING
 
@@ -26,7 +26,7 @@ def policies_of(network: Network, prices: UnitPrices, tally: Callable[[str, str]
             method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope
         )
         policy.is_checked = name in (SEND, ESTIMATE)
-        policy.asks_on = name in (BY_HASH, RECEIPT)
+        policy.looks_up_null = name in (BY_HASH, RECEIPT)
     return policies
 
 

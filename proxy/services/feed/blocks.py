@@ -18,7 +18,7 @@ from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
 from proxy.core.head_chain import ChainBlock
 from proxy.errors import Fault
-from proxy.services.rpc.calls import PendingReply, RpcError, ask_upstream
+from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Probe
 from proxy.wire.upstream import Upstream
@@ -98,7 +98,7 @@ class BlockSource:
 
     async def latest(self, upstream: Upstream) -> ChainBlock:
         """Return the head of one upstream."""
-        found = read_block(await Probe(upstream, *HEAD_BLOCK_CALL).ask())
+        found = read_block(await Probe(upstream, *HEAD_BLOCK_CALL).send())
         if found is None:
             raise BlockUnavailable("no head")
         return self._cache(found)
@@ -106,7 +106,7 @@ class BlockSource:
     async def newest(self) -> int:
         """Query every upstream and return the highest block number; with three or more upstreams, the second highest."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(Probe(each, "eth_blockNumber").ask()) for each in self._route.upstreams]
+            tasks = [group.create_task(Probe(each, "eth_blockNumber").send()) for each in self._route.upstreams]
         heads = sorted((_number_in(task.result()) for task in tasks), reverse=True)
         return heads[1] if len(heads) > 2 else heads[0]
 
@@ -174,7 +174,7 @@ class BlockSource:
     async def call(self, method: str, params: bytes, *, least_head: int = 0, doubt_empty: bool = False) -> bytes:
         """Call the network. Raises BlockUnavailable on failure and, with `doubt_empty`, when an upstream below `least_head`
         returns an empty list."""
-        reply = ask_upstream(self._route, method, params, least_head=least_head)
+        reply = call_upstream(self._route.dispatcher, self._route.policies[method], params, least_head=least_head)
         try:
             result = await reply.result()
         except (RpcError, Fault) as exc:
@@ -184,15 +184,14 @@ class BlockSource:
         return result
 
     def _is_behind(self, reply: PendingReply, least_head: int) -> bool:
-        by = reply.flight.answered_by if reply.flight is not None else -1
-        return by >= 0 and 0 < self._route.upstreams[by].health.head < least_head
+        return reply.answered_by is not None and 0 < reply.answered_by.health.head < least_head
 
     async def _call_source_first(
         self, method: str, params: bytes, source: Upstream | None, *, least_head: int = 0, doubt_empty: bool = False
     ) -> bytes | None:
         """Call the source, since the upstream that announced a block has it, then any upstream that the route chooses."""
         if source is not None and source.health.may_serve(method):
-            result = await Probe(source, method, params).ask()
+            result = await Probe(source, method, params).send()
             if result is not None and result != jsonrpc.NULL:
                 return result
         try:

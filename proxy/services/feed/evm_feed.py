@@ -189,9 +189,9 @@ class EvmFeed:
         source = watched.upstream if watched is not None else None
         # First, so that a client that has received a head gets no cached reply from before it.
         if source is not None:
-            self.route.compare_number(added[-1].number, source.health, time.monotonic())
+            self.route.state.compare_number(added[-1].number, source.health, time.monotonic())
         if removed:
-            self.route.forget_recent()
+            self.route.state.forget_recent()
         if self._ready.is_set():
             self.heads.publish(added)
         self.logs.enqueue(removed, added, source)

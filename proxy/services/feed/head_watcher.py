@@ -191,7 +191,7 @@ class HeadWatcher:
         heads = self._route.heads
         if self._route.only is not None:
             return True
-        return self._route.hears(self._clock()) and 0 < heads.agreed <= head.number
+        return self._route.state.hears(self._clock()) and 0 < heads.agreed <= head.number
 
     async def _check_lag(self) -> None:
         """Raise SourceFailed if other upstreams have had a newer block for a while."""
@@ -210,7 +210,7 @@ class HeadWatcher:
     async def _newest(self, now: float) -> int:
         """The newest block number of the network, from the tracker. Without a running tracker the upstreams are queried, but
         only after a long time without a new block."""
-        if self._route.hears(now):
+        if self._route.state.hears(now):
             return self._route.heads.agreed
         if now - self._moved_at < self._quiet_s:
             return 0

@@ -185,12 +185,12 @@ class PendingTransactions:
             self._fetch_later(_text_or_empty(notification))
 
     async def _poll(self, source: FeedSource) -> None:
-        made = await Probe(source.upstream, "eth_newPendingTransactionFilter").ask()
+        made = await Probe(source.upstream, "eth_newPendingTransactionFilter").send()
         if made is None:
             raise SourceFailed("it did not create a filter")
         self._set_ready(frozenset((False, True)))
         while self._sources.is_best(source, self._clock()):
-            changes = await Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made).ask()
+            changes = await Probe(source.upstream, "eth_getFilterChanges", b"[%b]" % made).send()
             try:
                 self._on_hashes(_hashes(changes or jsonrpc.NULL))
             except jsonrpc.NOT_JSON as exc:

@@ -10,7 +10,6 @@ contains the topics of its logs: if it contradicts an empty list, the block's re
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from proxy.chains.evm.log_range import LogRange
 from proxy.core import dialect
 from proxy.core.range_size import RangeSize
 from proxy.errors import Fault
-from proxy.services.rpc.calls import PendingReply, RpcError
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.networks import Route
 
 # Empty replies, with a pause between them, after which a block counts as having no logs if no upstream has its receipts:
@@ -108,7 +106,7 @@ class BlockReader:
 
     async def head(self) -> Header:
         """Return the newest block of an upstream."""
-        found = _header(await self._call("eth_getBlockByNumber", b'["latest",false]', tells_head=True))
+        found = _header(await self._call("eth_getBlockByNumber", b'["latest",false]', reports_head=True))
         if found is None:
             raise ReadFailed("no head")
         return found
@@ -214,16 +212,16 @@ class BlockReader:
         self.range_size.refused(part.blocks if part else 1)
         return part
 
-    async def _call(self, method: str, params: bytes, *, least_head: int = 0, tells_head: bool = False) -> bytes:
-        pending = PendingReply()
-        now = time.monotonic()
-        flight = Flight(self.route, self.route.policies[method], params, pending, now)
-        # Too large ranges are split here, where the accepted size is remembered.
-        flight.is_piece = True
-        flight.least_head = least_head
-        flight.tells_head = tells_head
-        pending.flight = flight
-        self.route.launch(flight, now)
+    async def _call(self, method: str, params: bytes, *, least_head: int = 0, reports_head: bool = False) -> bytes:
+        # Ranges are split by this reader, which remembers the size that works.
+        pending = call_upstream(
+            self.route.dispatcher,
+            self.route.policies[method],
+            params,
+            least_head=least_head,
+            reports_head=reports_head,
+            is_piece=True,
+        )
         try:
             return await pending.result()
         except RpcError as exc:

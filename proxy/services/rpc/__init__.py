@@ -1,5 +1,6 @@
-"""The JSON-RPC data plane: one service in a few rooms.
+"""The JSON-RPC data plane.
 
-`networks` is what is known before a call: upstreams, methods, prices. `calls` decides. `flights` are calls under way,
-`convoys` several in one request. `logs` cuts ranges, `filters` leads back to an upstream, `tracker` watches the heads.
+`rpc_service` checks, prices and admits the calls of clients; `forwarder` answers them. A `flight` is the state of one call to
+an upstream, and the `dispatcher` of its network sends it and decides what replies mean. `networks` has the routes,
+`network_state` the heads and cached replies, and `tracker` polls the heads.
 """

@@ -1,13 +1,13 @@
-"""Several calls of one request, answered in order.
+"""The calls of one batch request, answered in order.
 
-Every item is checked, priced and answered on its own: a refused one has its own JSON-RPC error while the others run.
+Every item is checked, priced and answered separately: a refused item gets a JSON-RPC error while the others run.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,17 +16,15 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import WholeResultWaiter
 
-if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import MethodPolicy
-
-# What a call costs that is answered with an error of its own making.
+# The price of a call that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR = 1
 
 
 class BatchItem(WholeResultWaiter):
-    """One place in a batch: its reply, when it is there."""
+    """One call of a batch, and its reply once that has arrived."""
 
     __slots__ = ("batch", "cache", "fault", "flight", "id", "policy", "reply", "settled", "units")
 
@@ -56,7 +54,7 @@ class BatchItem(WholeResultWaiter):
         self.on_error(rpc_error_of(fault))
 
     def decline(self, why: bytes | Fault) -> None:
-        """It is not asked at all. A refusal is free."""
+        """Answer the item without calling an upstream. A refusal is free."""
         if isinstance(why, Fault):
             self.on_fault(why)
         else:
@@ -74,7 +72,7 @@ class BatchItem(WholeResultWaiter):
 
 
 class CallBatch:
-    """The items of one request, answered in order."""
+    """The items of one request. `done` is called when all are answered."""
 
     __slots__ = ("_done", "_open", "began", "items", "sheet", "units")
 
@@ -84,7 +82,7 @@ class CallBatch:
         self.items = [BatchItem(self, call.id if isinstance(call, MalformedCall) else call[2]) for call in calls]
         self.units = 0
         self.began = now
-        # Where its items are counted.
+        # The tallies that its items are counted in.
         self.sheet = sheet
         self._open = -1
         self._done = done
@@ -93,7 +91,7 @@ class CallBatch:
         return f"<CallBatch of {len(self.items)}, {max(self._open, 0)} open>"
 
     def expect(self, count: int) -> None:
-        """How many items are still to come; those refused before are settled already."""
+        """Set how many items are open. Refused items are settled already."""
         self._open = count
         if count == 0:
             self._done(self)
@@ -105,7 +103,7 @@ class CallBatch:
                 self._done(self)
 
     def body(self) -> bytes:
-        """Empty where all items were notifications."""
+        """The reply; empty if all items were notifications."""
         replies = [item.reply for item in self.items if item.reply]
         return b"[" + b",".join(replies) + b"]" if replies else b""
 
@@ -119,7 +117,7 @@ class CallBatch:
 
 
 def rpc_error_of(fault: Fault) -> bytes:
-    """Our fault as a JSON-RPC error, for batches and sockets."""
+    """A fault as a JSON-RPC error, for batches and sockets."""
     data: dict[str, Any] | None = None
     match fault:
         case RateLimited():

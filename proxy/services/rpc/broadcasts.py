@@ -1,22 +1,18 @@
-"""A signed transaction sent to several upstreams at once: one that keeps it to itself cannot hold it back.
+"""Sending a signed transaction to several upstreams at once, so that no single upstream can withhold it.
 
-Each upstream gets it once, in a flight of its own. The first that takes it answers the caller; a refusal is passed on only when
-all have refused or failed, since one upstream's "nonce too low" may mean that another has it in a block already.
+Each upstream receives it once, in a separate flight. The first one that accepts it answers the caller. A refusal is passed on
+only when all have refused or failed: one upstream's "nonce too low" may mean that another already has it in a block.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import msgspec
 
 from proxy.errors import Fault
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import WholeResultWaiter
-
-if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import MethodPolicy
-    from proxy.services.rpc.networks import Route
 
 
 class Broadcast(WholeResultWaiter):
@@ -24,7 +20,7 @@ class Broadcast(WholeResultWaiter):
 
     __slots__ = ("_caller", "_error", "_fault", "_open")
 
-    def __init__(self, caller: Any) -> None:
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._open = 0
         self._error = b""
@@ -34,24 +30,25 @@ class Broadcast(WholeResultWaiter):
         return f"<Broadcast {self._open} open>"
 
     def send(self, route: Route, policy: MethodPolicy, params: bytes, now: float) -> None:
-        flights = [Flight(route, policy, params, self, now) for _ in range(route.broadcast)]
+        dispatcher = route.dispatcher
+        flights = [dispatcher.new_flight(policy, params, self, now) for _ in range(route.broadcast)]
         self._caller.flight = flights[0]
-        taken, ready = 0, []
+        tried, ready = 0, []
         for flight in flights:
-            upstream = route.choose(flight, now, taken)
+            upstream = dispatcher.choose(flight, now, tried)
             if upstream is None:
                 break
-            taken |= 1 << upstream.health.index
+            tried |= 1 << upstream.health.index
             ready.append((flight, upstream))
         if not ready:
             self._open = 1
-            flights[0].start(now)  # Nobody is there: it says so.
+            dispatcher.launch(flights[0], now)  # It fails: no upstream is available.
             return
         self._open = len(ready)
         for flight, upstream in ready:
-            # None of them goes where another has gone.
-            flight.tried = taken
-            flight.send(upstream, now)
+            # A retry must not go to an upstream that has another of these flights.
+            flight.tried = tried
+            dispatcher.send(flight, upstream, now)
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self._open > 0:

@@ -1,4 +1,4 @@
-"""What is known of a method on a network before it is called: its price, its scope, and the ways that are open to it."""
+"""Everything that is known about a method on a network before it is called: its price, its scope, and how it may be sent."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ _SCOPES = {
     "subscription": access.SCOPE_BIT["rpc:read"],
     "write": access.SCOPE_BIT["rpc:write"],
 }
-# A key with neither has no business here, whatever the method.
+# A key without any of these may not call any method.
 ANY_SCOPE = _SCOPES["read"] | _SCOPES["write"]
-
-# The params of a call about the latest block, as callers mostly send them: the first byte of the first item, a byte, and all
-# that follows the first such byte. So the block is known to be the last item and to stand where the method has it: of
-# several blocks in a row an upstream may read the first, and the last would only make it cheap.
 # No params begin with a zero byte.
 _NO_SHAPE = (0, b"", b"")
 
 
 def _latest_shape(method: Method, tag: bytes) -> tuple[int, bytes, bytes]:
+    """How callers usually write the params of a call at the latest block: the first byte of the first item, a separator, and
+    everything that follows the first occurrence of the separator.
+
+    Params of this shape have the tag as their last item, in the place where the method expects it. That matters: given several
+    blocks, an upstream may read the first one, and the last would only make the call cheap.
+    """
     if not tag:
         return _NO_SHAPE
     if method.after_object:
@@ -40,9 +42,9 @@ class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
-        "asks_on", "before_latest", "by_range", "ends_latest", "family", "has_block", "is_checked", "is_head_number",
-        "is_plain", "keeps", "latest", "may_repeat", "may_show_head", "method", "normalises", "opens", "request_tail",
-        "scope", "shared", "short", "shows_block", "tally", "tells_block", "units", "units_line",
+        "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked", "is_head_number",
+        "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
+        "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units", "units_line",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, units: int, tally: Tally, *, scope: int = 0) -> None:
@@ -53,36 +55,37 @@ class MethodPolicy:
         self.scope = scope or _SCOPES[method.kind]
         self.request_tail = request_tail(method.name)
         self.may_repeat = method.kind == "read"
-        # Whether replies may be kept or shared at all.
-        self.keeps = method.kind == "read" and method.cache != "never"
+        # Whether replies may be cached or shared at all.
+        self.cacheable = method.kind == "read" and method.cache != "never"
         self.units_line = b"X-Compute-Units: %d\r\n" % units
         self.has_block = method.block_at is not None
-        # How the usual params of a call about `latest` begin, and what follows what in them: see `_latest_shape`.
+        # The usual shape of params at the latest block. See `_latest_shape`.
         self.opens, self.before_latest, self.latest = _latest_shape(method, family.latest.encode())
         # How params end that name the latest block last or no block at all; empty if the family has no such tag.
         self.ends_latest = (b'"%b"]' % family.latest.encode(), b"[]") if family.latest else ()
-        # Whether replies are kept or shared on this route; and whether a call may take the short way. The route says so.
+        # Whether replies are cached or shared on this route, and whether calls may take the short path. Set by the route.
         self.shared = False
         self.short = False
-        # Whether nothing about the params changes price, routing or rights: the fast way is open.
+        # Whether the params change neither price nor routing nor rights.
         self.is_plain = method.kind == "read" and method.block_at is None
         self.by_range = method.splits
-        # Errors of this family have codes of ours; others are passed on as they are.
+        # Whether upstream errors are translated to standard codes. Otherwise they are passed on unchanged.
         self.normalises = family.standard_errors
         self.is_head_number = method.head == "number"
         self.may_show_head = method.head != "none"
-        # Whether its result is read for a block that we may not have heard of, however large it is; or where it is kept anyway.
-        self.tells_block = method.names_block
+        # Whether results may name a block that this process has not seen. Such a result is read before it is passed on, however
+        # large it is. Results that only `shows_block` covers are read if they are cached.
+        self.reports_block = method.names_block
         self.shows_block = method.names_block or method.splits or method.head == "block"
-        # Whether the route's desk reads the params before they go out; and whether a null is asked about elsewhere.
+        # Whether the route's guard checks the params, and whether a null result is looked up elsewhere.
         self.is_checked = False
-        self.asks_on = False
+        self.looks_up_null = False
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
 
     def is_latest(self, params: bytes) -> bool:
-        """Whether the call is about the latest block, and says so last or not at all."""
+        """Whether the call is about the latest block, named last or not at all."""
         if not params.endswith(self.ends_latest):
             return False
         return self.family.block_ref(self.method, params).tag == self.family.latest
@@ -94,17 +97,17 @@ class MethodPolicy:
 
     @property
     def may_broadcast(self) -> bool:
-        """Whether sending it to several is sending it once: its hash names it."""
+        """Whether the call may be sent to several upstreams: its params identify it, so that it is executed once."""
         return self.method.sent_id is not None
 
     def already_known(self, params: bytes) -> bytes | None:
-        """The result of a send that the upstream has seen before."""
+        """The result of a write that the upstream has received before."""
         sent_id = self.method.sent_id
         return None if sent_id is None else sent_id(params)
 
 
 def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:
-    """Calls of methods that do not exist are counted as one: their names are the callers' to invent."""
+    """The policy of all methods that do not exist. They share one tally, because callers can invent names."""
     return MethodPolicy(Method("other"), family_of(network), 0, tally(network.id, "other"))
 
 

@@ -1,14 +1,13 @@
-"""Batches on the short way: plain reads, all of them for the one upstream of a network that takes batches.
+"""Batches on the short path: plain reads for a network whose only upstream accepts batches.
 
-One request goes out and one reply comes back, in order and without an error: then nothing has to be kept for each item, which
-costs a third of what a flight each does. Whatever is not so becomes a `Convoy` of flights, as if it had always been one.
+One request is sent and one reply received, in order and without an error. No state is kept for each item, which costs a third
+of what a flight for each item does. In every other case the batch becomes an `UpstreamBatch` of flights.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,22 +15,20 @@ from proxy.core import jsonrpc
 from proxy.core.jsonrpc import RawCall
 from proxy.core.usage import KeyTallies
 from proxy.services.rpc.batches import BatchItem, CallBatch
-from proxy.services.rpc.flights import Flight, next_id
+from proxy.services.rpc.flights import next_id
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import UpstreamBatch
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
-if TYPE_CHECKING:
-    from proxy.services.rpc.method_policy import MethodPolicy
-    from proxy.services.rpc.networks import Route
-
-# A batch that has been under way for this long is looked at by the sweep.
+# Batches older than this are checked by the sweep.
 LOOK_AFTER_S = 0.05
 
 
 def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
-    """Whether nothing about the call asks for more than to be passed on: no memory, no old block, and a reply is wanted."""
-    is_simple = policy.short and not policy.shared and not policy.asks_on
+    """Whether the call only has to be passed on: it is not cached, is not about an old block, and expects a reply."""
+    is_simple = policy.short and not policy.shared and not policy.looks_up_null
     return is_simple and call[2] != b"" and (not policy.has_block or call[1].endswith(policy.ends_latest))
 
 
@@ -61,12 +58,12 @@ class ShortBatch:
         self.units = 0
 
     def __repr__(self) -> str:
-        return f"<ShortBatch of {len(self._calls)}{'' if self._body else ', under way'}>"
+        return f"<ShortBatch of {len(self._calls)}{'' if self._body else ', in flight'}>"
 
     def send(self, upstream: Upstream, now: float) -> None:
         self.began = now
         self._upstream = upstream
-        # Far from the flights' own: whoever takes over goes on under these.
+        # Far from the ids of flights: an `UpstreamBatch` that takes over keeps these.
         self._first_id = number = next_id() * 1000
         parts: list[bytes] = []
         for call, policy in zip(self._calls, self._policies, strict=True):
@@ -77,12 +74,12 @@ class ShortBatch:
         upstream.health.inflight += 1
         upstream.submit(self, *parts)
 
-    # What the connection tells
+    # A sink of its connection
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         results = self._results(head, body)
         if results is None:
-            self._take_off().on_reply(connection, head, body)
+            self._take_over().on_reply(connection, head, body)
             return
         now = time.monotonic()
         took = now - self.began
@@ -101,7 +98,7 @@ class ShortBatch:
         self._done(self)
 
     def _results(self, head: ReplyHead, body: bytes) -> list[msgspec.Raw] | None:
-        """The results in order, if that is what came."""
+        """The results in order; None if the reply is anything else."""
         if head.status != 200 or not head.plain or not body.isascii():
             return None
         try:
@@ -120,15 +117,15 @@ class ShortBatch:
         return results
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        self._take_off().on_fail(upstream, reason, sent=sent)
+        self._take_over().on_fail(upstream, reason, sent=sent)
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         upstream = self._upstream
         if upstream is not None and now - self.began > LOOK_AFTER_S:
-            convoy = self._take_off()
-            # It may still wait for a connection, and has its deadline there too.
-            (connection or upstream).replace(self, convoy)
-            convoy.on_tick(connection, now)
+            batch = self._take_over()
+            # A batch that still waits for a connection has the same deadline.
+            (connection or upstream).replace(self, batch)
+            batch.on_tick(connection, now)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         return False
@@ -136,31 +133,31 @@ class ShortBatch:
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
     def on_end(self, connection: UpstreamConnection) -> None: ...
 
-    def _take_off(self) -> UpstreamBatch:
-        """It did not go as usual: each item becomes a flight, and this batch an ordinary one."""
+    def _take_over(self) -> UpstreamBatch:
+        """Give up the short path: each item becomes a flight, and this batch an ordinary one."""
         upstream = self._upstream
         assert upstream is not None
         self._upstream = None
         self._became = batch = CallBatch(self._calls, self._done, self.began, self._sheet)
         batch.units = self.units
         batch.expect(len(self._calls))
+        dispatcher = self._route.dispatcher
         flights = []
-        for place, (item, call, policy) in enumerate(zip(batch.items, self._calls, self._policies, strict=True)):
+        for index, (item, call, policy) in enumerate(zip(batch.items, self._calls, self._policies, strict=True)):
             item.policy, item.units = policy, policy.units
-            item.flight = Flight.taking_over(
-                self._route,
+            item.flight = dispatcher.take_over(
                 policy,
                 call[1],
                 item,
                 upstream,
-                id_=b"%d" % (self._first_id + place),
+                id_=b"%d" % (self._first_id + index),
                 began=self.began,
             )
             flights.append(item.flight)
         upstream.health.inflight += len(flights) - 1
-        return UpstreamBatch(flights, began=self.began)
+        return UpstreamBatch(dispatcher, flights, began=self.began)
 
-    # What whoever asked wants to know: as of any batch
+    # The interface of `CallBatch`
 
     def body(self) -> bytes:
         return self._body

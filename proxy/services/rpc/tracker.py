@@ -1,7 +1,8 @@
-"""How far each upstream is: asked a few times per block, so that those behind are left out and old answers are dropped.
+"""Polling the head of each upstream a few times per block, so that lagging upstreams are avoided and old replies discarded.
 
-The question goes past admission and routing, straight to the upstream it is about. An upstream that does not answer is not
-punished here: its traffic says more. One upstream is also asked which block its head is: numbers alone show no reorganisation.
+Probes bypass admission and routing and go straight to their upstream. A failed probe does not count against the upstream: its
+traffic shows its health better. One upstream is also polled for the hash of its head, because numbers alone do not show a
+reorganisation.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from proxy.services.rpc.networks import Route
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
-# Twice per block, within these bounds: a fast chain must not be flooded, a slow one not forgotten.
+# Heads are polled twice per block within these bounds, so that fast chains are not flooded and slow ones not neglected.
 SHORTEST_S = 0.5
 LONGEST_S = 6.0
-# How long an upstream may take to say where it is; and how long the others' answers wait for it.
-ANSWER_S = 3.0
+# How long an upstream may take to report its head, and how long the reports of others wait for it.
+REPLY_S = 3.0
 PATIENCE_S = 0.25
 
 
 class Probe:
-    """One question to one upstream; its result, or None."""
+    """One call to one upstream. Its result is None if the call failed."""
 
     def __init__(self, upstream: Upstream, method: str, params: bytes = b"[]") -> None:
         self._id = b"%d" % next_id()
         self._upstream = upstream
         self._body = b"".join((jsonrpc.HEAD, self._id, jsonrpc.request_tail(method), params, b"}"))
-        self._answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
-    async def ask(self) -> bytes | None:
+    async def send(self) -> bytes | None:
         self._upstream.submit(self, self._body)
         try:
-            async with asyncio.timeout(ANSWER_S):
-                return await self._answer
+            async with asyncio.timeout(REPLY_S):
+                return await self._result
         except TimeoutError:
             self._upstream.leave(self)
             return None
@@ -63,15 +64,16 @@ class Probe:
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
 
     def _settle(self, result: bytes | None) -> None:
-        if not self._answer.done():
-            self._answer.set_result(result)
+        if not self._result.done():
+            self._result.set_result(result)
 
 
 class Tracker:
-    """The heads of one network's upstreams."""
+    """Tracks the heads of one network's upstreams."""
 
     def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
+        self._state = route.state
         self._clock = clock
         self._every_s = min(max(route.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
 
@@ -85,22 +87,22 @@ class Tracker:
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> None:
-        """Ask all upstreams at once, and draw the conclusions; the slow ones are heard when they speak."""
+        """Poll all upstreams at once and update the head. Slow upstreams are taken into account when they reply."""
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._look_at(upstream)) for upstream in self._route.upstreams]
-            # At first nothing is known that a report could be measured by: the quickest alone could be far behind, or lie.
-            await asyncio.wait(asked, timeout=PATIENCE_S if self._route.heads.agreed else ANSWER_S)
-            self._route.observe_heads(self._clock())
-            group.create_task(self._look_for_reorg())
-            group.create_task(self._tell_chain())
-        self._route.observe_heads(self._clock())
+            polls = [group.create_task(self._poll(upstream)) for upstream in self._route.upstreams]
+            # At first there is no head to compare reports with, and the fastest upstream alone could be far behind or wrong.
+            await asyncio.wait(polls, timeout=PATIENCE_S if self._route.heads.agreed else REPLY_S)
+            self._state.observe_heads(self._clock())
+            group.create_task(self._check_for_reorg())
+            group.create_task(self._identify_chain())
+        self._state.observe_heads(self._clock())
 
-    async def _look_at(self, upstream: Upstream) -> None:
+    async def _poll(self, upstream: Upstream) -> None:
         health = upstream.health
         began = self._clock()
         if began < health.rests_until:
             return
-        number = self._number(await Probe(upstream, *self._route.head_reader.number_call).ask())
+        number = self._number(await Probe(upstream, *self._state.head_reader.number_call).send())
         now = self._clock()
         if number is None:
             health.fell_silent(now)
@@ -108,31 +110,31 @@ class Tracker:
         health.spoke(now - began, now)
         health.saw_head(number, now)
 
-    async def _look_for_reorg(self) -> None:
-        """Another block at the same height: what was answered from the old one is void. The same upstream is asked again as
-        long as it is the first of those at the tip: two that see different forks are not a reorganisation."""
-        call = self._route.head_reader.block_call
+    async def _check_for_reorg(self) -> None:
+        """Poll the hash of the head. The same upstream is polled for as long as it is the first of those at the tip: two
+        upstreams that see different forks are no reorganisation."""
+        call = self._state.head_reader.block_call
         upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
         if call is None or upstream is None:
             return
-        result = await Probe(upstream, *call).ask()
-        block = None if result is None else self._route.head_reader.read_block(result)
+        result = await Probe(upstream, *call).send()
+        block = None if result is None else self._state.head_reader.read_block(result)
         if block is not None:
-            self._route.saw_block(upstream.health.index, *block)
+            self._state.saw_block(upstream.health.index, *block)
 
-    async def _tell_chain(self) -> None:
-        """Which chain it is, for those who keep its answers longer than we live."""
-        shared_cache = self._route.shared_cache
+    async def _identify_chain(self) -> None:
+        """Identify the chain for the shared cache, which outlives this process."""
+        cache = self._state.shared_cache
         upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
-        if shared_cache is None or shared_cache.chain or upstream is None:
+        if cache is None or cache.chain or upstream is None:
             return
-        reader = self._route.head_reader
-        first = await Probe(upstream, *reader.genesis_call).ask()
+        reader = self._state.head_reader
+        first = await Probe(upstream, *reader.genesis_call).send()
         if first is not None and first != jsonrpc.NULL:
-            shared_cache.chain = blake2b(reader.read_genesis(first), digest_size=8).hexdigest()
+            cache.chain = blake2b(reader.read_genesis(first), digest_size=8).hexdigest()
 
     def _number(self, result: bytes | None) -> int | None:
-        number = None if result is None else self._route.head_reader.read_number(result)
+        number = None if result is None else self._state.head_reader.read_number(result)
         return number if number is not None and 0 <= number <= HIGHEST else None
 
     def _is_at_the_tip(self, upstream: Upstream) -> bool:

@@ -1,28 +1,48 @@
-"""Several calls in one request to an upstream: a JSON-RPC batch of ours.
+"""Several calls in one request to an upstream: a JSON-RPC batch.
 
-A convoy carries flights; when its reply comes, each flight gets its own part and goes on by itself, as if it had been sent
-alone. Where the reply is not what a batch should be, the flights are sent again one by one, elsewhere if they can. An
-upstream that refuses the batch as such is sent smaller ones for a while, and in the end none.
+When the reply arrives, each flight receives its own part and goes on alone, as if it had been sent alone. If the reply is no
+valid batch reply, the flights are sent again one by one, to other upstreams where possible. An upstream that refuses the batch
+as such receives smaller ones for a while, and in the end none.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from proxy.core import dialect, jsonrpc
+from proxy.services.rpc.dispatcher import Dispatcher
+from proxy.services.rpc.flights import Flight
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
-if TYPE_CHECKING:
-    from proxy.services.rpc.flights import Flight
+
+def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) -> None:
+    """Send the calls of one batch, in few requests if the upstream accepts batches."""
+    together = [flight for flight in flights if flight.policy.may_repeat and not flight.archive]
+    upstream = dispatcher.choose(together[0], now, 0) if len(together) > 1 else None
+    if upstream is None or upstream.batch < 2:
+        together = []
+    else:
+        health = upstream.health
+        together = [flight for flight in together if health.may_serve(flight.policy.method.name)]
+        together = [flight for flight in together if not health.head or health.head >= flight.least_head]
+    alone = set(flights).difference(together)
+    for flight in flights:
+        if flight in alone:
+            dispatcher.launch(flight, now)
+    for start in range(0, len(together), upstream.batch if upstream else 1):
+        assert upstream is not None
+        UpstreamBatch(dispatcher, together[start : start + upstream.batch]).send(upstream, now)
+    for _ in together:
+        dispatcher.budget.earn()
 
 
 class UpstreamBatch:
-    __slots__ = ("_began", "_flights")
+    __slots__ = ("_began", "_dispatcher", "_flights")
 
-    def __init__(self, flights: Sequence[Flight], *, began: float = 0.0) -> None:
+    def __init__(self, dispatcher: Dispatcher, flights: Sequence[Flight], *, began: float = 0.0) -> None:
+        self._dispatcher = dispatcher
         self._flights = flights
         self._began = began
 
@@ -33,7 +53,7 @@ class UpstreamBatch:
         self._began = now
         parts: list[bytes] = []
         for flight in self._flights:
-            flight.carried_by(upstream, now)
+            flight.begin(upstream, now)
             parts += (b",", jsonrpc.HEAD, flight.id, flight.policy.request_tail, flight.params, b"}")
         parts[0] = b"["
         parts.append(b"]")
@@ -44,53 +64,58 @@ class UpstreamBatch:
         now = time.monotonic()
         if head.wants_rest:
             for flight in self._still_carried(upstream):
-                flight.was_limited(upstream, now, head.retry_after_s)
+                flight.ended(upstream)
+                self._dispatcher.rate_limited(flight, upstream, now, head.retry_after_s)
             return
         if _is_refused(head, body):
             upstream.refused_batch(len(self._flights), now)
             for flight in self._still_carried(upstream):
-                flight.arrived(upstream)
-                flight.send(upstream, now)
+                flight.ended(upstream)
+                self._dispatcher.send(flight, upstream, now)
             return
         try:
             if head.status != 200 or not head.plain:
-                raise ValueError("no good reply")
+                raise ValueError("not a usable reply")
             replies = jsonrpc.read_replies(body)
         except ValueError:
             if head.status < 400:
                 connection.fail(OUT_OF_STEP)
-            self._answered_otherwise(upstream, is_refused=head.status >= 400)
+            self._on_invalid_reply(upstream, is_refused=head.status >= 400)
             return
         took = now - self._began
         for flight in self._still_carried(upstream):
             reply = replies.get(flight.id)
             if reply is None:
-                flight.on_fail(upstream, "an upstream left a call unanswered", sent=True)
+                self._fail(flight, upstream, "an upstream did not reply to a call of a batch", blame=True)
             else:
-                flight.arrived(upstream)
-                flight.receive(reply, upstream, now, took)
+                flight.ended(upstream)
+                self._dispatcher.receive(flight, reply, upstream, now, took)
 
-    def _answered_otherwise(self, upstream: Upstream, *, is_refused: bool) -> None:
-        """What refuses one request may be about what is in it: who answers the first call decides that."""
-        for place, flight in enumerate(self._still_carried(upstream)):
-            if is_refused and not place:
-                flight.accuse(upstream)
-            blame = not is_refused and not place
-            flight.on_fail(upstream, "an upstream answered a batch with something else", sent=True, blame=blame)
+    def _on_invalid_reply(self, upstream: Upstream, *, is_refused: bool) -> None:
+        """A refusal may be caused by what the request contains: a reply of another upstream to the first call decides that."""
+        for index, flight in enumerate(self._still_carried(upstream)):
+            if is_refused and not index:
+                flight.suspect(upstream)
+            blame = not is_refused and not index
+            self._fail(flight, upstream, "an upstream sent an invalid reply to a batch", blame=blame)
+
+    def _fail(self, flight: Flight, upstream: Upstream, reason: str, *, blame: bool) -> None:
+        self._dispatcher.on_fail(flight, upstream, reason, sent=True, blame=blame)
 
     def _still_carried(self, upstream: Upstream) -> list[Flight]:
-        """Those that have not landed elsewhere meanwhile."""
+        """The flights that have not ended elsewhere meanwhile."""
         return [flight for flight in self._flights if not flight.done and flight.is_carried_by(upstream)]
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        """One request failed, and its upstream once, however many calls were in it. Not where only all results together are too
-        large."""
-        for place, flight in enumerate(self._still_carried(upstream)):
-            flight.on_fail(upstream, reason, sent=sent, blame=not place and reason != TOO_LARGE)
+        """The failed request counts once against its upstream, however many calls it contained, and not at all if only the
+        results together are too large."""
+        for index, flight in enumerate(self._still_carried(upstream)):
+            blame = not index and reason != TOO_LARGE
+            self._dispatcher.on_fail(flight, upstream, reason, sent=sent, blame=blame)
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         for flight in self._flights:
-            flight.on_tick(connection, now)
+            self._dispatcher.on_tick(flight, connection, now)
         if connection is not None and all(flight.done for flight in self._flights):
             connection.leave(self)
 
@@ -102,7 +127,8 @@ class UpstreamBatch:
 
 
 def _is_refused(head: ReplyHead, body: bytes) -> bool:
-    """One error for all calls: the upstream takes no batches, or none of this size. What is its own trouble is no refusal."""
+    """Whether one error stands for all calls: the upstream accepts no batches, or none of this size. An error that the upstream
+    is to blame for is no refusal."""
     if head.status >= 500 or not head.plain or body[:1] != b"{":
         return False
     try:

@@ -1,4 +1,4 @@
-"""Whoever waits for a flight to land, and how it is told."""
+"""Waiters: the objects that receive the result of a flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.wire.upstream import Piece, UpstreamConnection
 
 
 class Waiter(Protocol):
-    """Whoever asked. `streams`: whether it can take a large result in pieces."""
+    """Receives the result of a flight. `streams`: whether it accepts a large result in pieces."""
 
     @property
     def streams(self) -> bool: ...
@@ -25,22 +25,22 @@ class Waiter(Protocol):
 
 
 class WholeResultWaiter:
-    """A waiter that takes its result whole: the half of a `Waiter` that is never called."""
+    """A waiter that accepts only whole results: its streaming methods are never called."""
 
     __slots__ = ()
     streams: bool = False
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
-        raise AssertionError("this waiter takes its result whole")
+        raise AssertionError("this waiter accepts only whole results")
 
     def on_stream_piece(self, piece: Piece) -> None:
-        raise AssertionError("this waiter takes its result whole")
+        raise AssertionError("this waiter accepts only whole results")
 
     def on_stream_end(self) -> None:
-        raise AssertionError("this waiter takes its result whole")
+        raise AssertionError("this waiter accepts only whole results")
 
     def on_stream_broken(self) -> None:
-        raise AssertionError("this waiter takes its result whole")
+        raise AssertionError("this waiter accepts only whole results")
 
 
 class _AbsentWaiter(WholeResultWaiter):

@@ -234,7 +234,7 @@ class FrontConnection(asyncio.Protocol):
         sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
         if sent is None:
             replies.cache = ""
-            context.rpc.answer(replies, route, key, policy, params, now)
+            context.forwarder.forward(replies, route, key, policy, params, now)
             return
         self._params = params
         self._wire_id = sent
@@ -244,13 +244,14 @@ class FrontConnection(asyncio.Protocol):
     def _serve_shared(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
         """Serve a call whose result may be cached, or requested by another client already.
 
-        The same as `Rpc.answer`, which is not compiled: cache hits are the most frequent calls of all.
+        The same as `Forwarder.forward`, in one piece: cache hits are the most frequent calls of all.
         """
         replies = self._replies
-        if route.shared_head.moves != route.seen_moves:
-            route.catch_up()
+        state = route.state
+        if state.shared_head.moves != state.seen_moves:
+            state.catch_up()
         slot = key_of(policy.request_tail, params)
-        known = route.replies.get(slot) if route.keeps else None
+        known = state.replies.get(slot) if state.caches else None
         if known is not None:
             replies.cache = "hit"
             tally = key.sheet[policy.tally]
@@ -260,9 +261,9 @@ class FrontConnection(asyncio.Protocol):
             tally.buckets[0] += 1
             replies.write_result(known, now)
             return
-        flight = route.flights.get(slot)
+        flight = state.flights.get(slot)
         if flight is None:
-            self._context.rpc.answer(replies, route, key, policy, params, now, slot=slot)
+            self._context.forwarder.forward(replies, route, key, policy, params, now, slot=slot)
             return
         replies.cache = "join"
         replies.flight = flight
@@ -291,13 +292,13 @@ class FrontConnection(asyncio.Protocol):
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.id = call[2]
-                self._context.rpc.ask(replies, route, key, call, now, fresh=head.fresh)
+                self._context.rpc.call(replies, route, key, call, now, fresh=head.fresh)
         except MalformedCall as exc:
             replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
     def _serve_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
         replies = self._replies
-        batch = self._context.rpc.ask_batch(items, head.route, head.key, now, replies.on_batch, fresh=head.fresh)
+        batch = self._context.rpc.call_batch(items, head.route, head.key, now, replies.on_batch, fresh=head.fresh)
         if isinstance(batch, Fault):
             replies.on_fault(batch)
         elif replies.busy:
@@ -321,7 +322,7 @@ class FrontConnection(asyncio.Protocol):
             or head.status != 200
             or not head.plain
             or not body.isascii()
-            or (policy.asks_on and client.route.is_null(result))
+            or (policy.looks_up_null and client.route.state.is_null(result))
         ):
             self._take_off(upstream).on_reply(connection, head, body)
             return
@@ -350,8 +351,7 @@ class FrontConnection(asyncio.Protocol):
         assert replies.policy is not None
         self._upstream = None
         replies.cache = ""
-        replies.flight = flight = Flight.taking_over(
-            replies.head.route,
+        replies.flight = flight = replies.head.route.dispatcher.take_over(
             replies.policy,
             self._params,
             replies,

@@ -11,7 +11,7 @@ from proxy.core import limits
 from proxy.core.access import Key
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.calls import Rpc
+from proxy.services.rpc.rpc_service import RpcService
 from proxy.telemetry import AccessLines
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.gate import STEM
@@ -26,7 +26,7 @@ class FrontContext:
     def __init__(
         self,
         heads: RequestHeadReader,
-        rpc: Rpc,
+        rpc: RpcService,
         admission: Admission,
         write_buffer: WriteBuffer,
         *,
@@ -37,6 +37,7 @@ class FrontContext:
     ) -> None:
         self.heads = heads
         self.rpc = rpc
+        self.forwarder = rpc.forwarder
         self.write_buffer = write_buffer
         self.loop = asyncio.get_running_loop()
         self.max_head = max_head

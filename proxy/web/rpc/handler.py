@@ -12,9 +12,10 @@ from proxy.core.access import Key
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import CallBatch
-from proxy.services.rpc.calls import PendingReply, Rpc, RpcError
+from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.connection_limiter import HandlerConnection
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
@@ -26,7 +27,7 @@ class RpcHandler:
         self,
         gate: Gate,
         where: NetworkResolver,
-        rpc: Rpc,
+        rpc: RpcService,
         *,
         operation: str = "rpc_call",
         scopes: int = ANY_SCOPE,
@@ -59,7 +60,7 @@ class RpcHandler:
     async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall, *, fresh: bool) -> bytes:
         pending = PendingReply()
         began = time.monotonic()
-        self._rpc.ask(pending, route, key, call, began, fresh=fresh)
+        self._rpc.call(pending, route, key, call, began, fresh=fresh)
         try:
             try:
                 reply = jsonrpc.result_reply(call[2], await _unless_left(request, pending))
@@ -88,7 +89,7 @@ class RpcHandler:
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 
-        asked = self._rpc.ask_batch(items, route, key, time.monotonic(), done, fresh=fresh)
+        asked = self._rpc.call_batch(items, route, key, time.monotonic(), done, fresh=fresh)
         if isinstance(asked, Fault):
             raise asked
         try:

@@ -114,7 +114,7 @@ class SocketCall(WholeResultWaiter):
         owner = self._owner
         owner.add(self)
         self.id = call[2]
-        owner.context.rpc.ask(self, owner.route, owner.key, call, self._began, subscriber=owner.subscriptions)
+        owner.context.rpc.call(self, owner.route, owner.key, call, self._began, subscriber=owner.subscriptions)
 
     def leave(self) -> None:
         if self.flight is not None:
@@ -166,7 +166,7 @@ class SocketBatch:
     def start(self, items: list[jsonrpc.RawCall | MalformedCall]) -> None:
         owner = self._owner
         owner.add(self)
-        batch = owner.context.rpc.ask_batch(
+        batch = owner.context.rpc.call_batch(
             items, owner.route, owner.key, self._began, self._on_batch, subscriber=owner.subscriptions
         )
         if isinstance(batch, Fault):

@@ -13,7 +13,7 @@ from proxy.core.usage import Tally
 from proxy.errors import RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.services.feed.topics import Feeds
-from proxy.services.rpc.calls import Rpc
+from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import Plan, SocketSettings
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
@@ -54,7 +54,7 @@ class SocketContext:
         *,
         limiter: ConnectionLimiter,
         admission: Admission,
-        rpc: Rpc,
+        rpc: RpcService,
         feeds: Feeds,
         plans: Mapping[str, Plan],
         prices: Mapping[str, int],

@@ -18,7 +18,8 @@ from proxy.core import jsonrpc
 from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
 from proxy.services.rpc.batches import BatchItem, rpc_error_of
-from proxy.services.rpc.calls import Caller, RpcError
+from proxy.services.rpc.calls import RpcError
+from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.websocket.backlog import Backlog
 from proxy.web.websocket.frames import frame

@@ -1,0 +1,363 @@
+"""Sending calls to a network's upstreams, and deciding what their replies mean.
+
+The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not sent. An
+empty result from an upstream behind the network's head is verified with another upstream first; it is kept as the *spare* in
+case no upstream has a better one. Only valid replies to our own calls are passed on. Nothing here waits: callbacks change the
+state of a flight and send what has to be sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from proxy.core import dialect, jsonrpc
+from proxy.core.routing import HEDGE_FLOOR_S, RetryBudget
+from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.services.rpc.flights import Flight, FlightHandler, result_at
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.network_state import NetworkState
+from proxy.services.rpc.waiters import Waiter
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
+
+# Attempts for one read, including the first.
+MAX_TRIES = 3
+_monotonic = time.monotonic
+
+
+class Dispatcher(FlightHandler):
+    """Chooses upstreams for the flights of one network, sends them, and ends them."""
+
+    __slots__ = ("budget", "call_timeout_s", "on_null", "on_split", "state")
+
+    def __init__(self, state: NetworkState, *, call_timeout_s: float) -> None:
+        self.state = state
+        self.call_timeout_s = call_timeout_s
+        self.budget = RetryBudget()
+        # Take over a flight whose range was refused, or whose result is null; False if they decline.
+        self.on_split: Callable[[Flight, bytes], bool] | None = None
+        self.on_null: Callable[[Flight], bool] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.state!r}>"
+
+    # Sending
+
+    def new_flight(self, policy: MethodPolicy, params: bytes, waiter: Waiter, now: float) -> Flight:
+        return Flight(self, policy, params, waiter, now, self.state.replies.moves)
+
+    def take_over(
+        self, policy: MethodPolicy, params: bytes, waiter: Waiter, upstream: Upstream, *, id_: bytes, began: float
+    ) -> Flight:
+        """A flight for a call that was sent on the short path and did not complete there."""
+        flight = Flight(self, policy, params, waiter, began, self.state.replies.moves)
+        flight.id = id_
+        flight.first, flight.first_at = upstream, began
+        flight.tried = 1 << upstream.health.index
+        flight.tries = 1
+        return flight
+
+    def launch(self, flight: Flight, now: float) -> None:
+        """Send the flight to the best upstream."""
+        if self.state.only is None:
+            self.budget.earn()
+        upstream = self.choose(flight, now, flight.tried)
+        if upstream is None:
+            fault = Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment")
+            self.land_fault(flight, fault)
+            return
+        self.send(flight, upstream, now)
+
+    def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
+        state, name = self.state, flight.policy.method.name
+        if (only := state.only) is not None:
+            return None if tried or not only.health.takes_calls(now) or not only.health.may_serve(name) else only
+        found = state.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
+        return None if found is None else state.upstreams[found.index]
+
+    def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
+        flight.begin(upstream, now)
+        policy = flight.policy
+        body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
+        upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
+
+    def _another(self, flight: Flight, now: float) -> Upstream | None:
+        """Another upstream for the flight, if one is left and the budget allows it."""
+        if not flight.policy.may_repeat or flight.tries >= MAX_TRIES:
+            return None
+        upstream = self.choose(flight, now, flight.tried)
+        return upstream if upstream is not None and self.budget.spend() else None
+
+    def _send_another(self, flight: Flight, now: float) -> bool:
+        upstream = self._another(flight, now)
+        if upstream is not None:
+            self.send(flight, upstream, now)
+        return upstream is not None
+
+    # Deadlines and hedges
+
+    def on_tick(self, flight: Flight, connection: UpstreamConnection | None, now: float) -> None:
+        """Called by the sweep."""
+        if flight.done or flight.handed_over:
+            return
+        if flight.streaming:
+            if connection is not None and connection.is_stuck(now, self.call_timeout_s):
+                connection.fail("the reply stopped")
+        elif now - flight.began > self.call_timeout_s:
+            for upstream in flight.under_way():
+                upstream.health.overdue(flight.began, now)
+            reason = f"no upstream replied within {self.call_timeout_s:g} s"
+            self._give_up(flight, UpstreamTimeout(self._message(reason)))
+        elif self._is_late(flight, now):
+            self._hedge(flight, now)
+
+    def _is_late(self, flight: Flight, now: float) -> bool:
+        """Whether the newest attempt takes longer than its upstream usually does."""
+        newest, age = flight.newest(now)
+        if newest is None or age < HEDGE_FLOOR_S or not flight.policy.may_repeat:
+            return False
+        return age > self.state.group.hedge_after_s(newest.health)
+
+    def _hedge(self, flight: Flight, now: float) -> None:
+        """Send one more attempt. If two are in flight already, the older one is given up."""
+        upstream = self._another(flight, now)
+        if upstream is None:
+            return
+        if flight.first is not None and flight.second is not None:
+            oldest = flight.first if flight.first_at < flight.second_at else flight.second
+            began = flight.ended(oldest)
+            oldest.leave(flight)
+            oldest.health.late(now - began, now)
+        self.send(flight, upstream, now)
+
+    # Replies and failures
+
+    def on_reply(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+        upstream = connection.upstream
+        now = _monotonic()
+        began = flight.ended(upstream)
+        if head.wants_rest:
+            self.rate_limited(flight, upstream, now, head.retry_after_s)
+            return
+        try:
+            if not head.plain:
+                raise ValueError("compressed")
+            reply = jsonrpc.read_reply(body, flight.id)
+        except ValueError:
+            if head.status < 400:
+                connection.fail(OUT_OF_STEP)
+                upstream.health.failed(now)
+            else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
+                flight.suspect(upstream)
+            self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
+            return
+        self.receive(flight, reply, upstream, now, now - began)
+
+    def receive(
+        self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
+    ) -> None:
+        """A valid reply to our call."""
+        flight.answered_by = upstream
+        policy = flight.policy
+        if not reply.result:
+            self._on_error(flight, bytes(reply.error), upstream, now, took_s)
+            return
+        upstream.health.succeeded(took_s)
+        if flight.suspects:
+            flight.blame_suspects(now)
+        if policy.method.empty and self._is_doubtful(flight, reply.result, upstream, now):
+            return
+        if flight.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
+            return
+        if policy.looks_up_null and self.state.is_null(reply.result) and self.on_null and self.on_null(flight):
+            flight.handed_over = True
+            return
+        self.land(flight, reply.result)
+
+    def on_fail(self, flight: Flight, upstream: Upstream, reason: str, *, sent: bool, blame: bool) -> None:
+        """`blame`: whether the failure counts against the upstream. It does not where the same failure was counted already."""
+        # A full queue reports its refusal one loop turn later: the attempt may have been given up meanwhile.
+        if not flight.is_carried_by(upstream):
+            return
+        now = _monotonic()
+        flight.ended(upstream)
+        if reason == STALE and flight.policy.may_repeat and not flight.is_under_way() and flight.tries < MAX_TRIES:
+            self.send(flight, upstream, now, fresh=True)
+            return
+        if blame and reason == TOO_LARGE:
+            flight.suspect(upstream)
+        elif blame:
+            upstream.health.failed(now)
+        if flight.streaming:
+            flight.streaming = False
+            flight.done = True
+            self.state.landed(flight)
+            flight.waiters[0].on_stream_broken()
+            return
+        self._after_failure(flight, now, f"an upstream failed: {reason}", sent=sent)
+
+    def rate_limited(self, flight: Flight, upstream: Upstream, now: float, retry_after_s: int) -> None:
+        """The upstream limits our rate. This does not count as a failure."""
+        upstream.health.rest(now, retry_after_s or 1.0)
+        self._after_failure(flight, now, "an upstream is rate limited", sent=True)
+
+    def _on_error(self, flight: Flight, error: bytes, upstream: Upstream, now: float, took_s: float) -> None:
+        policy = flight.policy
+        verdict = dialect.classify(error, policy.family.verdicts)
+        if verdict.kind == "rate_limited":
+            upstream.health.rest(now, 1.0)
+        elif verdict.blame:
+            flight.suspect(upstream)
+        else:
+            upstream.health.succeeded(took_s)
+            flight.blame_suspects(now)
+        if verdict.kind == "already_known" and (known := policy.already_known(flight.params)):
+            self.land(flight, known)
+            return
+        if flight.handed_over:
+            return
+        translated = dialect.told(error, verdict, in_our_codes=policy.normalises)
+        if verdict.retry_elsewhere:
+            if not verdict.blame:
+                flight.spare_error = translated
+            if flight.is_under_way() or self._send_another(flight, now):
+                return
+        elif verdict.kind == "range_too_large" and self._split(flight, error):
+            flight.handed_over = True
+            return
+        if flight.spare is not None:
+            self.land(flight, flight.spare)
+        else:
+            self.land_error(flight, translated)
+
+    def _split(self, flight: Flight, error: bytes) -> bool:
+        return not flight.is_piece and self.on_split is not None and self.on_split(flight, error)
+
+    def _is_doubtful(self, flight: Flight, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
+        """Whether an empty result is verified elsewhere first: its upstream may not have the block yet."""
+        spare = bytes(result)
+        if not flight.policy.family.is_empty(flight.policy.method, spare):
+            return False
+        if upstream.health.head >= self.state.heads.tip:
+            return False
+        flight.spare = spare
+        return flight.is_under_way() or self._send_another(flight, now)
+
+    def _agrees_with_head(self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
+        """Whether a result that contains the head may be passed on: the head never goes back, nor beyond what is plausible."""
+        match self.state.compare_head(bytes(reply.result), upstream.health, now):
+            case "current":
+                return True
+            case "future":
+                upstream.health.failed(now)
+                self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
+                return False
+            case "behind":
+                if flight.policy.is_head_number:
+                    reply.result = msgspec.Raw(self.state.head_number())
+                    return True
+                if not flight.is_under_way() and not self._send_another(flight, now):
+                    reason = "no upstream has the newest block at the moment"
+                    self.land_fault(flight, Unavailable(self._message(reason)))
+                return False
+            case other:
+                assert_never(other)
+
+    def _after_failure(self, flight: Flight, now: float, reason: str, *, sent: bool) -> None:
+        if flight.is_under_way() or flight.handed_over:
+            return
+        if (flight.policy.may_repeat or not sent) and flight.tries < MAX_TRIES:
+            upstream = self.choose(flight, now, flight.tried)
+            if upstream is None and sent:
+                # No other upstream is left: use the same one on another connection. The upstream may have closed an idle
+                # connection in the moment in which it was used.
+                upstream = self.choose(flight, now, 0)
+            # A call that was not sent puts no load on an upstream, so it needs no budget.
+            if upstream is not None and (not sent or self.budget.spend()):
+                self.send(flight, upstream, now)
+                return
+        self._give_up(flight, InternalError(self._message(reason)))
+
+    def _give_up(self, flight: Flight, fault: Fault) -> None:
+        """No upstream is left to try. A spare result or error is better than a fault."""
+        if flight.spare is not None:
+            self.land(flight, flight.spare)
+        elif flight.spare_error:
+            self.land_error(flight, flight.spare_error)
+        else:
+            self.land_fault(flight, fault)
+
+    def _message(self, reason: str) -> str:
+        return f"the call failed on {self.state.network_id}: {reason}"
+
+    # Large replies
+
+    def on_large(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+        """Stream a large result, if its only waiter can take it in pieces and it starts like a reply to our call."""
+        waiters = flight.waiters
+        if len(waiters) != 1 or not waiters[0].streams or flight.reports_head or flight.handed_over:
+            return False
+        start = result_at(flight.policy, flight.id, head, beginning)
+        if not start:
+            return False
+        flight.streaming = True
+        flight.answered_by = connection.upstream
+        self.state.landed(flight)  # No caller may join a reply that has started.
+        for other in flight.under_way():
+            if other is not connection.upstream:
+                flight.ended(other)
+                other.leave(flight)
+        left = head.length - start if head.length >= 0 else None
+        waiters[0].on_stream(memoryview(beginning)[start:], left, connection)
+        return True
+
+    def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
+        began = flight.ended(connection.upstream)
+        now = _monotonic()
+        connection.upstream.health.succeeded(now - began)
+        flight.blame_suspects(now)
+        flight.streaming = False
+        flight.done = True
+        self.state.landed(flight)
+        flight.waiters[0].on_stream_end()
+
+    # The end of a flight
+
+    def land(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
+        self._close(flight)
+        self.state.keep(flight, result)
+        for waiter in flight.waiters:
+            waiter.on_result(result)
+
+    def land_error(self, flight: Flight, error: bytes) -> None:
+        self._close(flight)
+        for waiter in flight.waiters:
+            waiter.on_error(error)
+
+    def land_fault(self, flight: Flight, fault: Fault) -> None:
+        self._close(flight)
+        for waiter in flight.waiters:
+            waiter.on_fault(fault)
+
+    def on_abandoned(self, flight: Flight) -> None:
+        self._close(flight)
+
+    def _close(self, flight: Flight) -> None:
+        """End the flight and give up the attempts that are left."""
+        flight.done = True
+        self.state.landed(flight)
+        if flight.first is not None or flight.second is not None:
+            self._drop_attempts(flight)
+
+    def _drop_attempts(self, flight: Flight) -> None:
+        """An attempt that began before the one that was answered counts as late."""
+        now, answered_began = _monotonic(), flight.last_began
+        for upstream in flight.under_way():
+            began = flight.ended(upstream)
+            upstream.leave(flight)
+            if began < answered_began:
+                upstream.health.late(now - began, now)

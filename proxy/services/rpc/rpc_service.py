@@ -1,0 +1,182 @@
+"""JSON-RPC calls of clients: checked, priced, admitted, and then forwarded.
+
+The same steps serve HTTP, batches and sockets. A single call that is refused is an HTTP error. In a batch every item is checked
+separately, and a refused item gets a JSON-RPC error while the others run. A call that fails through our fault costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from proxy.core import access, jsonrpc
+from proxy.core.access import Key
+from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.pricing import UnitPrices
+from proxy.errors import Fault, Forbidden, InternalError
+from proxy.services.accounts.admission import Admission
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
+from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.forwarder import Forwarder
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.short_batch import ShortBatch, may_be_short
+from proxy.wire.upstream import Upstream
+
+
+class SubscriptionCalls(Protocol):
+    """Answers the calls that start and end subscriptions, for callers with a socket."""
+
+    def subscribe(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None: ...
+
+
+class RpcService:
+    def __init__(self, admission: Admission, prices: UnitPrices, forwarder: Forwarder) -> None:
+        self._admission = admission
+        self._archive_minimum = prices.archive_minimum
+        self.forwarder = forwarder
+
+    def call(
+        self,
+        caller: Caller,
+        route: Route,
+        key: Key,
+        call: RawCall,
+        now: float,
+        *,
+        fresh: bool = False,
+        subscriber: SubscriptionCalls | None = None,
+    ) -> None:
+        """Admit a single call, then answer it."""
+        policy = self.check(caller, route, key, call, subscriber)
+        if not isinstance(policy, MethodPolicy):
+            self._decline(caller, key, policy, now)
+            return
+        units = policy.units if policy.is_plain else self._price(policy, route, call)
+        refusal = self._admission.charge(key, 1, units, now)
+        if refusal is not None:
+            caller.on_fault(refusal)
+            return
+        caller.units = units
+        if subscriber is not None and policy.method.kind == "subscription":
+            subscriber.subscribe(caller, policy, call[1])
+            return
+        self.forwarder.forward(caller, route, key, policy, call[1], now, fresh=fresh)
+
+    def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float) -> None:
+        """Answer a call that failed its check. A fault is free. An error is charged first, and the charge may be refused."""
+        refusal = why if isinstance(why, Fault) else self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
+        if refusal is not None:
+            caller.on_fault(refusal)
+            return
+        assert isinstance(why, bytes)
+        caller.units = UNITS_OF_AN_ERROR
+        caller.on_error(why)
+
+    def check(
+        self, caller: Caller, route: Route, key: Key, call: RawCall, subscriber: SubscriptionCalls | None = None
+    ) -> MethodPolicy | bytes | Fault:
+        """The policy of the call's method; or a JSON-RPC error or a fault if the key may not make this call."""
+        policy = caller.policy = route.policies.get(call[0], route.unknown)
+        if policy is route.unknown:
+            return _no_method(call[0])
+        if not key.scopes & policy.scope:
+            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(policy.scope))}")
+        if policy.method.kind == "subscription" and subscriber is None:
+            return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
+        if policy.is_checked and route.guard is not None:
+            return route.guard.fault_of(policy, call[1]) or policy
+        return policy
+
+    def _price(self, policy: MethodPolicy, route: Route, call: RawCall) -> int:
+        """A read of old state costs at least the archive price."""
+        family = policy.family
+        if policy.units < self._archive_minimum and route.heads.tip:
+            ref = family.block_ref(policy.method, call[1])
+            if family.is_archive(ref, route.heads.tip):
+                return self._archive_minimum
+        return policy.units
+
+    # Batches
+
+    def call_batch(
+        self,
+        items: Sequence[RawCall | MalformedCall],
+        route: Route,
+        key: Key,
+        now: float,
+        done: Callable[[CallBatch | ShortBatch], None],
+        *,
+        fresh: bool = False,
+        subscriber: SubscriptionCalls | None = None,
+    ) -> CallBatch | ShortBatch | Fault:
+        """Admit a whole batch, then answer its items. `done` is called when all are answered."""
+        batch = CallBatch(items, done, now, key.sheet)
+        accepted: list[tuple[BatchItem, MethodPolicy, RawCall, int]] = []
+        declined: list[tuple[BatchItem, bytes | Fault]] = []
+        units = 0
+        for item, call in zip(batch.items, items, strict=True):
+            if isinstance(call, MalformedCall):
+                item.policy = route.unknown
+                declined.append((item, jsonrpc.error(call.code, call.message)))
+                units += UNITS_OF_AN_ERROR
+                continue
+            policy = self.check(item, route, key, call, subscriber)
+            if not isinstance(policy, MethodPolicy):
+                declined.append((item, policy))
+                units += 0 if isinstance(policy, Fault) else UNITS_OF_AN_ERROR
+                continue
+            price = policy.units if policy.is_plain else self._price(policy, route, call)
+            units += price
+            accepted.append((item, policy, call, price))
+        refusal = self._admission.charge(key, len(items), units, now)
+        if refusal is not None:
+            return refusal
+        if len(accepted) == len(items) and not fresh and (upstream := self._short_path(route, accepted)) is not None:
+            calls, policies = [call for _, _, call, _ in accepted], [policy for _, policy, _, _ in accepted]
+            short = ShortBatch(calls, policies, route, done, key.sheet)
+            short.units = units
+            short.send(upstream, now)
+            return short
+        batch.units = units
+        for item, why in declined:
+            item.decline(why)
+        batch.expect(len(accepted))
+        forwarded = []
+        for item, policy, call, price in accepted:
+            item.units = price
+            if subscriber is not None and policy.method.kind == "subscription":
+                subscriber.subscribe(item, policy, call[1])
+            else:
+                forwarded.append((item, policy, call[1]))
+        self.forwarder.forward_all(forwarded, route, key, now, fresh=fresh)
+        return batch
+
+    def _short_path(
+        self, route: Route, accepted: Sequence[tuple[BatchItem, MethodPolicy, RawCall, int]]
+    ) -> Upstream | None:
+        """The only upstream, if all calls are plain reads and it accepts them in one request."""
+        upstream = route.only
+        if upstream is None or not upstream.health.free or not 1 < len(accepted) <= upstream.batch:
+            return None
+        return upstream if all(may_be_short(policy, call) for _, policy, call, _ in accepted) else None
+
+    # Refunds
+
+    def settle_batch(self, key: Key, batch: CallBatch | ShortBatch) -> int:
+        """The final price of a batch. Items that failed through our fault are refunded."""
+        units = batch.units
+        for item in batch.failed():
+            assert item.fault is not None
+            self.refund(key, item.fault, 1, item.units)
+            units -= item.units
+        return units
+
+    def refund(self, key: Key, fault: Fault, requests: int, units: int) -> None:
+        """Refund a call that failed through our fault."""
+        if isinstance(fault, InternalError):
+            self._admission.refund(key, requests, units)
+
+
+def _no_method(name: str) -> bytes:
+    return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} does not exist or is not available")

@@ -1,0 +1,79 @@
+"""Looking for replies in the shared cache before calls are sent to upstreams."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from proxy.services.rpc.dispatcher import Dispatcher
+from proxy.services.rpc.flights import Caller, Flight
+from proxy.services.rpc.shared_cache import SharedCache
+from proxy.services.rpc.upstream_batch import launch_all
+from proxy.tasks import Tasks
+
+# Lookups in flight. Above this, calls go to upstreams at once.
+MAX_LOOKUPS = 256
+_serial = itertools.count(1)
+
+
+class SharedLookup:
+    def __init__(self, dispatcher: Dispatcher, cache: SharedCache, tasks: Tasks) -> None:
+        self._dispatcher = dispatcher
+        self._cache = cache
+        self._tasks = tasks
+        self._open = 0
+
+    def __repr__(self) -> str:
+        return f"<SharedLookup {self._cache!r}, {self._open} open>"
+
+    def take(self, flights: Sequence[Flight], now: float) -> Sequence[Flight]:
+        """Look up the flights whose results may be cached. Returns the others, to be launched at once."""
+        if self._open >= MAX_LOOKUPS or not self._cache.is_available(now):
+            return flights
+        wanted = [flight for flight in flights if flight.slot is not None and self._may_be_final(flight)]
+        if not wanted:
+            return flights
+        self._open += 1
+        self._tasks.start(f"shared cache {next(_serial)}", lambda: self._look_up(wanted))
+        return [flight for flight in flights if flight not in wanted]
+
+    def _may_be_final(self, flight: Flight) -> bool:
+        method = flight.policy.method
+        if method.cache in ("static", "hash"):
+            return True
+        if method.cache != "block":
+            return False
+        ref = flight.policy.family.block_ref(method, flight.params)
+        return ref.kind == "hash" or ref.tag == "earliest" or 0 <= ref.number <= self._dispatcher.state.heads.final
+
+    async def _look_up(self, flights: Sequence[Flight]) -> None:
+        try:
+            found = await self._cache.get([flight.slot for flight in flights if flight.slot is not None])
+        finally:
+            self._open -= 1
+        missed = []
+        for flight, result in zip(flights, found, strict=True):
+            if flight.done:
+                continue  # Its waiters have left.
+            if result is None:
+                missed.append(flight)
+            else:
+                self._land(flight, result)
+        now = time.monotonic()
+        if len(missed) == 1:
+            self._dispatcher.launch(missed[0], now)
+        elif missed:
+            launch_all(self._dispatcher, missed, now)
+
+    def _land(self, flight: Flight, result: bytes) -> None:
+        assert flight.slot is not None
+        state = self._dispatcher.state
+        state.replies.put(flight.slot, result, "forever")
+        state.landed(flight)
+        flight.slot = None  # Its result is cached already.
+        for waiter in flight.waiters:
+            if getattr(waiter, "cache", "") == "miss":
+                caller: Caller = waiter  # type: ignore[assignment]
+                caller.cache = "hit"
+        self._dispatcher.land(flight, result)
