@@ -95,6 +95,6 @@ class EventFeature:
 
 
 def vault_of(settings: Settings) -> Vault:
-    """The vault for signing secrets. Without a key of its own it uses the API key pepper, which is not in the database
+    """The vault for signing secrets. Without a separate key it uses the API key pepper, which is not in the database
     either."""
     return Vault(settings.webhooks.secret_key or settings.keys.pepper)

@@ -39,7 +39,7 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("tokens", "prices"): "balances are sorted by their value",
     ("gas", "rpc"): "gas prices come from the network",
     ("sponsor", "rpc"): "a paymaster's past payments and a call's gas come from the network",
-    ("events", "follower"): "a sink that needs more than was read raises Stale, and the follower reads again",
+    ("events", "follower"): "a sink that needs more than was read raises StaleRead, and the follower reads again",
     ("events", "rpc"): "missing parts of an event are read from the network",
     ("webhooks", "rpc"): "a backtest reads past blocks from the network",
     ("fleet", "rpc"): "upstream health and cordons belong to the network's route",

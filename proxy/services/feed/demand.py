@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-# Clients that unsubscribe often subscribe again, so work goes on this long after the last one left.
+# Clients that unsubscribe often subscribe again, so the work continues this long after the last one left.
 LINGER_S = 2.0
 
 

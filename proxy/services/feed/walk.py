@@ -1,5 +1,5 @@
 """Walk from the last published block to a new head over every block in between, fetching the blocks that `core/head_chain`
-asks for."""
+needs."""
 
 from __future__ import annotations
 
