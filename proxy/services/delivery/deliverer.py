@@ -141,7 +141,7 @@ class Deliverer:
         """Claim and start the due deliveries that have a slot. Returns the seconds until the next check."""
         if self._changed_accounts:
             accounts, self._changed_accounts = self._changed_accounts, set()
-            await self._store.release_held([*accounts])  # Its limit may be higher now.
+            await self._store.release_held([*accounts])  # Their limits may be higher now.
         due = await self._list_due()
         if due.inactive:
             await self._store.park(due.inactive)
