@@ -46,7 +46,7 @@ class Mails:
         self._stopped.clear()
         try:
             while not self._stop.is_set() and not _is_cancelled():
-                await until_set(self._stop, within_s=await self._next_check_s())
+                await until_set(self._stop, within_s=await self._run_once())
         finally:
             self._stopped.set()
 
@@ -55,7 +55,7 @@ class Mails:
         self._stop.set()
         await self._stopped.wait()
 
-    async def _next_check_s(self) -> float:
+    async def _run_once(self) -> float:
         """Send the mails that are due and return the seconds until the next check."""
         try:
             await self.send_due()

@@ -54,10 +54,6 @@ class EvmFeed:
     def __repr__(self) -> str:
         return f"<EvmFeed {self.route.network.id}: {self.heads!r}, {self.logs!r}, {self.walk.chain!r}>"
 
-    @property
-    def is_ready(self) -> bool:
-        return self._ready.is_set()
-
     # Listeners
 
     async def subscribe(self, topic: Topic, listener: Listener) -> None:
