@@ -1,6 +1,6 @@
-"""The composition root: builds every object of a worker once, and takes them down in the opposite order.
+"""The composition root of a worker: builds every object once, and closes them in the opposite order.
 
-Constructors only assign; whatever opens a socket or starts a loop is a step of `start` here.
+Constructors only assign. Opening sockets and starting loops are steps of `start`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.socket_context import SocketContext
 from proxy.wire.write_buffer import WriteBuffer
 
-# How often deadlines and hedges of calls are looked at.
+# How often the deadlines and hedges of calls are checked.
 SWEEP_S = 0.02
 TALLY_S = 1.0
 # The connection limiter has waited for requests in flight already: a handler that still runs has no client left.
@@ -121,9 +121,11 @@ class App:
         self.shared = self._shared_replies()
         internal_calls = InternalCalls(forwarder, self.networks)
         self.data = DataFeature(settings, tables, self.pool, internal_calls)
-        self.smart = SmartWalletFeature(settings, tables, self.pool, internal_calls, self.networks, builder, self.tasks)
+        self.smart_wallets = SmartWalletFeature(
+            settings, tables, self.pool, internal_calls, self.networks, builder, self.tasks
+        )
         self.gas = GasFeature(settings, tables, self.pool, internal_calls, self.data.prices)
-        self.hooks = WebhookFeature(settings, tables, self.pool, internal_calls)
+        self.webhooks = WebhookFeature(settings, tables, self.pool, internal_calls)
         self.limiter = ConnectionLimiter(settings.server)
         self.dashboard = DashboardFeature(
             settings,
@@ -133,22 +135,22 @@ class App:
             keys=self.keys,
             usage=self.usage,
             networks=self.networks,
-            bundlers=self.smart.bundlers,
+            bundlers=self.smart_wallets.bundlers,
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
         )
         self.access = AccessLines() if settings.log.access else None
         gate = Gate(self.admission, self.limiter, settings.server, access_log=settings.log.access)
-        self.contract = api_spec.load(SCHEMAS)
+        self.api_spec = api_spec.load(SCHEMAS)
         largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
-        where = NetworkResolver(tables.chains, self.networks, self.admission)
-        handlers = self._handlers(tables, gate, where)
-        self.web.add_routes(Pages(self.contract, self.readiness).routes())
-        self.web.add_routes(routes.of_contract(self.contract, handlers))
+        resolver = NetworkResolver(tables.chains, self.networks, self.admission)
+        handlers = self._handlers(tables, gate, resolver)
+        self.web.add_routes(Pages(self.api_spec, self.readiness).routes())
+        self.web.add_routes(routes.of_spec(self.api_spec, handlers))
         self.feeds = feeds_of(self.networks)
         self.sockets = self._sockets(tables)
-        self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, where, self.sockets).answer, allow_head=False)])
+        self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, resolver, self.sockets).answer, allow_head=False)])
         self.front = FrontContext(
             self._head_reader(tables),
             self.rpc,
@@ -162,16 +164,21 @@ class App:
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
         self._server: asyncio.Server | None = None
 
-    def _handlers(self, tables: Tables, gate: Gate, where: NetworkResolver) -> dict[str, routes.Handler]:
-        """Of every operation in the contract, by its id."""
+    def _handlers(self, tables: Tables, gate: Gate, resolver: NetworkResolver) -> dict[str, routes.Handler]:
+        """The handler of every operation in the API spec, by its id."""
         settings = self.settings
         shown = settings.rpc.show_upstream
-        answers = {**self.data.answers(), **self.smart.answers(), **self.gas.answers(), **self.hooks.answers()}
+        rest = {
+            **self.data.handlers(),
+            **self.smart_wallets.handlers(),
+            **self.gas.handlers(),
+            **self.webhooks.handlers(),
+        }
         return {
-            "rpc_call": RpcHandler(gate, where, self.rpc, shows_upstream=shown).answer,
+            "rpc_call": RpcHandler(gate, resolver, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
                 gate,
-                NetworkResolver(tables.chains, self.smart.bundlers, self.admission, needs="bundler"),
+                NetworkResolver(tables.chains, self.smart_wallets.bundlers, self.admission, needs="bundler"),
                 self.rpc,
                 operation="bundler_call",
                 scopes=BUNDLER_SCOPES,
@@ -179,7 +186,7 @@ class App:
             ).answer,
             "paymaster_call": PaymasterHandler(
                 gate,
-                where,
+                resolver,
                 self.admission,
                 self.gas.sponsor,
                 tables.prices.paymaster,
@@ -188,13 +195,13 @@ class App:
             **RestEndpoints(
                 gate,
                 self.admission,
-                self.contract,
+                self.api_spec,
                 tables.prices.rest,
-                where,
+                resolver,
                 count=self.usage.of_operation,
                 large_body=settings.webhooks.max_body_bytes,
-            ).handlers(answers),
-            **self.dashboard.handlers(gate, self.admission, self.contract, where, answers),
+            ).wrapped(rest),
+            **self.dashboard.handlers(gate, self.admission, self.api_spec, resolver, rest),
         }
 
     def _sockets(self, tables: Tables) -> ClientSockets:
@@ -212,7 +219,7 @@ class App:
         return ClientSockets(context, self.keyring)
 
     def _shared_replies(self) -> SharedReplies | None:
-        """The second level of the cache, and its shelf for each network, where one is configured."""
+        """The cache shared through Valkey, if one is configured, set up for each network."""
         if not self.settings.cache.redis_url or not self.settings.cache.enabled:
             return None
         shared = SharedReplies(self.settings.cache.redis_url)
@@ -224,7 +231,7 @@ class App:
     def _head_reader(self, tables: Tables) -> RequestHeadReader:
         paths = {
             f"{routes.BASE}/{stem}/{chain}/{network.name}": route
-            for stem, found in (("rpc", self.networks), ("bundler", self.smart.bundlers))
+            for stem, found in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
             for network in tables.chains.networks()
             if (route := found.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
@@ -237,7 +244,7 @@ class App:
         )
 
     async def start(self, listener: socket.socket) -> None:
-        """Load what must be there before the first request, keep it true from then on, and listen."""
+        """Load what the first request needs, start the loops that keep it up to date, and listen."""
         await self.pool.open()
         await self.keyring.load()
         self.readiness.keys_loaded = True
@@ -245,7 +252,7 @@ class App:
         await self.listen(listener)
 
     def _follow(self) -> None:
-        """The loops that look outside: at the database and at the heads of the networks."""
+        """Start the loops that follow the database and the heads of the networks."""
         self.tasks.start("notices", self.notices.run)
         self.tasks.start("keyring", self.keyring.follow)
         self.tasks.start("quotas", self.quotas.run)
@@ -257,7 +264,7 @@ class App:
             self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
 
     async def listen(self, listener: socket.socket) -> None:
-        """Serve on the socket. All that a call needs from here on is in memory."""
+        """Serve on the socket. From here on everything that a call needs is in memory."""
         require_c_parser()
         self.dashboard.listens_on(*listener.getsockname()[:2])
         await self._runner.setup()
@@ -265,11 +272,11 @@ class App:
         self.limiter.open(self._runner.server, lambda: FrontConnection(self.limiter, self.front))
         for route in self.networks.routes.values():
             self.logs.serve(route)
-        self.smart.serve()
+        self.smart_wallets.serve()
         for name, feed in self.feeds.by_network.items():
             self.tasks.start(f"feed {name}", feed.run)
         self.tasks.start("connections", self.limiter.sweep)
-        self.tasks.start("date", self._tell_date)
+        self.tasks.start("date", self._update_date)
         self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
             self.tasks.start("access log", self.access.run)
@@ -282,16 +289,16 @@ class App:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.networks.sweep()
-            self.smart.bundlers.sweep()
+            self.smart_wallets.bundlers.sweep()
 
-    async def _tell_date(self) -> None:
-        """Once a second, when it changes."""
+    async def _update_date(self) -> None:
+        """Update the Date header at the start of every second."""
         while True:
             self.front.tick()
             await asyncio.sleep(1.0 - time.time() % 1.0)
 
     async def _tally(self) -> None:
-        """Once a second, what was counted goes where the supervisor finds it."""
+        """Write the counts once a second to the file that the supervisor reads."""
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         while directory:
             await asyncio.sleep(TALLY_S)
@@ -299,10 +306,10 @@ class App:
             self.tallies.write(Path(directory) / f"calls-{os.getpid()}.json", self._counts())
 
     def _counts(self) -> list[tuple[str, str, int, int]]:
-        return [*self.networks.counts(), *self.smart.bundlers.counts()]
+        return [*self.networks.counts(), *self.smart_wallets.bundlers.counts()]
 
     async def stop(self) -> None:
-        """Drain: nobody new, everybody in flight to the end, then everything down."""
+        """Drain: accept no new connections, let requests in flight finish, then close everything."""
         self.readiness.draining = True
         if self._server is not None:
             self._server.close()
@@ -315,7 +322,7 @@ class App:
         await self.gas.refusals.flush()
         await self.quotas.close()
         await self.networks.close()
-        await self.smart.bundlers.close()
+        await self.smart_wallets.bundlers.close()
         await self.data.close()
         if self.shared is not None:
             await self.shared.close()

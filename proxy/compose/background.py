@@ -20,7 +20,7 @@ from proxy.compose import gas
 from proxy.compose.data import DataFeature
 from proxy.compose.delivery import DeliveryFeature
 from proxy.compose.networks import NetworkBuilder
-from proxy.compose.smart_wallets import forgetting
+from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
 from proxy.processes.supervisor import READY
 from proxy.processes.worker import first_line, watch_supervisor
@@ -127,7 +127,7 @@ class Background:
         for name, route in self.networks.routes.items():
             if "follower" in family_of(route.network).features and self.settings.follower.follows(name):
                 self._follow(name, route)
-        self.tasks.start("forgetting", forgetting(self.settings, self.pool).run)
+        self.tasks.start("operation cleanup", operation_cleanup(self.settings, self.pool).run)
         settling = gas.settlement_loop(self.settings, self.tables, self.pool, self.networks.routes.values())
         self.tasks.start("settling", settling.run)
 

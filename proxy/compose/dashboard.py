@@ -1,4 +1,4 @@
-"""The part of the composition root for people who are signed in: accounts and their keys, usage, and the operators' view."""
+"""Builds the dashboard feature: sign-in, accounts and their keys, usage, and the operators' view of the fleet."""
 
 from __future__ import annotations
 
@@ -74,22 +74,22 @@ class DashboardFeature:
         self,
         gate: Gate,
         admission: Admission,
-        contract: ApiSpec,
-        where: NetworkResolver,
-        answers: Mapping[str, RestHandler],
+        spec: ApiSpec,
+        resolver: NetworkResolver,
+        rest: Mapping[str, RestHandler],
     ) -> dict[str, Handler]:
-        """By operation; `answers` are those of keys, of which some are there for people too."""
-        signed = SessionEndpoints(gate, admission, contract, self.sign_in, self._settings.dashboard)
+        """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account."""
+        endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self._settings.dashboard)
         plans = self._tables.plans
         return {
-            **signed.handlers(SignInHandlers(self.sign_in, session_s=self._settings.dashboard.session_s).answers()),
-            **signed.handlers(AccountHandlers(self.accounts, self._usage, plans, self._networks).answers()),
-            **signed.handlers(AdminHandlers(self.accounts, self._usage, self.fleet, self.sign_in, plans).answers()),
-            **signed.mirrored(answers, where),
+            **endpoints.wrapped(SignInHandlers(self.sign_in, session_s=self._settings.dashboard.session_s).handlers()),
+            **endpoints.wrapped(AccountHandlers(self.accounts, self._usage, plans, self._networks).handlers()),
+            **endpoints.wrapped(AdminHandlers(self.accounts, self._usage, self.fleet, self.sign_in, plans).handlers()),
+            **endpoints.mirrored(rest, resolver),
         }
 
     def start(self) -> None:
-        """The loops that look at the database."""
+        """Start the loops that use the database."""
         self._tasks.start("usage", self._usage.run)
         self._tasks.start("old usage", self._usage.keep)
         self._tasks.start("old sessions", self.sign_in.keep)
@@ -97,15 +97,15 @@ class DashboardFeature:
         self._tasks.start("fleet", self.fleet.run)
 
     def listens_on(self, host: str, port: int) -> None:
-        """Where people reach it, if the settings do not say.
+        """Derive the dashboard's URL from the listening address, if the settings have none.
 
-        Not under the name that a request gives: then links would lead where a stranger says.
+        The Host header of a request is not used: an attacker could then make sign-in links lead elsewhere.
         """
         if self.sign_in.url:
             return
         self.sign_in.url = url_of(host, port)
         if ipaddress.ip_address(host).is_unspecified:
-            log.warning("sign-in links work on this machine only: set dashboard.url to where people reach it")
+            log.warning("sign-in links work on this machine only: set dashboard.url to the dashboard's public URL")
 
     async def close(self) -> None:
         await self._usage.close()
@@ -113,7 +113,7 @@ class DashboardFeature:
 
 
 def url_of(host: str, port: int) -> str:
-    """Of an address that is listened on; all addresses of the machine have only one name that is surely its own."""
+    """The URL of a listening address; for the unspecified address, localhost is the only name that surely works."""
     address = ipaddress.ip_address(host)
     name = "localhost" if address.is_unspecified else f"[{host}]" if address.version == 6 else host
     return f"http://{name}:{port}"

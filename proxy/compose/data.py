@@ -66,11 +66,11 @@ class DataFeature:
     def __repr__(self) -> str:
         return f"<DataFeature {self.cache!r}>"
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         """The handlers, by operation id."""
         return {
-            **TokenHandlers(self.tokens, self._addresses).answers(),
-            **NftHandlers(self.nft_metadata, self.collections, self._addresses).answers(),
+            **TokenHandlers(self.tokens, self._addresses).handlers(),
+            **NftHandlers(self.nft_metadata, self.collections, self._addresses).handlers(),
         }
 
     async def close(self) -> None:

@@ -54,11 +54,9 @@ class GasFeature:
     def __repr__(self) -> str:
         return f"<GasFeature {self.paymasters!r}>"
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         """The handlers, by operation id."""
-        return GasHandlers(
-            self.prices, self.policies, self.sponsor, self.refusals, chains=self._tables.chains
-        ).answers()
+        return GasHandlers(self.prices, self.policies, self.sponsor, self.refusals).handlers()
 
 
 def paymasters(settings: Settings, tables: Tables, environ: Mapping[str, str]) -> Paymasters:

@@ -1,4 +1,4 @@
-"""The part of the composition root for smart wallets and the bundler."""
+"""Builds the smart wallet feature: wallets and the bundler."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.wallets import WalletHandlers
 
 
-def forgetting(settings: Settings, pool: Pool) -> OperationCleanup:
-    """For the process that follows the chains."""
-    kept = settings.bundler
-    return OperationCleanup(OperationStore(pool), keep_days=kept.keep_days, keep_unsent_days=kept.keep_unsent_days)
+def operation_cleanup(settings: Settings, pool: Pool) -> OperationCleanup:
+    """For the follower process."""
+    given = settings.bundler
+    return OperationCleanup(OperationStore(pool), keep_days=given.keep_days, keep_unsent_days=given.keep_unsent_days)
 
 
 class SmartWalletFeature:
@@ -64,6 +64,6 @@ class SmartWalletFeature:
             chain = self._networks.find(route.network)
             route.state.chain = None if chain is None else chain.state
 
-    def answers(self) -> dict[str, RestHandler]:
-        """By operation, for the routes."""
-        return WalletHandlers(self.wallets, self._tables.chains).answers()
+    def handlers(self) -> dict[str, RestHandler]:
+        """The handlers, by operation id."""
+        return WalletHandlers(self.wallets).handlers()

@@ -42,15 +42,15 @@ class WebhookFeature:
             most={name: plan.webhooks for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
-        self.web = WebhookHandlers(self.webhooks, Backtest(internal_calls), tables.chains)
-        self.deliveries = DeliveryHandlers(DeliveryHistory(DeliveryStore(pool)), self.web.own, tables.chains)
+        self.web = WebhookHandlers(self.webhooks, Backtest(internal_calls))
+        self.deliveries = DeliveryHandlers(DeliveryHistory(DeliveryStore(pool)), self.web.own)
 
     def __repr__(self) -> str:
         return f"<WebhookFeature {self.webhooks!r}>"
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         """REST handlers by operation id."""
-        return {**self.web.answers(), **self.deliveries.answers()}
+        return {**self.web.handlers(), **self.deliveries.handlers()}
 
 
 class EventFeature:

@@ -29,6 +29,10 @@ class NetworkResolver:
         """Of a path that names a chain only: the class of the key decides, or the word names the network outright."""
         return self._open(key, scopes, self._chains.find_word(word, live=key.live), word).network
 
+    def configured(self, network_id: str) -> Network | None:
+        """The network with this id, or None if it is no longer configured."""
+        return self._chains.find(*network_id.split("/"))
+
     def _open(self, key: Key, scopes: int, network: Network | None, asked: str) -> Route:
         if network is None:
             # Only what could be a name is repeated: a key may stand in a path by mistake.

@@ -13,13 +13,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BASE = "/v1"
 
 
-def of_contract(contract: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:
+def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef]:
     """One route for each operation; an operation without a handler, or the reverse, is a bug."""
-    if differing := set(contract.operations) ^ set(handlers):
+    if differing := set(spec.operations) ^ set(handlers):
         raise ValueError(f"operations and handlers differ: {sorted(differing)}")
     return [
         web.route(operation.method, BASE + operation.path, handlers[operation.id], expect_handler=expect)
-        for operation in contract.operations.values()
+        for operation in spec.operations.values()
     ]
 
 

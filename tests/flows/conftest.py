@@ -13,10 +13,10 @@ from proxy.dev.postgres import Postgres
 
 @pytest.fixture(scope="session")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Postgres]:
-    """A Postgres of an operator's own; its socket where the path is short enough for one."""
-    room = tmp_path_factory.mktemp("cluster")
+    """A Postgres server as an operator would run it. Its socket is in a directory with a short path: the length is limited."""
+    directory = tmp_path_factory.mktemp("cluster")
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as socket_dir:
-        running = Postgres(room / "data", Path(socket_dir), room / "log")
+        running = Postgres(directory / "data", Path(socket_dir), directory / "log")
         await running.start()
         yield running
         await running.child.stop()

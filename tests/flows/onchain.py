@@ -1,4 +1,4 @@
-"""What is true on the dev chain, read by web3.py: what answers are compared with, without our own code in between."""
+"""Expected values, read from the development chain by web3.py and not by the code under test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC = {
     "single": "TransferSingle(address,address,address,uint256,uint256)",
     "batch": "TransferBatch(address,address,address,uint256[],uint256[])",
 }
-NOBODY = "0x" + "00" * 20
+ZERO_ADDRESS = "0x" + "00" * 20
 
 
 def function(name: str, outputs: list[str], inputs: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -49,13 +49,13 @@ OLD_ABI = [function("name", ["bytes32"]), function("symbol", ["bytes32"])]
 
 
 def formatted(raw: int, decimals: int) -> str:
-    """Decimal text by the decimal module, exponent and zeros taken off."""
+    """The amount as decimal text, without exponent and trailing zeros, by the decimal module."""
     text = format(EXACT.scaleb(Decimal(raw), -decimals), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 class OnChain:
-    """Reads at a block; each in a thread, since web3 blocks."""
+    """Reads at a block. web3 is synchronous: use `run` to read in a thread."""
 
     def __init__(self, url: str) -> None:
         self.web3 = Web3(HTTPProvider(url))
@@ -64,7 +64,7 @@ class OnChain:
         return await asyncio.to_thread(work)
 
     def read(self, contract: str, name: str, *values: Any, block: BlockIdentifier = "latest", abi: Any = None) -> Any:
-        """None where the contract reverts, or answers nothing that its type could be."""
+        """The result, or None if the contract reverts or returns data of another type."""
         found = self.web3.eth.contract(Web3.to_checksum_address(contract), abi=abi or ABI)
         try:
             return found.functions[name](*values).call(block_identifier=block)
@@ -72,14 +72,14 @@ class OnChain:
             return None
 
     def text(self, contract: str, name: str, block: BlockIdentifier = "latest") -> str | None:
-        """As a string; or as 32 bytes, where it is none."""
+        """The result as a string, also if the contract returns bytes32."""
         found = self.read(contract, name, block=block)
         if found is None and (word := self.read(contract, name, block=block, abi=OLD_ABI)) is not None:
             found = bytes(word).rstrip(b"\0").decode()
         return None if found is None else str(found)
 
     def send(self, sender: str, contract: str, name: str, *values: Any) -> int:
-        """The block that it was mined in."""
+        """Send a transaction; return the block it was mined in."""
         found = self.web3.eth.contract(Web3.to_checksum_address(contract), abi=ABI)
         sent = found.functions[name](*values).transact({"from": sender})
         return int(self.web3.eth.wait_for_transaction_receipt(sent)["blockNumber"])
@@ -89,15 +89,15 @@ class OnChain:
         return EXACT.scaleb(Decimal(answer), -decimals)
 
     def owners(self, contract: str, block: int) -> dict[tuple[str, int], int]:
-        """(owner, token id): how many, added up from the contract's own logs."""
+        """Amounts by (owner, token id), summed up from the contract's logs."""
         held: defaultdict[tuple[str, int], int] = defaultdict(int)
         for kind, topic in TOPIC.items():
-            asked = {"address": contract, "fromBlock": 0, "toBlock": block, "topics": [Web3.keccak(text=topic)]}
-            for log in self.web3.eth.get_logs(asked):  # type: ignore[arg-type]
+            wanted = {"address": contract, "fromBlock": 0, "toBlock": block, "topics": [Web3.keccak(text=topic)]}
+            for log in self.web3.eth.get_logs(wanted):  # type: ignore[arg-type]
                 for source, target, token_id, amount in _moves(kind, log):
                     held[source, token_id] -= amount
                     held[target, token_id] += amount
-        return {place: count for place, count in held.items() if count > 0 and place[0] != NOBODY}
+        return {place: count for place, count in held.items() if count > 0 and place[0] != ZERO_ADDRESS}
 
 
 def _moves(kind: str, log: Any) -> list[tuple[str, str, int, int]]:

@@ -354,7 +354,7 @@ async def test_garbage_from_a_bundler_is_never_passed_on_and_nothing_is_sent_twi
             assert fault["message"].startswith("the call failed on ethereum/mainnet: an upstream ")
             assert fault["details"] == {"user_operation_hash": hash_v07(operation)}
             assert found.sends() == count
-            for route in found.worker.app.smart.bundlers.routes.values():
+            for route in found.worker.app.smart_wallets.bundlers.routes.values():
                 for upstream in route.upstreams:  # its breaker is another test's matter
                     upstream.health.succeeded(0.01)
 

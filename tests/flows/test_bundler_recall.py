@@ -210,7 +210,7 @@ async def test_bundler_that_fails_late_does_not_end_the_search(database: str, fa
     async with bundler_scene(database, 2, faults=True) as found, asyncio.TaskGroup() as group:
         receipt = mined(found)
         found.chain.held = {"eth_getLogs"}
-        route = found.worker.app.smart.bundlers.routes[LIVE]
+        route = found.worker.app.smart_wallets.bundlers.routes[LIVE]
         for upstream in route.upstreams:
             for _ in range(30):
                 upstream.health.succeeded(0.001)

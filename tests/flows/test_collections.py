@@ -1,4 +1,4 @@
-"""NFT collections and owners over HTTP on the dev chain, compared with what web3.py adds up from the contracts' own logs."""
+"""NFT collections and owners over HTTP on the development chain, compared with sums of the contracts' logs by web3.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STANDARD = {"erc721": "ERC721", "erc721-old": "ERC721", "erc1155": "ERC1155"}
 
 @pytest.fixture(scope="module")
 async def chain(service: Service) -> OnChain:
-    """The chain, once the index has come to where it is now."""
+    """The chain, once the index has reached its current head."""
     found = OnChain(service.ready["upstream_url"])
     head = await found.run(lambda: int(found.web3.eth.block_number))
 
@@ -33,7 +33,7 @@ async def owned(service: Service, holder: str, query: str = "") -> Any:
 
 
 def holdings(chain: OnChain, service: Service, block: int) -> dict[tuple[str, str, int], int]:
-    """(owner, contract, token id): how many."""
+    """Amounts by (owner, contract, token id)."""
     return {
         (owner, nft["address"], token_id): count
         for nft in service.ready["nfts"]
@@ -41,7 +41,7 @@ def holdings(chain: OnChain, service: Service, block: int) -> dict[tuple[str, st
     }
 
 
-async def test_collections_are_what_their_contracts_and_logs_say(service: Service, chain: OnChain) -> None:
+async def test_collections_match_their_contracts_and_logs(service: Service, chain: OnChain) -> None:
     for nft in service.ready["nfts"]:
         contract = nft["address"]
         found = conforms(await get(service, f"/nfts/dev/collection/{contract.lower()}"), "NftCollection")
@@ -57,15 +57,15 @@ async def test_collections_are_what_their_contracts_and_logs_say(service: Servic
         assert (found["floor_price_eth"], found["floor_price_usd"]) == (None, None)
 
 
-async def test_owned_tokens_of_everybody_are_what_the_logs_say(service: Service, chain: OnChain) -> None:
+async def test_owned_tokens_of_all_accounts_match_the_logs(service: Service, chain: OnChain) -> None:
     seen = 0
     for holder in [account["address"] for account in service.ready["accounts"]][:6]:
         found = await owned(service, holder, "?limit=100")
         at = found["as_of_block"]
         wanted = await chain.run(partial(holdings, chain, service, at))
         mine = {place[1:]: count for place, count in wanted.items() if place[0] == holder}
-        told = {(item["contract"], int(item["token_id"])): int(item["balance"]) for item in found["nfts"]}
-        assert told == mine
+        listed = {(item["contract"], int(item["token_id"])): int(item["balance"]) for item in found["nfts"]}
+        assert listed == mine
         assert found["total"] == len(mine) == len(found["nfts"])
         names = {nft["address"]: (nft["name"], STANDARD[nft["kind"]]) for nft in service.ready["nfts"]}
         assert {i["contract"]: (i["collection_name"], i["standard"]) for i in found["nfts"]} == {
@@ -87,7 +87,7 @@ async def test_pages_of_owned_tokens_do_not_overlap(service: Service, chain: OnC
 
 
 async def test_metadata_on_the_chain_is_shown_in_the_list(service: Service, chain: OnChain) -> None:
-    """The collection's first token has its name and image in its URI."""
+    """The collection's first token has its metadata in its URI."""
     pictures = next(nft for nft in service.ready["nfts"] if nft["kind"] == "erc721")
     whole = await chain.run(lambda: chain.owners(pictures["address"], chain.web3.eth.block_number))
     holder = next(owner for owner, token_id in whole if token_id == 1)
@@ -100,7 +100,7 @@ async def test_metadata_on_the_chain_is_shown_in_the_list(service: Service, chai
     await until(is_named)
 
 
-async def test_what_is_no_collection_is_not_found(service: Service, chain: OnChain) -> None:
+async def test_address_without_a_collection_is_not_found(service: Service, chain: OnChain) -> None:
     token, account = service.ready["tokens"][0]["address"], service.ready["accounts"][0]["address"]
     for address in (token, account, "0x" + "12" * 20, service.ready["multicall"]):
         assert "no NFT collection" in await get(service, f"/nfts/dev/collection/{address}", 404)
@@ -123,5 +123,5 @@ async def test_owner_of_nothing_has_an_empty_list_and_a_name_is_resolved(service
         ("/nfts/dev/collection/alice", "contract"),
     ],
 )
-async def test_wrong_parameter_is_refused_by_its_name(service: Service, path: str, names: str) -> None:
+async def test_error_names_the_invalid_parameter(service: Service, path: str, names: str) -> None:
     assert f"'{names}'" in await get(service, path, 400)

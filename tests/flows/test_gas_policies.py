@@ -1,4 +1,4 @@
-"""Gas prices, policies and sponsorship over HTTP, as their users see them. What happens on the chain is in test_sponsor."""
+"""Gas prices, policies and sponsorship over HTTP. test_sponsor covers the chain's side."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def make(service: Service, rules: Mapping[str, Any] | None = None, **more:
 
 
 def operation(**changes: Any) -> dict[str, Any]:
-    """One that nobody else has sent: a call of 100,000 gas in all, at ten gwei."""
+    """An operation of a new sender: 100,000 gas with the paymaster's, at ten gwei."""
     call = abi.selector("execute(address,uint256,bytes)") + abi.word_of(CALLED) + bytes(32)
     call += abi.word_of(96) + abi.word_of(4) + abi.selector("transfer(address,uint256)").ljust(32, b"\0")
     plain = {
@@ -54,7 +54,7 @@ def operation(**changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
-# At 3000.12345678 dollars: the three limits above, and the paymaster's 60,000.
+# The three limits above and the paymaster's 60,000 gas, at 3000.12345678 USD per coin.
 WORST_USD = "3.00012345678"
 
 
@@ -79,7 +79,7 @@ async def spend(service: Service, policy: Mapping[str, Any]) -> dict[str, Any]:
 # Prices
 
 
-async def test_prices_are_the_chains_own_and_all_workers_agree(service: Service) -> None:
+async def test_prices_match_the_chain_and_all_workers_agree(service: Service) -> None:
     answers = await asyncio.gather(*(ask(service, "GET", "/gas/dev/prices") for _ in range(40)))
     assert {status for status, _ in answers} == {200}
     by_block: dict[int, set[bytes]] = {body["block_number"]: set() for _, body in answers}
@@ -93,7 +93,7 @@ async def test_prices_are_the_chains_own_and_all_workers_agree(service: Service)
     assert set(body["estimates"]) == {"slow", "standard", "fast"}
 
 
-async def test_prices_of_a_chain_without_gas_or_upstream_are_not_there(service: Service) -> None:
+async def test_prices_of_a_chain_without_upstream_are_not_found(service: Service) -> None:
     assert (await ask(service, "GET", "/gas/atlantis/prices"))[0] == 404
     assert (await ask(service, "GET", "/gas/base/prices"))[0] == 404
 
@@ -127,7 +127,7 @@ async def test_policy_is_created_read_listed_changed_and_deleted(service: Servic
     assert (await ask(service, "GET", "/gas/policies", key=key))[1]["total"] == 1
 
 
-async def test_policy_of_somebody_else_is_as_one_that_is_not_there(service: Service) -> None:
+async def test_policy_of_another_account_is_not_found(service: Service) -> None:
     policy = await make(service)
     for method, path, body in (
         ("GET", f"/gas/policies/{policy['id']}", None),
@@ -142,13 +142,13 @@ async def test_policy_of_somebody_else_is_as_one_that_is_not_there(service: Serv
         assert answer["error"]["message"].replace(policy["id"], "") == nowhere["error"]["message"].replace(
             "gp_" + "0" * 24, ""
         )
-    # Warm in the owner's worker or not, it is nobody else's.
+    # Also once the owner's requests have put it into the workers' caches.
     for _ in range(8):
         await sponsor(service, policy)
         assert (await sponsor(service, policy, key="growth"))[0] == 404
 
 
-async def test_test_key_reaches_no_policy_on_a_live_network(service: Service) -> None:
+async def test_test_key_cannot_use_a_policy_on_a_live_network(service: Service) -> None:
     account = (await service.new_account("growth"))["id"]
     live = (await service.new_key(account))["key"]
     test = (await service.new_key(account, "--mode", "test"))["key"]
@@ -163,7 +163,7 @@ async def test_test_key_reaches_no_policy_on_a_live_network(service: Service) ->
     assert (status, answer["error"]["message"][:9]) == (400, "policy_id")
 
 
-async def test_plan_bounds_how_many_policies_there_are(service: Service) -> None:
+async def test_plan_limits_the_number_of_policies(service: Service) -> None:
     account = (await service.new_account("free"))["id"]
     key = (await service.new_key(account))["key"]
     for _ in range(5):
@@ -191,7 +191,7 @@ async def test_plan_bounds_how_many_policies_there_are(service: Service) -> None
         ({"min_gas_efficiency": "1.5"}, "rules.min_gas_efficiency"),
     ],
 )
-async def test_rule_that_cannot_be_meant_is_400_and_named(service: Service, rules: dict[str, Any], named: str) -> None:
+async def test_error_names_the_invalid_rule(service: Service, rules: dict[str, Any], named: str) -> None:
     status, answer = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
     assert (status, answer["error"]["code"]) == (400, "invalid_request")
     assert named in answer["error"]["message"]
@@ -200,7 +200,7 @@ async def test_rule_that_cannot_be_meant_is_400_and_named(service: Service, rule
 # Sponsorship
 
 
-async def test_sponsorship_tells_the_most_that_it_can_cost_and_reserves_it(service: Service) -> None:
+async def test_sponsorship_returns_and_reserves_its_maximum_cost(service: Service) -> None:
     policy = await make(service, {"max_total_usd": "10"})
     status, answer = await sponsor(service, policy)
     assert status == 200, answer
@@ -211,7 +211,7 @@ async def test_sponsorship_tells_the_most_that_it_can_cost_and_reserves_it(servi
     assert found["operations"] == found["days"][0]["operations"] == found["users"][0]["operations"] == 1
 
 
-async def test_same_operation_gets_the_same_answer_from_every_worker_and_costs_nothing_more(service: Service) -> None:
+async def test_repeated_operation_gets_the_same_reply_from_every_worker_at_no_cost(service: Service) -> None:
     policy = await make(service)
     given = operation()
     answers = await asyncio.gather(*(sponsor(service, policy, given) for _ in range(40)))
@@ -230,7 +230,7 @@ async def test_changed_operation_with_the_same_nonce_replaces_its_reservation(se
     assert (found["reserved_usd"], found["operations"]) == ("6.00024691356", 1)
 
 
-async def test_two_hundred_requests_at_once_into_room_for_ten_sponsor_ten(service: Service) -> None:
+async def test_two_hundred_concurrent_requests_with_budget_for_ten_sponsor_ten(service: Service) -> None:
     policy = await make(service, {"max_total_usd": "32"})
     answers = await asyncio.gather(*(sponsor(service, policy) for _ in range(200)))
     assert Counter(status for status, _ in answers) == {200: 10, 403: 190}
@@ -255,11 +255,11 @@ async def test_two_hundred_requests_at_once_into_room_for_ten_sponsor_ten(servic
         ({"max_total_usd": "2.5"}, {}, "max_total_usd", "2.5"),
         ({"max_per_user_usd": "1"}, {}, "max_per_user_usd", "1"),
         ({"max_per_user_per_day": 0}, {}, "max_per_user_per_day", 0),
-        # Nobody is at the sender's address: the call uses next to nothing of its limit.
+        # There is no code at the sender's address, so the call uses hardly any of its gas limit.
         ({"min_gas_efficiency": "0.5"}, {"callGasLimit": hex(3_000_000)}, "min_gas_efficiency", None),
     ],
 )
-async def test_refusal_names_the_rule_and_what_is_left(
+async def test_refusal_names_the_rule_and_the_remaining_amount(
     service: Service, rules: dict[str, Any], given: dict[str, Any], rule: str, left: Any
 ) -> None:
     policy = await make(service, rules)
@@ -299,7 +299,7 @@ async def test_operation_that_meets_every_rule_is_sponsored(service: Service) ->
     assert 0 < refused["error"]["details"]["retry_after_s"] <= 3600
 
 
-async def test_pause_and_new_limits_hold_in_every_worker_at_once(service: Service) -> None:
+async def test_pause_and_new_limits_apply_in_every_worker_at_once(service: Service) -> None:
     policy = await make(service)
     path = f"/gas/policies/{policy['id']}"
     await asyncio.gather(*(sponsor(service, policy) for _ in range(16)))
@@ -332,14 +332,14 @@ async def test_pause_and_new_limits_hold_in_every_worker_at_once(service: Servic
         ({"more": 1}, 400, "more"),
     ],
 )
-async def test_bad_request_is_named(service: Service, body: dict[str, Any], status: int, named: str) -> None:
+async def test_error_names_the_invalid_field(service: Service, body: dict[str, Any], status: int, named: str) -> None:
     policy = await make(service)
     whole = {"chain": "dev", "policy_id": policy["id"], "user_operation": operation(), **body}
     found, answer = await ask(service, "POST", "/gas/sponsor", whole)
     assert (found, named in answer["error"]["message"]) == (status, True), answer
 
 
-async def test_chain_without_a_paymaster_is_404_and_says_so(service: Service) -> None:
+async def test_chain_without_a_paymaster_is_404_with_the_reason(service: Service) -> None:
     body = {"name": "x", "chain": "ethereum-sepolia", "rules": {}}
     _, policy = await ask(service, "POST", "/gas/policies", body)
     status, answer = await sponsor(service, policy, chain="ethereum-sepolia")
@@ -368,7 +368,7 @@ async def paymaster(service: Service, method: str, *params: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", ["0.6", "0.7", "0.8"])
-async def test_paymaster_speaks_erc_7677(service: Service, version: str) -> None:
+async def test_paymaster_implements_erc_7677(service: Service, version: str) -> None:
     policy = await make(service)
     point, context = service.ready["entry_points"][version], {"policyId": policy["id"]}
     given = operation(**({"initCode": "0x"} if version == "0.6" else {}))
@@ -390,7 +390,7 @@ async def test_paymaster_speaks_erc_7677(service: Service, version: str) -> None
     assert {name: same[name] for name in names} == real
 
 
-async def test_paymaster_refuses_in_json_rpc(service: Service) -> None:
+async def test_paymaster_refuses_with_json_rpc_errors(service: Service) -> None:
     policy = await make(service, {"max_gas_usd": "0.1"})
     point, context = service.ready["entry_points"]["0.7"], {"policyId": policy["id"]}
     refused = await paymaster(service, "pm_getPaymasterData", operation(), point, "0x7a69", context)
@@ -429,7 +429,7 @@ async def test_paymaster_answers_batches_and_notifications(service: Service) -> 
 # The signer's key
 
 
-async def test_signers_key_is_in_no_log_no_table_and_no_answer(service: Service) -> None:
+async def test_signers_key_is_in_no_log_no_table_and_no_reply(service: Service) -> None:
     key = service.ready["paymaster_signer"]["private_key"].removeprefix("0x")
     await sponsor(service, await make(service))
     logs = [path for path in (service.data / "logs").rglob("*") if path.is_file() and path.name != "chain.log"]

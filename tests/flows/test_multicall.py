@@ -1,4 +1,4 @@
-"""Many contracts read at once: in few calls, at one block, and whatever one of them does, the others are read."""
+"""Multicall: many contracts read in few calls at one block, whatever one of them does."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_five_hundred_contracts_are_read_by_one_call_at_one_block() -> Non
 
 
 @on_uvloop
-async def test_more_than_fit_are_read_in_parts_of_one_block() -> None:
+async def test_too_many_calls_are_read_in_parts_at_one_block() -> None:
     machine = machine_with(MOST + 10)
     async with reading(machine) as (_, multicall, network):
         assert numbers(await multicall.read(network, calls(MOST + 10), block=7)) == list(range(1, MOST + 11))
@@ -67,7 +67,7 @@ async def test_more_than_fit_are_read_in_parts_of_one_block() -> None:
 
 
 @on_uvloop
-async def test_nothing_to_read_asks_nobody() -> None:
+async def test_empty_read_takes_no_call() -> None:
     machine = Machine()
     async with reading(machine) as (_, multicall, network):
         assert await multicall.read(network, []) == []
@@ -75,7 +75,7 @@ async def test_nothing_to_read_asks_nobody() -> None:
 
 
 @pytest.mark.parametrize("hostile", [1, 3])
-def test_contracts_that_burn_all_gas_starve_nobody(hostile: int) -> None:
+def test_contracts_that_burn_all_gas_do_not_affect_others(hostile: int) -> None:
     @on_uvloop
     async def run() -> None:
         machine = machine_with(40)
@@ -89,7 +89,7 @@ def test_contracts_that_burn_all_gas_starve_nobody(hostile: int) -> None:
 
 
 @on_uvloop
-async def test_what_reverts_or_is_not_there_is_none_and_harms_no_other() -> None:
+async def test_reverting_and_absent_contracts_are_none_and_do_not_affect_others() -> None:
     machine = machine_with(6)
     machine.contracts[contract(1)] = answering({})
     machine.contracts[contract(2)] = answering({BALANCE[:4]: Reverted(b"no")})
@@ -97,12 +97,12 @@ async def test_what_reverts_or_is_not_there_is_none_and_harms_no_other() -> None
     del machine.contracts[contract(4)]
     async with reading(machine) as (_, multicall, network):
         assert numbers(await multicall.read(network, calls(6))) == [None, None, None, None, 5, 6]
-        # Only the one that failed without a word was asked again.
+        # Only the one that failed without return data was retried.
         assert machine.sizes == [6, 1]
 
 
 @pytest.mark.parametrize("limit", [{"gas": 200 * (CALL_GAS + 1_000)}, {"largest": 20_000}])
-def test_calls_that_are_too_much_together_are_read_in_halves(limit: dict[str, int]) -> None:
+def test_calls_that_exceed_a_limit_together_are_read_in_halves(limit: dict[str, int]) -> None:
     @on_uvloop
     async def run() -> None:
         machine = machine_with(500)
@@ -116,7 +116,7 @@ def test_calls_that_are_too_much_together_are_read_in_halves(limit: dict[str, in
 
 
 @on_uvloop
-async def test_contract_that_answers_with_megabytes_spoils_only_its_own() -> None:
+async def test_contract_that_returns_megabytes_fails_alone() -> None:
     machine = machine_with(200)
     machine.contracts[contract(1)] = lambda _: (bytes(1 << 20), CALL_GAS)
     machine.largest = 1 << 19
@@ -125,14 +125,14 @@ async def test_contract_that_answers_with_megabytes_spoils_only_its_own() -> Non
 
 
 @on_uvloop
-async def test_where_there_is_no_multicall_calls_go_one_by_one_in_few_requests() -> None:
+async def test_without_multicall_single_calls_are_batched_into_few_requests() -> None:
     machine = machine_with(60)
     machine.has_multicall = False
     async with reading(machine) as (found, multicall, network):
         assert numbers(await multicall.read(network, calls(60))) == list(range(1, 61))
         before = found.upstreams[0].requests
         assert numbers(await multicall.read(network, calls(60), block=999)) == list(range(1, 61))
-        assert found.upstreams[0].requests - before == 3  # and nobody looks for it again
+        assert found.upstreams[0].requests - before == 3  # Multicall3 is not looked for again
 
 
 def refuse(code: int, message: str) -> Callable[[list[Any]], Any]:
@@ -152,7 +152,7 @@ def refuse(code: int, message: str) -> Callable[[list[Any]], Any]:
         (-32000, "unauthorized"),
     ],
 )
-def test_network_that_cannot_be_read_is_an_error_and_not_an_empty_answer(code: int, message: str) -> None:
+def test_unreadable_network_is_an_error_and_not_an_empty_result(code: int, message: str) -> None:
     @on_uvloop
     async def run() -> None:
         machine = machine_with(5)
@@ -169,7 +169,7 @@ def test_network_that_cannot_be_read_is_an_error_and_not_an_empty_answer(code: i
 
 
 @on_uvloop
-async def test_dead_upstream_is_an_error_and_not_an_empty_answer() -> None:
+async def test_dead_upstream_is_an_error_and_not_an_empty_result() -> None:
     async with reading(Machine(), faults=True) as (found, multicall, network):
         await found.proxies[0].switch("dead")
         with pytest.raises(Fault) as raised:
@@ -178,7 +178,7 @@ async def test_dead_upstream_is_an_error_and_not_an_empty_answer() -> None:
 
 
 @on_uvloop
-async def test_upstream_behind_the_block_is_passed_by() -> None:
+async def test_upstream_behind_the_block_is_not_used() -> None:
     machine = machine_with(5)
     async with reading(machine, 2) as (found, multicall, network):
         behind = found.upstreams[0]

@@ -1,4 +1,4 @@
-"""What lists and collections show of NFTs' documents: as much as can be had soon, and nobody waits for the rest."""
+"""NFT documents in lists and collections: those that can be read quickly are included, and lists do not wait for the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Gallery:
 
 
 def with_uris(signature: str, uris: Mapping[int, str]) -> Contract:
-    """A contract that knows the URIs of some tokens, and reverts for any other."""
+    """A contract that returns the URIs of some tokens, and reverts for any other."""
 
     def act(data: bytes) -> tuple[bytes, int]:
         uri = uris.get(int.from_bytes(data[4:36], "big"))
@@ -61,7 +61,7 @@ async def gallery(**nfts: Any) -> AsyncIterator[Gallery]:
             yield Gallery(found.worker.app.data.nft_metadata, found.route.network, machine, site)
 
 
-async def test_names_and_images_of_many_are_read_by_one_call() -> None:
+async def test_names_and_images_of_many_tokens_are_read_by_one_call() -> None:
     async with gallery() as found:
         uris = {
             n: found.site.put(f"/{n}", b'{"name": "Number %d", "image": "ipfs://%s/%d"}' % (n, CID.encode(), n))
@@ -70,23 +70,23 @@ async def test_names_and_images_of_many_are_read_by_one_call() -> None:
         uris[30] = 'data:application/json,{"name": "Here"}'
         uris[31] = "data:image/svg+xml,<svg/>"
         found.machine.contracts[CONTRACT] = with_uris("tokenURI(uint256)", uris)
-        told = await found.known(*range(33))
-        assert told[:30] == [(f"Number {n}", f"ipfs://{CID}/{n}") for n in range(30)]
-        assert told[30:] == [("Here", None), (None, "data:image/svg+xml,%3Csvg/%3E"), (None, None)]
+        known = await found.known(*range(33))
+        assert known[:30] == [(f"Number {n}", f"ipfs://{CID}/{n}") for n in range(30)]
+        assert known[30:] == [("Here", None), (None, "data:image/svg+xml,%3Csvg/%3E"), (None, None)]
         assert len([size for size in found.machine.sizes if size > 1]) == 1
-        asked = len(found.site.asked)
-        assert await found.known(*range(30)) == told[:30]
-        assert len(found.site.asked) == asked == 30
+        fetched = len(found.site.asked)
+        assert await found.known(*range(30)) == known[:30]
+        assert len(found.site.asked) == fetched == 30
 
 
-async def test_tokens_of_both_standards_are_known() -> None:
+async def test_tokens_of_both_standards_are_read() -> None:
     async with gallery() as found:
         found.site.put(f"/gate/ipfs/{CID}/{7:064x}.json", b'{"name": "Seven"}')
         found.machine.contracts[ITEMS] = with_uris("uri(uint256)", {7: f"ipfs://{CID}/{{id}}.json"})
         assert await found.known(7, contract=ITEMS) == [("Seven", None)]
 
 
-async def test_list_does_not_wait_for_a_slow_stranger_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_waits_for_a_slow_document_only_once_and_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = asyncio.Event()
 
     async def page(request: web.Request) -> web.Response:
@@ -114,7 +114,7 @@ async def test_large_image_is_left_out_of_lists() -> None:
         assert await found.known(1) == [("A", None)]
 
 
-async def test_document_with_a_number_beyond_all_numbers_spoils_no_list() -> None:
+async def test_document_with_a_huge_number_does_not_fail_the_list() -> None:
     async with gallery() as found:
         huge = 'data:application/json,{"name": "Huge", "v": 1e9999999999999999999999}'
         uris = {1: huge, 2: 'data:application/json,{"name": "Two"}'}
@@ -122,7 +122,7 @@ async def test_document_with_a_number_beyond_all_numbers_spoils_no_list() -> Non
         assert await found.known(1, 2) == [("Huge", None), ("Two", None)]
 
 
-async def test_document_that_breaks_its_reader_is_a_bad_one_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_document_that_crashes_the_parser_counts_as_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = metadata.read
 
     def read(body: bytes) -> Metadata | None:
@@ -137,9 +137,9 @@ async def test_document_that_breaks_its_reader_is_a_bad_one_and_no_more(monkeypa
         assert await found.known(1, 2) == [(None, None), ("Two", None)]
 
 
-async def test_long_documents_in_their_uris_are_left_out_of_lists_and_others_have_their_turn_between_the_rest() -> None:
-    def uri(letters: int) -> str:
-        return 'data:application/json,{"name": "A", "x": "%s"}' % ("x" * letters)
+async def test_list_leaves_out_long_inline_documents_and_yields_between_the_others() -> None:
+    def uri(length: int) -> str:
+        return 'data:application/json,{"name": "A", "x": "%s"}' % ("x" * length)
 
     async with gallery() as found:
         uris = {n: uri(10_000) for n in range(20)} | {20: uri(70_000)}
@@ -150,7 +150,7 @@ async def test_long_documents_in_their_uris_are_left_out_of_lists_and_others_hav
             nonlocal turns
             while True:
                 await asyncio.sleep(0)
-                # Only those that come while documents are read: before and after that nothing is in memory.
+                # Count only turns while documents are being read.
                 turns += len(seen) not in (0, 20)
 
         seen: list[int] = []
@@ -163,14 +163,14 @@ async def test_long_documents_in_their_uris_are_left_out_of_lists_and_others_hav
         found.nfts._read = read  # type: ignore[method-assign]
         async with asyncio.TaskGroup() as group:
             other = group.create_task(take_turns())
-            told = await found.known(*range(21))
+            known = await found.known(*range(21))
             other.cancel()
-        assert told == [("A", None)] * 20 + [None]
-        assert len(seen) == 20, "what is too long is not even looked at"
+        assert known == [("A", None)] * 20 + [None]
+        assert len(seen) == 20, "a URI that is too long must not be decoded"
         assert turns >= 19
 
 
-async def test_uri_that_is_longer_than_any_encoding_of_a_document_is_not_decoded() -> None:
+async def test_uri_too_long_for_any_allowed_document_is_not_decoded() -> None:
     async with gallery(max_metadata_bytes=1024) as found:
         for uri, status in (
             ("data:application/json,%7B%7D" + "%20" * 1_022, "ok"),
@@ -180,8 +180,8 @@ async def test_uri_that_is_longer_than_any_encoding_of_a_document_is_not_decoded
             assert (await found.nfts._read(uri)).status == status
 
 
-async def test_large_document_is_read_while_others_have_their_turn() -> None:
-    """In a thread: the loop goes on."""
+async def test_large_document_does_not_block_the_event_loop() -> None:
+    """It is decoded in a thread."""
     async with gallery() as found:
         turns = 0
 
@@ -194,33 +194,33 @@ async def test_large_document_is_read_while_others_have_their_turn() -> None:
         async with asyncio.TaskGroup() as group:
             other = group.create_task(take_turns())
             await asyncio.sleep(0)
-            told = await found.nfts._read("data:application/json,%7B%22name%22:%22A%22%7D" + "%20" * 300_000)
+            described = await found.nfts._read("data:application/json,%7B%22name%22:%22A%22%7D" + "%20" * 300_000)
             other.cancel()
-        assert (told.status, told.metadata.name) == ("ok", "A")
+        assert (described.status, described.metadata.name) == ("ok", "A")
         assert turns >= 10
 
 
-async def test_nothing_is_known_of_no_tokens() -> None:
+async def test_empty_list_takes_no_call() -> None:
     async with gallery() as found:
         assert await found.known() == []
         assert found.machine.sizes == []
 
 
-# A collection's own document
+# Documents of collections
 
 
-async def test_document_is_its_words_and_kept() -> None:
+async def test_document_is_reduced_to_its_texts_and_cached() -> None:
     async with gallery() as found:
         url = found.site.put(
             "/c", b'{"description": "All of \\ud800 it", "image": "ipfs://x", "fee": 100, "links": []}'
         )
-        told = await found.nfts.document(url)
-        assert told == {"description": "All of ? it", "image": "ipfs://x"}
-        assert await found.nfts.document(url) == told
+        document = await found.nfts.document(url)
+        assert document == {"description": "All of ? it", "image": "ipfs://x"}
+        assert await found.nfts.document(url) == document
         assert found.site.asked == ["/c"]
 
 
-async def test_document_that_is_none_is_none() -> None:
+async def test_unreadable_document_is_none() -> None:
     async with gallery() as found:
         for uri in (
             "",

@@ -1,4 +1,4 @@
-"""NFT metadata over HTTP, from the development chain's contracts: what they say is checked by web3.py."""
+"""NFT metadata over HTTP on the development chain, compared with reads of the contracts by web3.py."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMIT = 8192
 
 @dataclass
 class Stage:
-    """A running service whose gateways are a site of ours, and which may reach 127.0.0.1 and nothing else that is local."""
+    """A running service whose gateways are a local site. Of all local addresses it may connect to 127.0.0.1 only."""
 
     service: Service
     site: Pages
@@ -48,7 +48,7 @@ class Stage:
         return self._next_id
 
     async def _has_seen(self, block: int) -> bool:
-        """Whether the service knows of the block."""
+        """Whether the service has seen the block."""
         response = await self.service.rpc("eth_blockNumber")
         return int((await response.json())["result"], 16) >= block
 
@@ -64,7 +64,7 @@ class Stage:
         return found
 
     async def minted(self, uri: str) -> dict[str, Any]:
-        """A new token with this URI, as the service tells it."""
+        """Mint a token with this URI; return it as the service shows it."""
         return await self.nft(self.pictures.address, await self.mint(uri))
 
     def collection(self, kind: str, place: int = 0) -> dict[str, Any]:
@@ -85,8 +85,8 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
             "PENSTOCK_NFTS__MAX_METADATA_BYTES": str(LIMIT),
             "PENSTOCK_NFTS__RETRY_S": "0",
         }
-        words = ("--workers", "1", "--no-bundler")
-        service = await service_room.start(tmp_path_factory.mktemp("nfts"), *words, env=env)
+        options = ("--workers", "1", "--no-bundler")
+        service = await service_room.start(tmp_path_factory.mktemp("nfts"), *options, env=env)
         w3 = AsyncWeb3(AsyncHTTPProvider(service.ready["upstream_url"]))
         pictures = next(each["address"] for each in service.ready["nfts"] if each["kind"] == "erc721")
         try:
@@ -101,11 +101,11 @@ def data_uri(members: Mapping[str, Any]) -> str:
     return f"data:application/json;base64,{b64encode(orjson.dumps(members)).decode()}"
 
 
-# What the contracts of the chain say
+# Contracts of the development chain
 
 
-async def test_every_token_of_the_chain_is_told_with_its_owner(stage: Stage) -> None:
-    """Whatever its URI is: the owner is the chain's, and a URI that leads nowhere is no error."""
+async def test_every_token_is_returned_with_its_owner(stage: Stage) -> None:
+    """The owner is read from the chain whatever the URI is. A URI that cannot be fetched is not an error."""
     statuses = {}
     for token in stage.collection("erc721")["tokens"]:
         found = await stage.nft(stage.pictures.address, token["token_id"])
@@ -131,14 +131,14 @@ async def test_metadata_on_the_chain_is_read(stage: Stage) -> None:
     assert found["traits"] == [{"trait_type": "Colour", "value": "blue"}, {"trait_type": "Width", "value": "8"}]
 
 
-async def test_collection_from_before_the_standards_has_owners_and_no_metadata(stage: Stage) -> None:
+async def test_collection_from_before_erc165_has_owners_and_no_metadata(stage: Stage) -> None:
     old = stage.collection("erc721-old")
     found = await stage.nft(old["address"], 2)
     assert (found["standard"], found["fetch_status"], found["token_uri"]) == ("ERC721", "none", None)
     assert found["owner"] is not None
 
 
-async def test_id_stands_in_the_uri_of_many_tokens(stage: Stage) -> None:
+async def test_token_id_is_filled_into_the_uri(stage: Stage) -> None:
     items = stage.collection("erc1155", 1)
 
     async def read() -> dict[str, Any]:
@@ -148,7 +148,7 @@ async def test_id_stands_in_the_uri_of_many_tokens(stage: Stage) -> None:
     assert (found["standard"], found["token_id"]) == ("ERC1155", "314592")
     assert found["name"] == f"Item {314592:064x}"
     assert found["traits"] == [{"trait_type": "weight", "value": "2"}]
-    # The index says who its only holder is, as soon as it has seen the block.
+    # The only holder comes from the index, once that has reached the block.
     alice = stage.service.ready["ens"]["names"]["alice.eth"]
 
     async def has_owner() -> bool:
@@ -161,22 +161,22 @@ async def test_token_of_many_holders_has_no_owner(stage: Stage) -> None:
     stage.site.put(f"/gate/ipfs/{CID}/{1:064x}.json", b'{"name": "One"}')
     items = stage.collection("erc1155")
 
-    async def has_begun() -> bool:
+    async def is_indexed() -> bool:
         return (await stage.get(items["address"], 99))[0] == 404
 
-    await until(has_begun, within_s=30.0)  # the index has seen that there is no such token
+    await until(is_indexed, within_s=30.0)  # only with an index it is known that there is no such token
     found = await stage.nft(items["address"], 1, "?refresh=true")
     assert (found["name"], found["owner"], found["fetch_status"]) == ("One", None, "ok")
 
 
 @pytest.mark.parametrize("token_id", ["8", "999999", str(2**256 - 1), hex(2**256 - 1)])
 async def test_token_that_does_not_exist_is_404(stage: Stage, token_id: str) -> None:
-    """Number 8 was burned."""
+    """Token 8 was burned."""
     status, body = await stage.get(stage.pictures.address, token_id)
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
-async def test_contract_that_is_none_is_404(stage: Stage) -> None:
+async def test_address_without_an_nft_contract_is_404(stage: Stage) -> None:
     for contract in (stage.service.ready["tokens"][0]["address"], "0x" + "11" * 20, stage.minter):
         assert (await stage.get(contract, 1))[0] == 404
 
@@ -186,7 +186,7 @@ async def test_contract_that_is_none_is_404(stage: Stage) -> None:
     [("x/1", "contract"), ("0x12/1", "contract"), ("{c}/x", "token_id"), ("{c}/-1", "token_id"),
      ("{c}/" + str(2**256), "token_id"), ("{c}/1?refresh=maybe", "refresh"), ("{c}/1?fresh=true", "fresh")],
 )  # fmt: skip
-async def test_bad_parameter_is_400_and_named(stage: Stage, path: str, parameter: str) -> None:
+async def test_error_names_the_invalid_parameter(stage: Stage, path: str, parameter: str) -> None:
     whole = f"/v1/nfts/dev/metadata/{path.format(c=stage.pictures.address)}"
     response = await stage.service.get(whole, **{"X-API-Key": stage.service.keys["enterprise"]})
     body = await response.json()
@@ -194,7 +194,7 @@ async def test_bad_parameter_is_400_and_named(stage: Stage, path: str, parameter
     assert f"'{parameter}'" in body["error"]["message"]
 
 
-# Through a gateway, and kept
+# Gateways and the cache
 
 
 async def test_ipfs_is_read_through_the_configured_gateway(stage: Stage) -> None:
@@ -205,19 +205,19 @@ async def test_ipfs_is_read_through_the_configured_gateway(stage: Stage) -> None
     assert found["image_gateway_url"] == stage.site.url(f"/gate/ipfs/{CID}/own%201.png")
 
 
-async def test_somebodys_gateway_is_replaced_by_ours(stage: Stage) -> None:
+async def test_foreign_gateway_is_replaced_by_the_configured_one(stage: Stage) -> None:
     stage.site.put(f"/gate/ipfs/{CID}/theirs.json", b'{"name": "Theirs"}')
     found = await stage.minted(f"https://gateway.example.com/ipfs/{CID}/theirs.json")
     assert (found["name"], found["fetch_status"]) == ("Theirs", "ok")
 
 
-async def test_weave_is_read_through_the_configured_gateway(stage: Stage) -> None:
+async def test_arweave_is_read_through_the_configured_gateway(stage: Stage) -> None:
     stage.site.put(f"/weave/{TX}/w.json", orjson.dumps({"name": "Woven", "image": f"ar://{TX}/w.png"}))
     found = await stage.minted(f"ar://{TX}/w.json")
     assert (found["name"], found["image_gateway_url"]) == ("Woven", stage.site.url(f"/weave/{TX}/w.png"))
 
 
-async def test_uri_that_leads_to_an_image_is_its_own_picture(stage: Stage) -> None:
+async def test_uri_of_an_image_is_shown_as_the_image(stage: Stage) -> None:
     url = stage.site.put("/big.png", b"\x89PNG" + b"x" * (2 * LIMIT), media_type="image/png")
     found = await stage.minted(url)
     assert (found["image_url"], found["image_gateway_url"], found["fetch_status"]) == (url, url, "ok")
@@ -225,7 +225,7 @@ async def test_uri_that_leads_to_an_image_is_its_own_picture(stage: Stage) -> No
     assert inline["image_url"] == "data:image/svg+xml;utf8,%3Csvg%20fill='%2306c'/%3E"
 
 
-async def test_document_is_kept_until_it_is_asked_for_anew_or_has_moved(stage: Stage) -> None:
+async def test_document_is_cached_until_a_refresh_or_a_new_uri(stage: Stage) -> None:
     url = stage.site.put("/kept.json", b'{"name": "First"}')
     token_id = await stage.mint(url)
 
@@ -248,7 +248,7 @@ async def test_document_is_kept_until_it_is_asked_for_anew_or_has_moved(stage: S
     await until(is_third)
 
 
-async def test_document_that_could_not_be_read_is_tried_again(stage: Stage) -> None:
+async def test_failed_document_is_fetched_again(stage: Stage) -> None:
     token_id = await stage.mint(stage.site.url("/later.json"))
     assert (await stage.nft(stage.pictures.address, token_id))["fetch_status"] == "not_found"
     stage.site.put("/later.json", b'{"name": "Here"}')
@@ -256,7 +256,7 @@ async def test_document_that_could_not_be_read_is_tried_again(stage: Stage) -> N
     assert (found["name"], found["fetch_status"]) == ("Here", "ok")
 
 
-async def test_many_who_ask_at_once_fetch_once(stage: Stage) -> None:
+async def test_concurrent_requests_share_one_fetch(stage: Stage) -> None:
     gate = asyncio.Event()
 
     async def page(request: web.Request) -> web.Response:
@@ -266,14 +266,14 @@ async def test_many_who_ask_at_once_fetch_once(stage: Stage) -> None:
     stage.site.pages["/slow.json"] = page
     token_id = await stage.mint(stage.site.url("/slow.json"))
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(stage.nft(stage.pictures.address, token_id)) for _ in range(8)]
+        tasks = [group.create_task(stage.nft(stage.pictures.address, token_id)) for _ in range(8)]
         await until(lambda: "/slow.json" in stage.site.asked)
         gate.set()
-    assert {task.result()["name"] for task in asked} == {"Slow"}
+    assert {task.result()["name"] for task in tasks} == {"Slow"}
     assert stage.site.asked.count("/slow.json") == 1
 
 
-# Strangers
+# Untrusted documents
 
 
 @pytest.mark.parametrize(
@@ -285,13 +285,13 @@ async def test_many_who_ask_at_once_fetch_once(stage: Stage) -> None:
         *("http://127.0.0.1@127.0.0.2:{port}/", "http://127.0.0.1:{port}\\@127.0.0.2:{port}/", "http://[64:ff9b::7f00:2]:{port}/"),
     ],
 )  # fmt: skip
-async def test_uri_never_leads_to_a_local_listener(stage: Stage, url: str) -> None:
+async def test_uri_never_reaches_a_local_listener(stage: Stage, url: str) -> None:
     found = await stage.minted(url.format(port=stage.local.port))
     assert (found["fetch_status"], found["name"], found["traits"]) == ("refused", None, [])
     assert stage.local.connections == 0
 
 
-async def test_redirect_never_leads_to_a_local_listener(stage: Stage) -> None:
+async def test_redirect_never_reaches_a_local_listener(stage: Stage) -> None:
     to = f"http://127.0.0.2:{stage.local.port}/"
     for uri in (
         stage.site.move("/away", to),
@@ -312,7 +312,7 @@ async def _drip(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_documents_that_would_harm_are_given_up_and_say_why(stage: Stage) -> None:
+async def test_harmful_documents_are_abandoned_with_the_reason(stage: Stage) -> None:
     site = stage.site
     site.pages["/drip"] = _drip
     uris = {
@@ -341,7 +341,7 @@ async def test_documents_that_would_harm_are_given_up_and_say_why(stage: Stage) 
         assert found["owner"] == stage.minter
 
 
-async def test_strange_words_are_text_and_nothing_else(stage: Stage) -> None:
+async def test_strange_texts_are_cleaned(stage: Stage) -> None:
     document = (
         b'{"name": "<script>alert(1)</script>\\u0000\\u202e\\ud800", "image": "javascript:alert(1)", "description": NaN,'
         b'"attributes": [{"trait_type": "\\u001b[31mRed", "value": 1e999}, {"trait_type": "Long", "value": "'

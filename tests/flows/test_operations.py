@@ -1,4 +1,4 @@
-"""What operators look at: health, readiness, the reference, metrics over all workers, and logs."""
+"""Health, readiness, the API reference, metrics over all workers, and logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Every line of a log is one JSON object with the same first members."""
+    """The lines of a log; each must be a JSON object with the common members."""
     lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
     for line in lines:
         assert {"time", "level", "logger", "message"} <= set(line), line
@@ -36,7 +36,7 @@ def total(samples: Samples, name: str, **labels: str) -> float:
     return sum(value for (found, of), value in samples.items() if found == name and labels.items() <= dict(of).items())
 
 
-async def test_health_and_readiness_are_open_to_everybody(service: Service) -> None:
+async def test_health_and_readiness_need_no_key(service: Service) -> None:
     health, ready = await service.get("/healthz"), await service.get("/readyz")
     assert (health.status, await health.json()) == (200, {"status": "ok"})
     assert ready.status == 200
@@ -65,7 +65,7 @@ async def test_reference_is_served_as_a_document_and_as_a_page(service: Service)
 
 
 async def test_metrics_of_all_workers_add_up(service: Service, upstream: Upstream) -> None:
-    """A known number of requests on each worker: the sum is what was sent, whoever is asked."""
+    """With a known number of requests on each worker, the totals equal the number sent."""
     key = service.keys["enterprise"]
     before = await scraped(service)
     held = await to_every_worker(service)
@@ -93,7 +93,7 @@ async def test_metrics_of_all_workers_add_up(service: Service, upstream: Upstrea
 
 
 async def test_labels_come_from_closed_sets(service: Service, upstream: Upstream) -> None:
-    """Names that callers make up are not labels: the series do not grow with them."""
+    """Names chosen by clients are not used as labels, so the number of series does not grow with them."""
     key = service.keys["enterprise"]
 
     async def nonsense(mark: str) -> None:
@@ -142,7 +142,7 @@ async def test_every_request_has_one_line_in_the_log(service: Service, upstream:
 
 
 async def test_hostile_text_stays_inside_its_line(service: Service) -> None:
-    """Line ends, control characters, bidirectional marks and quotes in every place a caller can write to."""
+    """Line ends, control characters, bidirectional marks and quotes in every place that a client controls."""
     nasty = [
         '"}\r\n{"level":"x"}',
         "\x1b[31mred",
@@ -162,8 +162,8 @@ async def test_hostile_text_stays_inside_its_line(service: Service) -> None:
 
 
 async def test_docs_page_and_api_do_not_name_their_software(service: Service) -> None:
-    """A version in a header tells an attacker what to look up."""
+    """A version in a header helps an attacker to find known vulnerabilities."""
     for path in ("/healthz", "/docs", "/v1/nope"):
-        said = (await service.get(path)).headers.get("Server", "")
-        assert "aiohttp" not in said.lower()
-        assert "python" not in said.lower()
+        server = (await service.get(path)).headers.get("Server", "")
+        assert "aiohttp" not in server.lower()
+        assert "python" not in server.lower()

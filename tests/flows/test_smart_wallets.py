@@ -1,6 +1,6 @@
-"""Smart wallets and the bundler on the real development chain: its EntryPoints, factories and bundler, permissionless, viem.
+"""Smart wallets and the bundler on the development chain, with real EntryPoints and factories, by permissionless and viem.
 
-What should be seen comes from the chain itself, past the service.
+Expected values are read from the chain directly, not through the service.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.rpc_upstreams import Chain, scripted
 from tests.service import ROOT, Service, until
 from tests.web.worker import worker
 
-# An operation waits for the bundler's next bundle; the machine may be busy.
+# An operation waits for the bundler's next bundle, and the machine may be busy.
 WITHIN_S = 60.0
 RECIPIENT = "0x00000000000000000000000000000000000beef6"
 VERSIONS = ("0.6", "0.7", "0.8")
@@ -41,7 +41,7 @@ FACTORIES = factories.of_chain(TABLES.chains.chains["dev"], TABLES.proxies)
 
 @pytest.fixture(scope="module")
 async def smart(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """The whole service with its bundler."""
+    """The complete service with its bundler."""
     running = await service_room.start(tmp_path_factory.mktemp("smart"), "--workers", "2", bundler=True)
     yield running
     await service_room.stop(running)
@@ -60,7 +60,7 @@ async def ask(service: Service, path: str, body: Any = None, *, key: str = "ente
 
 
 async def records(service: Service) -> dict[str, asyncpg.Record]:
-    """The operations as the service has written them down, by hash."""
+    """The recorded operations, by hash."""
     url = orjson.loads((service.data / "running.json").read_bytes())["database"]["url"]
     async with connected(url) as connection:
         return {"0x" + row["hash"].hex(): row for row in await connection.fetch("select * from operations")}
@@ -70,12 +70,12 @@ async def records(service: Service) -> dict[str, asyncpg.Record]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_address_computed_here_is_the_factorys_own(smart: Service, version: str) -> None:
+async def test_computed_address_equals_the_factorys(smart: Service, version: str) -> None:
     chance = random.Random(version)
     factory = FACTORIES[version]
     assert smart.ready["factories"][version] == address.checksum(factory.address)
-    told = await read(smart, address.checksum(factory.address), "accountImplementation()", "address")
-    assert bytes.fromhex(told[2:]) == factory.implementation
+    implementation = await read(smart, address.checksum(factory.address), "accountImplementation()", "address")
+    assert bytes.fromhex(implementation[2:]) == factory.implementation
     drawn = [(chance.randbytes(20), chance.getrandbits(chance.choice([1, 8, 64, 256]))) for _ in range(60)]
     drawn += [(bytes(20), 0), (b"\xff" * 20, 2**256 - 1)]
     selector = abi.selector("getAddress(address,uint256)")
@@ -91,11 +91,11 @@ async def test_address_computed_here_is_the_factorys_own(smart: Service, version
         for place, call in enumerate(calls)
     ]
     async with smart.session.post(smart.ready["upstream_url"], json=batch) as response:
-        answers = {item["id"]: item["result"][-40:] for item in await response.json()}
-    assert [answers[place] for place in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
+        results = {item["id"]: item["result"][-40:] for item in await response.json()}
+    assert [results[place] for place in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
 
 
-async def test_wallet_is_created_once_and_found_by_its_key_alone(smart: Service) -> None:
+async def test_wallet_is_created_once_and_found_by_its_key_only(smart: Service) -> None:
     account = (await smart.new_account("growth"))["id"]
     mine, other = [await smart.new_key(account) for _ in range(2)]
     owner = smart.ready["accounts"][4]["address"]
@@ -103,24 +103,24 @@ async def test_wallet_is_created_once_and_found_by_its_key_alone(smart: Service)
     status, made = await ask(smart, "/wallets/create", body, key=mine["key"])
     assert status == 201
     salt = factories.salt_of("savings")
-    told = await read(smart, made["factory"], "getAddress(address,uint256)", "address", owner, salt)
-    assert made["address"].lower() == told.lower()
+    expected = await read(smart, made["factory"], "getAddress(address,uint256)", "address", owner, salt)
+    assert made["address"].lower() == expected.lower()
     assert (made["owner"], made["chain"], made["status"]) == (owner, "dev", "counterfactual")
     assert (made["version"], made["factory"]) == ("0.7", smart.ready["factories"]["0.7"])
     assert await ask(smart, "/wallets/create", body, key=mine["key"]) == (200, made)
     path = f"/wallets/{made['address']}"
     assert await ask(smart, path, key=mine["key"]) == (200, {**made, "nonce": 0})
-    assert (await ask(smart, path.lower().replace("0x", "0x"), key=mine["key"]))[0] == 200
+    assert (await ask(smart, path.lower(), key=mine["key"]))[0] == 200
     status, foreign = await ask(smart, path, key=other["key"])
     assert status == 404
     assert foreign == (await ask(smart, f"/wallets/{RECIPIENT}", key=mine["key"]))[1]
     rotated = await smart.ask("keys", "rotate", mine["id"], "--overlap", "0")
 
-    async def is_kept() -> bool:
+    async def has_the_wallet() -> bool:
         status, found = await ask(smart, path, key=rotated["key"])
         return status == 200 and found["address"] == made["address"]
 
-    await until(is_kept)
+    await until(has_the_wallet)
     assert (await ask(smart, "/wallets", key=rotated["key"]))[1]["total"] == 1
 
 
@@ -145,7 +145,7 @@ async def test_list_is_paged_and_filtered(smart: Service) -> None:
     assert (await ask(smart, "/wallets?chain=nowhere", key=key))[0] == 404
 
 
-async def test_address_on_several_chains_is_picked_by_the_query(smart: Service) -> None:
+async def test_address_on_several_chains_is_selected_by_the_query(smart: Service) -> None:
     account = (await smart.new_account("growth"))["id"]
     key = (await smart.new_key(account))["key"]
     owner = smart.ready["accounts"][6]["address"]
@@ -185,7 +185,7 @@ def script(service: Service) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 async def seen(smart: Service) -> dict[str, Any]:
-    """What the script saw, by version."""
+    """The output of the client script, by version."""
     return await asyncio.to_thread(script, smart)
 
 
@@ -202,8 +202,8 @@ async def test_wallet_is_deployed_by_its_first_operation(smart: Service, seen: d
     assert service_time(after["deployed_at"]) == int(block["timestamp"], 16)
     assert then == {**after, "nonce": 2}
     entry_point = smart.ready["entry_points"][version]
-    told = await read(smart, entry_point, "getNonce(address,uint192)", "uint256", made["address"], 0)
-    assert told == then["nonce"]
+    nonce = await read(smart, entry_point, "getNonce(address,uint192)", "uint256", made["address"], 0)
+    assert then["nonce"] == nonce
     assert found["first"]["success"] is found["second"]["success"] is True
     assert found["first"]["entry_point"].lower() == entry_point.lower()
     assert found["balance"] == int(await chain(smart, "eth_getBalance", made["address"], "latest"), 16)
@@ -215,12 +215,12 @@ def service_time(text: str) -> int:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_hash_computed_here_is_the_entry_points_own(smart: Service, seen: dict[str, Any], version: str) -> None:
-    """By the contract's getUserOpHash, and by the record that was made before the operation was sent."""
+async def test_computed_hash_equals_the_entry_points(smart: Service, seen: dict[str, Any], version: str) -> None:
+    """The hash recorded before the operation was sent is the one returned by the contract's getUserOpHash."""
     kept = await records(smart)
     entry_point = smart.ready["entry_points"][version]
-    told = seen[version]["by_hash"]["result"]
-    operation = user_operation.parse(told["userOperation"], version)
+    by_hash = seen[version]["by_hash"]["result"]
+    operation = user_operation.parse(by_hash["userOperation"], version)
     if version == "0.6":
         form = "(address,uint256,bytes,bytes,uint256,uint256,uint256,uint256,uint256,bytes,bytes)"
         gas: tuple[Any, ...] = (operation.call_gas, operation.verification_gas, operation.pre_verification_gas)
@@ -230,13 +230,15 @@ async def test_hash_computed_here_is_the_entry_points_own(smart: Service, seen: 
         gas = (operation.account_gas_limits, operation.pre_verification_gas, operation.gas_fees)
     packed = (address.checksum(operation.sender), operation.nonce, operation.init_code, operation.call_data, *gas)
     packed += (operation.paymaster_and_data, operation.signature)
-    own = await read(smart, entry_point, f"getUserOpHash({form})", "bytes32", packed)
-    assert "0x" + own.hex() == seen[version]["second"]["hash"]
+    expected = await read(smart, entry_point, f"getUserOpHash({form})", "bytes32", packed)
+    assert "0x" + expected.hex() == seen[version]["second"]["hash"]
     assert kept[seen[version]["second"]["hash"]]["sender"] == operation.sender
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_operations_life_ends_in_its_block(smart: Service, seen: dict[str, Any], version: str) -> None:
+async def test_included_operation_is_recorded_with_its_block(
+    smart: Service, seen: dict[str, Any], version: str
+) -> None:
     for which in ("first", "second"):
         sent = seen[version][which]
 
@@ -266,8 +268,8 @@ async def test_wrong_signature_and_used_nonce_are_refused_by_the_bundler(
         assert json.loads(row["error"]) == refused[which]["error"]
 
 
-async def test_receipt_that_the_bundler_has_forgotten_is_the_chains(smart: Service, seen: dict[str, Any]) -> None:
-    """A worker whose bundler knows nothing, on the same chain, says what the bundler said that carried it out."""
+async def test_receipt_missing_at_the_bundler_is_read_from_the_chain(smart: Service, seen: dict[str, Any]) -> None:
+    """A worker with an empty bundler on the same chain returns the same receipt as the bundler that sent the operation."""
     async with AsyncExitStack() as stack:
         (empty,) = await stack.enter_async_context(scripted(1, Chain(), ScriptedBundler))
         running = await stack.enter_async_context(
@@ -277,11 +279,11 @@ async def test_receipt_that_the_bundler_has_forgotten_is_the_chains(smart: Servi
         )
         for version in VERSIONS:
             body = orjson.dumps(receipt_of(seen[version]["second"]["hash"]))
-            _, told = await ask(smart, "/bundler/dev/mainnet", body)
+            _, reply = await ask(smart, "/bundler/dev/mainnet", body)
             async with await running.talk() as talk:
                 data = request("POST", "/v1/bundler/dev/mainnet", body, key=running.keys["main"])
                 found = (await talk.ask(data)).json["result"]
-            expected = told["result"]
+            expected = reply["result"]
             for name in ("userOpHash", "success", "actualGasCost", "actualGasUsed", "nonce"):
                 assert found[name] == expected[name], name
             for name in ("sender", "entryPoint"):
@@ -302,19 +304,19 @@ async def test_operations_are_listed_on_the_command_line(smart: Service, seen: d
         assert row["operation"]["nonce"] == "0x1"
     key = next(iter(whole.values()))["key_id"]
     assert len(await smart.ask("operations", "--key", key, "--limit", "2")) == 2
-    stranger = (await smart.new_key((await smart.new_account("free"))["id"]))["id"]
-    assert await smart.ask("operations", "--key", stranger) == []
+    other = (await smart.new_key((await smart.new_account("free"))["id"]))["id"]
+    assert await smart.ask("operations", "--key", other) == []
     table = await asyncio.to_thread(smart.cli, "operations", "--key", key)
     assert (table.returncode, table.stdout.splitlines()[0].split()[:3]) == (0, ["hash", "network", "key_id"])
-    unknown = await asyncio.to_thread(smart.cli, "operations", "--key", "key_nobody")
-    assert (unknown.returncode, unknown.stderr) == (1, "penstock: there is no key key_nobody\n")
+    unknown = await asyncio.to_thread(smart.cli, "operations", "--key", "key_unknown")
+    assert (unknown.returncode, unknown.stderr) == (1, "penstock: there is no key key_unknown\n")
 
 
-# Deployed otherwise, and taken back
+# Deployments without an operation, and reorganisations
 
 
 async def deploy(service: Service, owner: str, salt: int) -> str:
-    """By a call of the factory from an account of the node's own; the transaction."""
+    """Call the factory from an account of the node; return the transaction hash."""
     data = abi.selector("createAccount(address,uint256)") + encode(["address", "uint256"], [owner, salt])
     sender = (await chain(service, "eth_accounts"))[7]
     call = {"from": sender, "to": service.ready["factories"]["0.7"], "data": "0x" + data.hex()}
@@ -327,7 +329,7 @@ async def listed(service: Service, key: str) -> list[str]:
     return [wallet["status"] for wallet in found["wallets"]]
 
 
-async def test_deployment_without_an_operation_is_seen_and_a_reorganisation_takes_it_back(smart: Service) -> None:
+async def test_deployment_without_an_operation_is_found_and_reverted_by_a_reorganisation(smart: Service) -> None:
     account = (await smart.new_account("growth"))["id"]
     key = (await smart.new_key(account))["key"]
     owner = smart.ready["accounts"][8]["address"]
@@ -349,6 +351,6 @@ async def test_deployment_without_an_operation_is_seen_and_a_reorganisation_take
     assert "deploy_tx" not in found
     await until(lambda: is_listed_as("counterfactual"))
     again = await deploy(smart, owner, 77)
-    # The follower alone: nobody reads it.
+    # Found by the follower alone: no single read has checked it.
     await until(lambda: is_listed_as("deployed"))
     assert (await ask(smart, path, key=key))[1]["deploy_tx"] == again

@@ -1,4 +1,4 @@
-"""Solana through its own table, on a real virtual machine: commitments, sends that happen once, errors as they came."""
+"""Solana RPC on a real virtual machine: commitments, sends that happen once, and errors passed on unchanged."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def sent(of: Scene) -> list[int]:
     return [each.methods[SEND] for each in of.proxies] or [each.count(SEND) for each in of.upstreams]
 
 
-async def how(of: Scene, method: str, params: list[Any]) -> str:
+async def cache_status(of: Scene, method: str, params: list[Any]) -> str:
     reply = await of.ask(method, params)
     assert reply.status == 200, reply
     return reply.headers.get("x-cache", "")
 
 
 @on_uvloop
-async def test_transfer_is_sent_and_seen_in_balances_accounts_and_statuses() -> None:
+async def test_transfer_is_sent_and_shows_in_balances_accounts_and_statuses() -> None:
     async with solana() as found:
         assert await found.result("getHealth") == "ok"
         assert await found.result("getSlot") == found.chain.head
@@ -57,7 +57,7 @@ async def test_transfer_is_sent_and_seen_in_balances_accounts_and_statuses() -> 
 
 
 @on_uvloop
-async def test_calls_cost_what_the_table_says() -> None:
+async def test_calls_cost_the_units_of_the_price_table() -> None:
     async with solana() as found:
         for method, params in (("getBalance", [str(PAYEE)]), ("getSlot", []), ("getMultipleAccounts", [[str(PAYEE)]])):
             assert (await found.ask(method, params)).headers["x-compute-units"] == str(SVM[method])
@@ -76,21 +76,21 @@ async def test_calls_cost_what_the_table_says() -> None:
         ([{"encoding": "base64", "commitment": "processed"}], "miss", "miss"),
     ],
 )
-def test_answer_is_kept_as_long_as_its_commitment_allows(config: list[Any], again: str, moved: str) -> None:
+def test_reply_is_cached_as_long_as_its_commitment_allows(config: list[Any], again: str, moved: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with solana() as found:
             params = [str(PAYER.pubkey()), *config]
-            assert [await how(found, "getBalance", params) for _ in range(2)] == ["miss", again]
+            assert [await cache_status(found, "getBalance", params) for _ in range(2)] == ["miss", again]
             found.chain.head += 1
             await found.look()
-            assert await how(found, "getBalance", params) == moved
+            assert await cache_status(found, "getBalance", params) == moved
 
     run()
 
 
 @on_uvloop
-async def test_answers_of_different_commitments_are_not_mixed_up() -> None:
+async def test_replies_of_different_commitments_are_separate() -> None:
     async with solana() as found:
         slots = [
             (await found.result("getBalance", [str(PAYEE), {"commitment": each}]))["context"]["slot"]
@@ -101,28 +101,28 @@ async def test_answers_of_different_commitments_are_not_mixed_up() -> None:
 
 
 @on_uvloop
-async def test_transaction_is_kept_for_ever_once_its_slot_is_final() -> None:
+async def test_transaction_is_cached_permanently_once_its_slot_is_final() -> None:
     async with solana() as found:
         signature = await found.result(SEND, [await transaction(found), BASE64])
-        assert [await how(found, "getTransaction", [signature]) for _ in range(2)] == ["miss", "hit"]
+        assert [await cache_status(found, "getTransaction", [signature]) for _ in range(2)] == ["miss", "hit"]
         found.chain.head += 40
         await found.look()
-        assert [await how(found, "getTransaction", [signature]) for _ in range(2)] == ["miss", "hit"]
+        assert [await cache_status(found, "getTransaction", [signature]) for _ in range(2)] == ["miss", "hit"]
         found.chain.head += 1
         await found.look()
-        assert await how(found, "getTransaction", [signature]) == "hit"
+        assert await cache_status(found, "getTransaction", [signature]) == "hit"
 
 
 @on_uvloop
-async def test_account_that_is_not_there_and_statuses_are_asked_for_each_time() -> None:
+async def test_missing_accounts_and_statuses_are_not_cached() -> None:
     async with solana(1) as found:
         for method, params in (("getAccountInfo", [str(PAYEE)]), ("getSignatureStatuses", [["x"]])):
-            assert "hit" not in [await how(found, method, params) for _ in range(3)]
+            assert "hit" not in [await cache_status(found, method, params) for _ in range(3)]
             assert found.count(method) == 3
 
 
 @on_uvloop
-async def test_missing_account_of_an_upstream_that_is_behind_is_asked_elsewhere() -> None:
+async def test_account_missing_at_a_lagging_upstream_is_read_elsewhere() -> None:
     async with solana() as found:
         found.upstreams[0].behind = 1
         found.upstreams[0].answers["getAccountInfo"] = lambda _: {"context": {"slot": 1}, "value": None}
@@ -137,7 +137,7 @@ async def test_missing_account_of_an_upstream_that_is_behind_is_asked_elsewhere(
 
 
 @pytest.mark.parametrize("broadcast", [1, 3])
-def test_send_goes_to_one_upstream_once_also_where_others_are_broadcast(broadcast: int) -> None:
+def test_send_goes_to_one_upstream_once_even_if_evm_sends_are_broadcast(broadcast: int) -> None:
     @on_uvloop
     async def run() -> None:
         async with solana(3, rpc={"broadcast": broadcast}) as found:
@@ -148,7 +148,7 @@ def test_send_goes_to_one_upstream_once_also_where_others_are_broadcast(broadcas
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage", "black_hole", "slow"])
-def test_send_that_may_have_landed_is_neither_sent_again_nor_hedged(mode: Mode) -> None:
+def test_send_that_may_have_landed_is_neither_retried_nor_hedged(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
         async with solana(3, faults=True, rpc={"call_timeout_s": 0.5}) as found:
@@ -166,7 +166,7 @@ def test_send_that_may_have_landed_is_neither_sent_again_nor_hedged(mode: Mode) 
 
 
 @on_uvloop
-async def test_send_that_never_left_us_goes_to_another_upstream() -> None:
+async def test_send_that_was_never_written_goes_to_another_upstream() -> None:
     async with solana(2, faults=True) as found:
         raw = await transaction(found)
         await found.proxies[0].switch("dead")
@@ -178,7 +178,7 @@ async def test_send_that_never_left_us_goes_to_another_upstream() -> None:
 
 
 @on_uvloop
-async def test_error_of_a_send_comes_as_the_machine_gave_it() -> None:
+async def test_error_of_a_send_is_passed_on_unchanged() -> None:
     async with solana() as found:
         raw = await transaction(found)
         await found.result(SEND, [raw, BASE64])
@@ -223,7 +223,7 @@ def test_native_error_is_passed_on_unchanged(code: int, message: str, data: Any)
 
 
 @on_uvloop
-async def test_upstream_that_says_it_is_behind_is_passed_by() -> None:
+async def test_upstream_that_reports_being_behind_is_not_used() -> None:
     def behind(_: list[Any]) -> Any:
         raise Refused(-32005, "Node is behind by 42 slots", data={"numSlotsBehind": 42})
 
@@ -237,7 +237,7 @@ async def test_upstream_that_says_it_is_behind_is_passed_by() -> None:
 @pytest.mark.parametrize(
     "method", ["eth_blockNumber", "getbalance", "GETBALANCE", "getConfirmedBlock", "validatorExit"]
 )
-def test_method_that_is_not_in_the_table_does_not_exist(method: str) -> None:
+def test_unknown_method_is_not_found(method: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with solana(1) as found:

@@ -1,4 +1,4 @@
-"""Solana's tokens over HTTP, on a real virtual machine with the real token programs; expected values are what was minted."""
+"""Solana tokens over HTTP, on a real virtual machine with the real token programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.web.worker import on_uvloop
 
 NETWORK = "solana/mainnet"
 OWNER = Keypair.from_seed(bytes([9] * 32)).pubkey()
-NOBODY = Keypair.from_seed(bytes([8] * 32)).pubkey()
+OTHER = Keypair.from_seed(bytes([8] * 32)).pubkey()
 
 
 class Solana:
@@ -60,15 +60,15 @@ async def test_balances_of_both_programs_are_listed_with_their_names() -> None:
         bank.give(dollar, OWNER, 1_500_250_000)
         bank.give(bare, OWNER, 2**64 - 1)
         bank.give(new, OWNER, 12_345, TOKEN_2022)
-        bank.give(dollar, NOBODY, 7)
+        bank.give(dollar, OTHER, 7)
         listed = await found.balances()
         assert listed["address"] == str(OWNER)
         assert listed["total"] == 3
         assert listed["as_of_block"] == found.scene.chain.head + 32
-        told = [
+        shown = [
             (t["contract"], t["name"], t["symbol"], t["decimals"], t["formatted_balance"]) for t in listed["tokens"]
         ]
-        assert told == [
+        assert shown == [
             (str(new), "New Coin", "NEW", 2, "123.45"),
             (str(dollar), "Dollar", "USD", 6, "1500.25"),
             (str(bare), None, None, 9, "18446744073.709551615"),
@@ -76,7 +76,7 @@ async def test_balances_of_both_programs_are_listed_with_their_names() -> None:
 
 
 @on_uvloop
-async def test_accounts_of_one_mint_are_added_up_and_empty_ones_left_out() -> None:
+async def test_accounts_of_one_mint_are_summed_and_empty_ones_left_out() -> None:
     async with solana() as found:
         mint, empty = found.bank.new_mint(0), found.bank.new_mint(0)
         for amount in (1, 20, 0, 300):
@@ -87,17 +87,17 @@ async def test_accounts_of_one_mint_are_added_up_and_empty_ones_left_out() -> No
 
 
 @on_uvloop
-async def test_token_of_which_there_is_one_is_no_balance() -> None:
+async def test_nft_is_not_listed_as_a_balance() -> None:
     async with solana() as found:
         nft, coin = found.bank.new_mint(0), found.bank.new_mint(0)
         found.bank.give(nft, OWNER, 1)
         found.bank.give(coin, OWNER, 1)
-        found.bank.give(coin, NOBODY, 1)
+        found.bank.give(coin, OTHER, 1)
         assert [t["contract"] for t in (await found.balances())["tokens"]] == [str(coin)]
 
 
 @on_uvloop
-async def test_most_valuable_is_first_by_fixed_prices() -> None:
+async def test_most_valuable_token_comes_first() -> None:
     async with solana() as first:
         cheap, dear = first.bank.new_mint(6), first.bank.new_mint(6)
     fixed = [
@@ -105,7 +105,7 @@ async def test_most_valuable_is_first_by_fixed_prices() -> None:
         {"network": NETWORK, "contract": str(dear), "usd": "1000.123456789"},
     ]
     async with solana(prices={"fixed": fixed}) as found:
-        assert (found.bank.new_mint(6), found.bank.new_mint(6)) == (cheap, dear)  # made from the same seeds
+        assert (found.bank.new_mint(6), found.bank.new_mint(6)) == (cheap, dear)  # derived from the same seeds
         found.bank.give(cheap, OWNER, 10**6)
         found.bank.give(dear, OWNER, 10**6)
         tokens = (await found.balances())["tokens"]
@@ -114,11 +114,11 @@ async def test_most_valuable_is_first_by_fixed_prices() -> None:
 
 
 @on_uvloop
-async def test_metadata_says_what_the_mint_and_the_metadata_program_say() -> None:
+async def test_metadata_combines_the_mint_and_the_metadata_program() -> None:
     async with solana() as found:
         mint = found.bank.new_mint(6)
         found.bank.name(mint, "Dollar", "USD")
-        found.bank.give(mint, NOBODY, 25_000_001)
+        found.bank.give(mint, OTHER, 25_000_001)
         assert await found.metadata(mint) == {
             "contract": str(mint),
             "chain": "solana",
@@ -135,25 +135,25 @@ async def test_metadata_says_what_the_mint_and_the_metadata_program_say() -> Non
 
 
 @on_uvloop
-async def test_metadata_of_a_mint_that_names_itself_is_its_own() -> None:
+async def test_name_in_the_mint_takes_precedence() -> None:
     async with solana() as found:
         mint = found.bank.new_named_mint(3, "New Coin", "NEW")
-        found.bank.name(mint, "Somebody Else", "ELSE")
-        told = await found.metadata(mint)
-        assert (told["name"], told["symbol"], told["decimals"]) == ("New Coin", "NEW", 3)
+        found.bank.name(mint, "Another", "ELSE")
+        shown = await found.metadata(mint)
+        assert (shown["name"], shown["symbol"], shown["decimals"]) == ("New Coin", "NEW", 3)
 
 
 @on_uvloop
-async def test_metadata_that_is_about_another_mint_is_not_believed() -> None:
+async def test_metadata_of_another_mint_is_ignored() -> None:
     async with solana() as found:
         mint = found.bank.new_mint(6)
-        found.bank.name(mint, "Dollar", "USD", about=NOBODY)
-        told = await found.metadata(mint)
-        assert (told["name"], told["symbol"]) == (None, None)
+        found.bank.name(mint, "Dollar", "USD", about=OTHER)
+        shown = await found.metadata(mint)
+        assert (shown["name"], shown["symbol"]) == (None, None)
 
 
 @on_uvloop
-async def test_pages_cut_the_list() -> None:
+async def test_list_is_paged() -> None:
     async with solana() as found:
         mints = sorted(str(found.bank.new_mint(0)) for _ in range(5))
         for mint in mints:
@@ -164,16 +164,16 @@ async def test_pages_cut_the_list() -> None:
 
 
 @on_uvloop
-async def test_owner_of_nothing_has_an_empty_list_and_what_is_no_mint_is_not_found() -> None:
+async def test_owner_of_nothing_has_an_empty_list_and_other_accounts_are_no_mints() -> None:
     async with solana() as found:
-        assert (await found.balances(NOBODY))["tokens"] == []
+        assert (await found.balances(OTHER))["tokens"] == []
         account = found.bank.give(found.bank.new_mint(0), OWNER, 5)
-        for address in (NOBODY, account, OWNER):
+        for address in (OTHER, account, OWNER):
             (await found.get(f"/tokens/solana/metadata/{address}")).fault(404)
 
 
 @pytest.mark.parametrize("address", ["0x" + "11" * 20, "1" * 31, "z" * 44, "name.eth"])
-def test_what_is_no_address_is_refused_by_the_parameters_name(address: str) -> None:
+def test_error_names_the_invalid_address_parameter(address: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with solana() as found:
@@ -186,22 +186,22 @@ def test_what_is_no_address_is_refused_by_the_parameters_name(address: str) -> N
 
 
 @on_uvloop
-async def test_more_mints_than_fit_into_one_question_are_all_named() -> None:
+async def test_many_mints_are_read_in_several_calls() -> None:
     async with solana() as found:
         for _ in range(60):
             found.bank.give(found.bank.new_mint(1), OWNER, 5)
         assert (await found.balances())["total"] == 60
-        assert found.scene.count("getMultipleAccounts") == 2  # two accounts for each mint, a hundred at once
+        assert found.scene.count("getMultipleAccounts") == 2  # two accounts per mint, at most a hundred per call
 
 
 @on_uvloop
-async def test_network_that_answers_nonsense_is_an_error_and_not_an_empty_list() -> None:
+async def test_malformed_result_is_an_error_and_not_an_empty_list() -> None:
     async with solana() as found:
         found.bank.give(found.bank.new_mint(1), OWNER, 5)
         upstream = found.scene.upstreams[0]
-        answers: tuple[Any, ...] = (None, [], {"context": {"slot": 5}})
-        for answer in answers:
-            upstream.answers["getTokenAccountsByOwner"] = partial(lambda answer, _: answer, answer)
+        results: tuple[Any, ...] = (None, [], {"context": {"slot": 5}})
+        for result in results:
+            upstream.answers["getTokenAccountsByOwner"] = partial(lambda result, _: result, result)
             (await found.get(f"/tokens/solana/balances/{OWNER}")).fault(503)
         del upstream.answers["getTokenAccountsByOwner"]
         upstream.answers["getMultipleAccounts"] = lambda _: {"context": {"slot": 5}, "value": []}

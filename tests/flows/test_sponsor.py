@@ -1,6 +1,6 @@
-"""Sponsorship on the real development chain: its EntryPoints, VerifyingPaymasters and bundler; by permissionless and viem.
+"""Sponsorship on the development chain, with real EntryPoints, VerifyingPaymasters and bundler, by permissionless and viem.
 
-What should be seen comes from the chain itself, past the service: receipts, the price feed, and the contracts' own hashes.
+Expected values are read from the chain directly, not through the service: receipts, the price feed and the contracts' hashes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PACKED["0.8"] = PACKED["0.7"]
 
 @pytest.fixture(scope="module")
 async def gas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """The whole service with its bundler."""
+    """The complete service with its bundler."""
     running = await service_room.start(tmp_path_factory.mktemp("gas"), "--workers", "2", bundler=True)
     yield running
     await service_room.stop(running)
@@ -53,7 +53,7 @@ async def gas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service
 
 @pytest.fixture(scope="module")
 async def seen(gas: Service) -> dict[str, Any]:
-    """What the program saw that is written with permissionless and viem, for each version."""
+    """The output, by version, of the client script written with permissionless and viem."""
     task = {
         "base_url": gas.base,
         "key": gas.keys["enterprise"],
@@ -84,7 +84,7 @@ async def ask(service: Service, method: str, path: str, body: Any = None) -> tup
 
 
 def dollars(service: Service, wei: int) -> Decimal:
-    """At the price of the chain's own feed, rounded up to a pico-dollar."""
+    """The amount at the price of the feed on the chain, rounded up to a pico-dollar."""
     feed = next(each for each in service.ready["price_feeds"] if each["symbol"] == "ETH")
     price = EXACT.scaleb(Decimal(feed["answer"]), -feed["decimals"])
     exact = EXACT.multiply(EXACT.scaleb(Decimal(wei), -18), price)
@@ -95,7 +95,7 @@ def dollars(service: Service, wei: int) -> Decimal:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_account_without_ether_sends_operations_that_our_paymaster_pays(
+async def test_account_without_ether_sends_sponsored_operations(
     gas: Service, seen: dict[str, Any], version: str
 ) -> None:
     found = seen[version]["lived"]
@@ -105,9 +105,7 @@ async def test_account_without_ether_sends_operations_that_our_paymaster_pays(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_ledger_has_spent_exactly_what_the_chain_charged(
-    gas: Service, seen: dict[str, Any], version: str
-) -> None:
+async def test_spend_equals_what_the_chain_charged(gas: Service, seen: dict[str, Any], version: str) -> None:
     found = seen[version]["lived"]
     spent = sum((dollars(gas, receipt["cost_wei"]) for receipt in found["costs"]), Decimal(0))
 
@@ -119,11 +117,11 @@ async def test_ledger_has_spent_exactly_what_the_chain_charged(
     assert (report["operations"], report["users"][0]["sender"]) == (2, found["address"])
 
 
-async def test_what_is_not_needed_is_free_when_the_block_is_final(gas: Service, seen: dict[str, Any]) -> None:
+async def test_unused_reservation_is_released_when_the_block_is_final(gas: Service, seen: dict[str, Any]) -> None:
     policies = [seen[version]["lived"]["policy"] for version in VERSIONS]
 
     async def is_free() -> bool:
-        # The chain makes a block for each transaction, and some must come on top.
+        # The chain mines a block for each transaction, and finality needs some more on top.
         await rpc(gas.ready["upstream_url"], gas, "hardhat_mine", "0x1")
         reports = [(await ask(gas, "GET", f"/gas/policies/{each}/spend"))[1] for each in policies]
         return all(report["reserved_usd"] == "0" and report["spent_usd"] != "0" for report in reports)
@@ -132,31 +130,31 @@ async def test_what_is_not_needed_is_free_when_the_block_is_final(gas: Service, 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_sponsoring_by_hand_is_the_same_again(seen: dict[str, Any], version: str) -> None:
+async def test_repeated_sponsorship_over_http_is_the_same(seen: dict[str, Any], version: str) -> None:
     found = seen[version]["by_hand"]
     assert found["answer"] == found["again"]
     assert ("paymasterAndData" in found["answer"]["body"]) is (version == "0.6")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_operation_that_was_changed_after_signing_is_refused_by_the_chain(
+async def test_operation_changed_after_signing_is_refused_by_the_chain(
     gas: Service, seen: dict[str, Any], version: str
 ) -> None:
     answers = seen[version]["drained"]["answers"]
     replayed = answers.pop("replayed")
     assert len(answers) == (6 if version == "0.6" else 7)
-    # ERC-7769: the signature of the account or of the paymaster.
+    # ERC-7769: invalid signature of the account or of the paymaster.
     assert {name: answer["error"]["code"] for name, answer in answers.items()} == dict.fromkeys(answers, -32507)
     assert replayed["error"]["code"] == -32500
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_operation_that_has_expired_is_refused(seen: dict[str, Any], version: str) -> None:
+async def test_expired_operation_is_refused(seen: dict[str, Any], version: str) -> None:
     assert seen[version]["expired"]["error"]["code"] == -32503
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_refusal_reaches_the_program_with_its_rule(seen: dict[str, Any], version: str) -> None:
+async def test_client_receives_the_refusal_with_its_rule(seen: dict[str, Any], version: str) -> None:
     assert seen[version]["refused"]["code"] == -32501
     assert "max_gas_usd" in seen[version]["refused"]["message"]
 
@@ -165,7 +163,7 @@ async def test_refusal_reaches_the_program_with_its_rule(seen: dict[str, Any], v
 
 
 def packed(operation: UserOperation) -> list[Any]:
-    """As the contract's own functions take it."""
+    """The operation in the form that the contract's functions take."""
     sender = "0x" + operation.sender.hex()
     if operation.version == "0.6":
         gas = (operation.call_gas, operation.verification_gas, operation.pre_verification_gas)
@@ -197,7 +195,7 @@ async def contract(
     return tuple(decode(gives, bytes.fromhex(found[2:])))
 
 
-def drawn(chance: random.Random, version: str, payer: bytes, data: bytes) -> UserOperation:
+def random_operation(chance: random.Random, version: str, payer: bytes, data: bytes) -> UserOperation:
     def bits() -> int:
         return chance.choice([10, 100])
 
@@ -211,20 +209,22 @@ def drawn(chance: random.Random, version: str, payer: bytes, data: bytes) -> Use
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_hash_computed_here_is_the_contracts_own(gas: Service, version: str) -> None:
+async def test_computed_hash_equals_the_contracts(gas: Service, version: str) -> None:
     chance = random.Random(version)
     payer = gas.ready["paymasters"][version]
     for _ in range(12):
         terms = PaymasterTerms(bytes.fromhex(payer[2:]), CHAIN_ID, chance.getrandbits(40), chance.getrandbits(40))
-        operation = drawn(chance, version, terms.paymaster, paymaster.data_of(terms, paymaster.STUB_SIGNATURE))
+        operation = random_operation(
+            chance, version, terms.paymaster, paymaster.data_of(terms, paymaster.STUB_SIGNATURE)
+        )
         signature = f"getHash({PACKED[version]},uint48,uint48)"
         values = [packed(operation), terms.valid_until, terms.valid_after]
-        [told] = await contract(gas, payer, signature, ["bytes32"], values)
-        assert told == paymaster.hash_of(operation, terms)
+        [expected] = await contract(gas, payer, signature, ["bytes32"], values)
+        assert paymaster.hash_of(operation, terms) == expected
 
 
-async def verdict(service: Service, operation: UserOperation, payer: str, entry_point: str) -> tuple[bool, int, int]:
-    """Whether the paymaster knows the signature as its signer's, and from when to when it is good."""
+async def validated(service: Service, operation: UserOperation, payer: str, entry_point: str) -> tuple[bool, int, int]:
+    """The paymaster's result: whether the signature is its signer's, and the start and end of its validity."""
     signature = f"validatePaymasterUserOp({PACKED[operation.version]},bytes32,uint256)"
     values = [packed(operation), bytes(32), 1]
     _, found = await contract(service, payer, signature, ["bytes", "uint256"], values, sender=entry_point)
@@ -232,36 +232,34 @@ async def verdict(service: Service, operation: UserOperation, payer: str, entry_
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_signature_is_good_for_this_chain_this_paymaster_and_five_minutes_alone(
-    gas: Service, version: str
-) -> None:
+async def test_signature_is_valid_only_for_its_chain_paymaster_and_period(gas: Service, version: str) -> None:
     chance = random.Random(version)
     signer = Signer(bytes.fromhex(gas.ready["paymaster_signer"]["private_key"][2:]))
     payer, entry_point = gas.ready["paymasters"][version], gas.ready["entry_points"][version]
     terms = PaymasterTerms(bytes.fromhex(payer[2:]), CHAIN_ID, 1_900_000_000, 1_899_999_700)
-    bare = drawn(chance, version, terms.paymaster, b"")
+    bare = random_operation(chance, version, terms.paymaster, b"")
 
-    async def judged(signed: PaymasterTerms, shown: PaymasterTerms = terms, by: Signer = signer) -> bool:
+    async def is_valid(signed: PaymasterTerms, shown: PaymasterTerms = terms, by: Signer = signer) -> bool:
         data = paymaster.data_of(shown, by.sign(paymaster.message(bare, signed)))
         operation = paymaster.funded(bare, shown.paymaster, gas=bare.paymaster_gas, data=data)
-        good, after, until_ = await verdict(gas, operation, payer, entry_point)
+        good, after, until_ = await validated(gas, operation, payer, entry_point)
         assert (after, until_) == (shown.valid_after, shown.valid_until)
         return good
 
-    assert await judged(terms)
-    assert not await judged(replace(terms, chain_id=1))
-    assert not await judged(replace(terms, paymaster=bytes.fromhex(gas.ready["paymasters"][_other(version)][2:])))
-    assert not await judged(terms, replace(terms, valid_until=terms.valid_until + 1))
-    assert not await judged(terms, replace(terms, valid_after=terms.valid_after - 1))
-    assert not await judged(terms, by=Signer(b"\x07" * 32))
+    assert await is_valid(terms)
+    assert not await is_valid(replace(terms, chain_id=1))
+    assert not await is_valid(replace(terms, paymaster=bytes.fromhex(gas.ready["paymasters"][_other(version)][2:])))
+    assert not await is_valid(terms, replace(terms, valid_until=terms.valid_until + 1))
+    assert not await is_valid(terms, replace(terms, valid_after=terms.valid_after - 1))
+    assert not await is_valid(terms, by=Signer(b"\x07" * 32))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_paymaster_listens_to_its_own_entry_point_alone(gas: Service, version: str) -> None:
+async def test_paymaster_accepts_calls_only_from_its_entry_point(gas: Service, version: str) -> None:
     payer = gas.ready["paymasters"][version]
-    operation = drawn(random.Random(1), version, bytes.fromhex(payer[2:]), bytes(paymaster.DATA_BYTES))
+    operation = random_operation(random.Random(1), version, bytes.fromhex(payer[2:]), bytes(paymaster.DATA_BYTES))
     with pytest.raises(Reverted, match="Sender not EntryPoint"):
-        await verdict(gas, operation, payer, gas.ready["entry_points"][_other(version)])
+        await validated(gas, operation, payer, gas.ready["entry_points"][_other(version)])
 
 
 def _other(version: str) -> str:
@@ -269,9 +267,7 @@ def _other(version: str) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_sponsorship_is_what_the_paymaster_accepts_and_no_longer_than_five_minutes(
-    gas: Service, version: str
-) -> None:
+async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(gas: Service, version: str) -> None:
     _, policy = await ask(gas, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}})
     chance = random.Random(version)
     given = {
@@ -294,13 +290,13 @@ async def test_sponsorship_is_what_the_paymaster_accepts_and_no_longer_than_five
     )
     if version == "0.6":
         assert answer["paymasterAndData"] == "0x" + operation.paymaster_and_data.hex()
-    good, after, until_ = await verdict(gas, operation, payer, entry_point)
+    good, after, until_ = await validated(gas, operation, payer, entry_point)
     assert good
     assert until_ - after <= 300
     assert after <= time.time() < until_ <= time.time() + 300
 
 
-async def test_nonce_that_was_paid_for_is_not_sponsored_again(gas: Service, seen: dict[str, Any]) -> None:
+async def test_included_nonce_is_not_sponsored_again(gas: Service, seen: dict[str, Any]) -> None:
     found = seen["0.7"]["lived"]
     given = {
         "sender": found["address"],
@@ -323,8 +319,8 @@ async def test_nonce_that_was_paid_for_is_not_sponsored_again(gas: Service, seen
 # Accounts that delegate (EIP-7702)
 
 
-async def test_operation_that_lands_under_another_hash_than_was_signed_is_paid_by_its_policy(gas: Service) -> None:
-    """The hash of 0.8 covers what the sender delegates to, and its owner has it delegate to another after we have signed."""
+async def test_operation_that_lands_under_another_hash_is_settled(gas: Service) -> None:
+    """The 0.8 hash covers the sender's delegate, and the owner changes the delegate after the operation was sponsored."""
     url, payee = gas.ready["upstream_url"], gas.ready["accounts"][3]["address"]
     entry_point = bytes.fromhex(gas.ready["entry_points"]["0.8"][2:])
     owner, wallet = Account.create(), Account.create().address
@@ -352,10 +348,10 @@ async def test_operation_that_lands_under_another_hash_than_was_signed_is_paid_b
     await until(is_closed, within_s=WITHIN_S, every_s=0.3)
 
 
-# Reorganisations: the last test here, because the bundler knows another chain after it
+# Reorganisations: the last test, because afterwards the bundler is out of step with the chain
 
 
-async def test_reorganisation_reopens_what_it_removed(gas: Service) -> None:
+async def test_reorganisation_reopens_the_reservation(gas: Service) -> None:
     url, entry_point = gas.ready["upstream_url"], gas.ready["entry_points"]["0.7"]
     owner, payee = gas.ready["accounts"][2], gas.ready["accounts"][3]["address"]
     wallet = await read(
@@ -384,7 +380,7 @@ async def test_reorganisation_reopens_what_it_removed(gas: Service) -> None:
         return await amounts() == ("0", True)
 
     await until(is_open_again, within_s=WITHIN_S, every_s=0.3)
-    # What was held all the time is what is held now: nobody else could have taken it.
+    # The amount left has not changed, so no other operation could have used the reserved amount in between.
     after = Decimal((await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
     assert after == before
 
@@ -394,7 +390,7 @@ def call(signature: str, types: list[str], values: list[Any]) -> str:
 
 
 async def sent(service: Service, sender: str, to: str, data: str) -> None:
-    """A transaction that is in a block, and did what it should."""
+    """Send a transaction and check that it succeeded."""
     url = service.ready["upstream_url"]
     transaction = {"from": sender, "to": to, "data": data, "gas": hex(3_000_000)}
     hash_ = await rpc(url, service, "eth_sendTransaction", transaction)
@@ -402,7 +398,7 @@ async def sent(service: Service, sender: str, to: str, data: str) -> None:
 
 
 async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list[Any], dict[str, Any]]:
-    """An operation of the wallet that does nothing, paid for and signed; and the policy that pays."""
+    """A sponsored and signed operation of the wallet that does nothing, and the policy that pays for it."""
     operation, policy = await sponsored_fields(service, wallet, "0.7")
     entry_point = bytes.fromhex(service.ready["entry_points"]["0.7"][2:])
     name = user_operation.hash_of(operation, entry_point, CHAIN_ID)
@@ -413,7 +409,7 @@ async def sponsored(service: Service, wallet: str, owner_key: str) -> tuple[list
 async def sponsored_fields(
     service: Service, wallet: str, version: str, **more: Any
 ) -> tuple[UserOperation, dict[str, Any]]:
-    """An operation of the wallet that does nothing, paid for and not signed yet; and the policy that pays."""
+    """A sponsored operation of the wallet that does nothing, not signed yet, and the policy that pays for it."""
     rules = {"max_total_usd": "1000"}
     _, policy = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
     given = {

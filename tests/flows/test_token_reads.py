@@ -1,4 +1,4 @@
-"""What a read of tokens costs: upstream calls counted, on a real database and contracts behind a scripted upstream."""
+"""Token reads against a real database and scripted contracts: results, and the number of upstream calls they take."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Reads:
 
     @property
     def requests(self) -> int:
-        """Requests to the upstream so far; nobody watches its head here."""
+        """Requests to the upstream so far. No head tracker runs here, so all of them are for reads."""
         return self.scene.upstreams[0].requests
 
     async def hold(self, contracts: Iterable[bytes], holder: bytes = HOLDER, *, amount: int = 1) -> None:
@@ -61,7 +61,7 @@ class Reads:
         await self.database.execute("update followed_networks set block = $1", block)
 
     async def move(self, block: int) -> None:
-        """Until the answers are of this block."""
+        """Move chain and index to this block, and wait until replies are of it."""
         self.scene.chain.head = block
         await self.scene.look()
         await self.index(block)
@@ -74,7 +74,7 @@ class Reads:
 
 @asynccontextmanager
 async def reads(url: str, *, indexed: int | None = 1000, **sections: Any) -> AsyncIterator[Reads]:
-    """A worker on this database, whose network is followed up to a block."""
+    """A worker on this database, with its network indexed up to a block."""
     machine = Machine()
     async with connected(url) as connection, scene(1, network=LIVE, database={"url": url}, **sections) as found:
         found.upstreams[0].answers["eth_call"] = machine.call
@@ -88,7 +88,7 @@ async def reads(url: str, *, indexed: int | None = 1000, **sections: Any) -> Asy
         yield Reads(found, machine, connection)
 
 
-def test_holder_of_five_hundred_tokens_costs_two_upstream_calls_and_then_one(database: str) -> None:
+def test_five_hundred_tokens_cost_two_upstream_calls_and_then_one(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with reads(database) as found:
@@ -104,22 +104,22 @@ def test_holder_of_five_hundred_tokens_costs_two_upstream_calls_and_then_one(dat
             assert set(found.machine.blocks) == {hex(1000)}
             for page in range(1, 6):
                 assert len((await found.balances(query=f"?limit=100&page={page}"))["tokens"]) == 100
-            assert found.requests - before == 2  # all pages are of one list
+            assert found.requests - before == 2  # all pages are cut from one list
             found.scene.chain.head += 1
             await found.scene.look()
             await found.index(1001)
-            looked = found.requests
+            before = found.requests
 
             async def is_newer() -> bool:
                 return bool((await found.balances())["as_of_block"] == 1001)
 
             await until(is_newer)
-            assert found.requests - looked == 1  # names are known by now
+            assert found.requests - before == 1  # names are cached by now
 
     run()
 
 
-def test_answer_is_read_at_the_indexs_block_and_says_so(database: str) -> None:
+def test_balances_are_read_at_the_block_of_the_index(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with reads(database, indexed=950) as found:
@@ -131,7 +131,7 @@ def test_answer_is_read_at_the_indexs_block_and_says_so(database: str) -> None:
     run()
 
 
-def test_block_of_the_index_that_upstreams_have_dropped_is_an_error_and_not_an_empty_list(database: str) -> None:
+def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         def pruned(_: list[Any]) -> Any:
@@ -157,7 +157,7 @@ def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: st
     run()
 
 
-def test_hundred_requests_at_once_cause_one_read(database: str) -> None:
+def test_hundred_concurrent_requests_share_one_read(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with reads(database) as found:
@@ -177,8 +177,8 @@ def test_hundred_requests_at_once_cause_one_read(database: str) -> None:
     run()
 
 
-def test_hostile_tokens_among_others_leave_them_as_they_are(database: str) -> None:
-    """One burns all gas, one reverts, one lies about its decimals, one has a name of a megabyte; none of them is asked for."""
+def test_hostile_tokens_do_not_affect_others(database: str) -> None:
+    """One contract burns all gas, one reverts, one returns impossible decimals, one has a name of a megabyte."""
 
     @on_uvloop
     async def run() -> None:
@@ -202,23 +202,23 @@ def test_hostile_tokens_among_others_leave_them_as_they_are(database: str) -> No
             await found.hold(map(contract, range(8)))
             listed = (await found.balances())["tokens"]
             assert [t["symbol"] for t in listed] == ["C4", "C5", "C6", "C7", None, None]
-            liar, long_one = listed[4:]
-            assert (liar["decimals"], liar["formatted_balance"], liar["balance"]) == (None, None, "7")
+            odd, long_one = listed[4:]
+            assert (odd["decimals"], odd["formatted_balance"], odd["balance"]) == (None, None, "7")
             assert len(long_one["name"]) == 256
 
     run()
 
 
-def test_answers_of_two_networks_with_the_same_address_are_not_mixed_up(database: str) -> None:
+def test_cached_tokens_of_two_networks_are_separate(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with reads(database) as one:
             one.machine.token(contract(1), 5, "One", "ONE")
-            kept = one.scene.worker.app.data.cache
-            await kept.put(
+            cache = one.scene.worker.app.data.cache
+            await cache.put(
                 "ethereum/sepolia", "token", {contract(1).hex(): {"contract": "0x", "name": "Other"}}, ttl_s=60
             )
-            await kept.put("ethereum/sepolia", "metadata", {contract(1).hex(): {"name": "Other"}}, ttl_s=60)
+            await cache.put("ethereum/sepolia", "metadata", {contract(1).hex(): {"name": "Other"}}, ttl_s=60)
             await one.hold([contract(1)])
             assert (await one.balances())["tokens"][0]["name"] == "One"
             found = (await one.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}")).json
@@ -227,9 +227,7 @@ def test_answers_of_two_networks_with_the_same_address_are_not_mixed_up(database
     run()
 
 
-def test_of_too_many_tokens_those_at_zero_are_left_out_first_and_the_answer_says_so(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_list_leaves_out_zero_balances_first(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evm_tokens, "MOST_CONTRACTS", 4)
 
     @on_uvloop
@@ -238,18 +236,18 @@ def test_of_too_many_tokens_those_at_zero_are_left_out_first_and_the_answer_says
             for n in range(8):
                 found.machine.token(contract(n), 5, symbol=f"C{n}")
             await found.hold(map(contract, range(4)), amount=0)
-            told = await found.balances()
-            assert ([t["symbol"] for t in told["tokens"]], "truncated" in told) == (["C0", "C1", "C2", "C3"], False)
+            listed = await found.balances()
+            assert ([t["symbol"] for t in listed["tokens"]], "truncated" in listed) == (["C0", "C1", "C2", "C3"], False)
             await found.hold(map(contract, range(4, 7)))
             await found.move(1001)
-            told = await found.balances()
-            assert [t["symbol"] for t in told["tokens"]] == ["C0", "C4", "C5", "C6"]
-            assert (told["total"], told["truncated"]) == (4, True)
+            listed = await found.balances()
+            assert [t["symbol"] for t in listed["tokens"]] == ["C0", "C4", "C5", "C6"]
+            assert (listed["total"], listed["truncated"]) == (4, True)
 
     run()
 
 
-def test_block_that_another_replaces_at_its_height_has_an_answer_of_its_own(database: str) -> None:
+def test_cached_list_of_a_replaced_block_is_not_served(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with reads(database) as found:
@@ -268,9 +266,7 @@ def test_block_that_another_replaces_at_its_height_has_an_answer_of_its_own(data
     run()
 
 
-def test_token_that_did_not_say_its_decimals_is_asked_again_soon(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_without_decimals_is_read_again_soon(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contracts, "KEPT_UNKNOWN_S", 0.0)
 
     @on_uvloop
@@ -291,7 +287,7 @@ def test_token_that_did_not_say_its_decimals_is_asked_again_soon(
     run()
 
 
-def test_name_stands_for_a_contract_and_is_shown_resolved(database: str) -> None:
+def test_ens_name_is_accepted_for_a_contract(database: str) -> None:
     resolver = contract(900)
 
     @on_uvloop
@@ -304,24 +300,24 @@ def test_name_stands_for_a_contract_and_is_shown_resolved(database: str) -> None
             found.machine.contracts[bytes.fromhex(registry[2:])] = when(ens.ask_registry(node), resolved)
             found.machine.contracts[resolver] = when(ens.ask_resolver(node), token)
             found.machine.token(contract(1), 5, "One", "ONE")
-            told = conforms((await found.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
-            assert (told["name"], told["contract"]) == ("One", checksum(contract(1)))
+            shown = conforms((await found.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
+            assert (shown["name"], shown["contract"]) == ("One", checksum(contract(1)))
             collection_of(found.machine, "", supply=abi.word_of(1))
-            told = conforms((await found.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
-            assert (told["name"], told["contract"]) == ("Valves", checksum(contract(1)))
-            for path in ("/tokens/ethereum/metadata/nobody.eth", "/nfts/ethereum/metadata/nobody.eth/1"):
+            shown = conforms((await found.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
+            assert (shown["name"], shown["contract"]) == ("Valves", checksum(contract(1)))
+            for path in ("/tokens/ethereum/metadata/unknown.eth", "/nfts/ethereum/metadata/unknown.eth/1"):
                 assert "'contract'" in (await found.get(path)).fault(404)["message"]
 
     run()
 
 
-def when(question: bytes, answer: bytes) -> Contract:
-    """A contract that knows the answer to one question."""
+def when(calldata: bytes, result: bytes) -> Contract:
+    """A contract that returns a result for one call, and reverts for any other."""
 
     def act(data: bytes) -> tuple[bytes, int]:
-        if data != question:
+        if data != calldata:
             raise Reverted(b"unknown")
-        return answer, CALL_GAS
+        return result, CALL_GAS
 
     return act
 
@@ -336,15 +332,15 @@ def test_logo_comes_from_the_token_lists(database: str) -> None:
             found.machine.token(token, 5)
             found.machine.token(other, 5)
             await found.hold([token, other])
-            told = {item["contract"]: item["logo_url"] for item in (await found.balances())["tokens"]}
-            assert told == {checksum(token): logo, checksum(other): None}
+            logos = {item["contract"]: item["logo_url"] for item in (await found.balances())["tokens"]}
+            assert logos == {checksum(token): logo, checksum(other): None}
             metadata = conforms((await found.get(f"/tokens/ethereum/metadata/{listed}")).json, "TokenMetadata")
             assert metadata["logo_url"] == logo
 
     run()
 
 
-def test_database_that_is_away_is_told_as_such(database: str) -> None:
+def test_unavailable_database_is_a_503(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(1, network=LIVE) as found, await found.worker.talk() as talk:
@@ -354,7 +350,7 @@ def test_database_that_is_away_is_told_as_such(database: str) -> None:
     run()
 
 
-# Collections: what the dev chain's contracts do not have
+# Collections: features that the contracts of the development chain do not have
 
 
 def collection_of(machine: Machine, uri: str, *, supply: bytes | Exception) -> None:
@@ -374,9 +370,9 @@ def collection_of(machine: Machine, uri: str, *, supply: bytes | Exception) -> N
 
 
 @asynccontextmanager
-async def marketplace(answer: Callable[[str], web.Response]) -> AsyncIterator[str]:
+async def marketplace(reply: Callable[[str], web.Response]) -> AsyncIterator[str]:
     async def handle(request: web.Request) -> web.Response:
-        return answer(request.path)
+        return reply(request.path)
 
     application = web.Application()
     application.router.add_get("/{tail:.*}", handle)
@@ -409,18 +405,18 @@ DOCUMENT = (
         ("<html>", None, None),
     ],
 )
-def test_collection_has_its_documents_words_and_the_marketplaces_floor(
+def test_collection_has_the_texts_of_its_document_and_the_marketplaces_floor_price(
     database: str, body: str, eth: str | None, usd: str | None
 ) -> None:
     @on_uvloop
     async def run() -> None:
-        def answer(path: str) -> web.Response:
+        def reply_to(path: str) -> web.Response:
             assert path == f"/1/{checksum(contract(1))}"
             return web.Response(text=body, content_type="application/json")
 
         fixed = {"sources": ["fixed"], "fixed": [{"network": LIVE, "contract": "", "usd": "2000"}]}
         async with (
-            marketplace(answer) as url,
+            marketplace(reply_to) as url,
             reads(database, prices=fixed, nfts={"floor_url": f"{url}/{{chain_id}}/{{contract}}"}) as found,
         ):
             collection_of(found.machine, DOCUMENT, supply=abi.word_of(2**53 - 1))
@@ -444,7 +440,7 @@ def test_collection_has_its_documents_words_and_the_marketplaces_floor(
     run()
 
 
-def test_supply_that_no_json_number_carries_is_unknown(database: str) -> None:
+def test_supply_too_large_for_a_json_number_is_null(database: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with reads(database) as found:

@@ -1,4 +1,4 @@
-"""Token balances and metadata over HTTP on the dev chain, compared with what web3.py reads there at the same block."""
+"""Token balances and metadata over HTTP on the development chain, compared with reads by web3.py at the same block."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.flows.talk import CODE_OF
 from tests.service import Service, until
 from tests.shapes import conforms
 
-# How a name with control characters in it is shown.
+# The shown form of a name with control characters.
 SHOWN = {"odd": ("Odd[31m Coin", "ODD")}
 
 
 @pytest.fixture(scope="module", autouse=True)
 async def chain(service: Service) -> OnChain:
-    """The chain, once the index has come to where it is now."""
+    """The chain, once the index has reached its current head."""
     found = OnChain(service.ready["upstream_url"])
     head = await found.run(lambda: int(found.web3.eth.block_number))
     await indexed(service, head, "0x" + "12" * 20)
@@ -42,7 +42,7 @@ async def balances(service: Service, address: str, query: str = "", **options: A
 
 
 async def indexed(service: Service, block: int, address: str) -> Any:
-    """The balances, once they are of this block or a newer one."""
+    """The balances, once they are at this block or a newer one."""
 
     async def is_there() -> Any:
         found = await balances(service, address)
@@ -75,18 +75,18 @@ def expected(chain: OnChain, service: Service, holder: str, block: int) -> list[
     return items
 
 
-async def test_balances_of_everybody_are_what_the_contracts_say_at_that_block(service: Service, chain: OnChain) -> None:
+async def test_balances_of_all_accounts_equal_the_contracts(service: Service, chain: OnChain) -> None:
     block = await chain.run(lambda: int(chain.web3.eth.block_number))
     held = 0
     for holder in holders(service)[:6]:
         found = await indexed(service, block, holder)
         wanted = await chain.run(partial(expected, chain, service, holder, found["as_of_block"]))
-        told = {item["contract"]: item for item in found["tokens"]}
-        assert set(told) == {item["address"] for item in wanted}
+        listed = {item["contract"]: item for item in found["tokens"]}
+        assert set(listed) == {item["address"] for item in wanted}
         assert found["total"] == len(wanted)
         held += len(wanted)
         for item in wanted:
-            one = told[item["address"]]
+            one = listed[item["address"]]
             assert one["balance"] == str(item["raw"])
             decimals = item["decimals"]
             assert one["decimals"] == decimals
@@ -127,7 +127,7 @@ async def richest(service: Service) -> str:
     return max(found, key=lambda holder: found[holder])
 
 
-async def test_transfer_and_interest_without_an_event_are_seen(service: Service, chain: OnChain) -> None:
+async def test_transfer_and_interest_without_an_event_are_included(service: Service, chain: OnChain) -> None:
     tokens = {token["symbol"]: token["address"] for token in service.ready["tokens"]}
     holder = await richest(service)
     receiver = "0x" + "ab" * 19 + "cd"
@@ -144,7 +144,7 @@ async def test_transfer_and_interest_without_an_event_are_seen(service: Service,
     assert {t["symbol"]: t["balance"] for t in found["tokens"]}["RBS"] == str(grown)
 
 
-async def test_address_is_taken_in_any_case_and_shown_with_its_checksum(service: Service) -> None:
+async def test_address_is_accepted_in_any_case_and_shown_with_its_checksum(service: Service) -> None:
     holder = await richest(service)
     for text in (holder, holder.lower(), "0x" + holder[2:].upper()):
         found = await balances(service, text)
@@ -156,7 +156,7 @@ async def test_name_is_resolved_and_shown_as_the_address(service: Service) -> No
     for name, holder in service.ready["ens"]["names"].items():
         found = await balances(service, name)
         assert found["address"] == holder
-    message = await get(service, "/tokens/dev/balances/nobody-has-this.eth", 404)
+    message = await get(service, "/tokens/dev/balances/unregistered.eth", 404)
     assert "'address'" in message
 
 
@@ -184,11 +184,11 @@ async def test_address_that_holds_nothing_has_an_empty_list(service: Service) ->
         ("/tokens/dev/metadata/0x" + "12" * 20 + "?page=1", "page"),
     ],
 )
-async def test_wrong_parameter_is_refused_by_its_name(service: Service, path: str, names: str) -> None:
+async def test_error_names_the_invalid_parameter(service: Service, path: str, names: str) -> None:
     assert f"'{names}'" in await get(service, path, 400)
 
 
-async def test_metadata_of_every_token_is_what_its_contract_says(service: Service, chain: OnChain) -> None:
+async def test_metadata_of_every_token_equals_its_contract(service: Service, chain: OnChain) -> None:
     feeds = {feed["token"]: feed for feed in service.ready["price_feeds"]}
     for token in service.ready["tokens"]:
         contract = token["address"]
@@ -213,25 +213,25 @@ async def test_metadata_of_every_token_is_what_its_contract_says(service: Servic
             assert (found["price_usd"], found["market_cap_usd"]) == (None, None)
 
 
-async def test_what_is_no_token_contract_is_not_found(service: Service) -> None:
+async def test_address_without_a_token_contract_is_not_found(service: Service) -> None:
     for address in (holders(service)[0], "0x" + "12" * 20, "0x" + "00" * 20, service.ready["multicall"]):
         assert "no token contract" in await get(service, f"/tokens/dev/metadata/{address}", 404)
 
 
-async def test_chain_that_does_not_exist_or_has_no_upstream_is_not_found(service: Service) -> None:
+async def test_unknown_chain_and_chain_without_upstream_are_not_found(service: Service) -> None:
     for name in ("nowhere", "gnosis", "dev-nowhere"):
         await get(service, f"/tokens/{name}/balances/0x{'12' * 20}", 404)
         await get(service, f"/tokens/{name}/metadata/0x{'12' * 20}", 404)
 
 
-async def test_test_key_reads_the_test_network(service: Service) -> None:
+async def test_test_key_reads_the_test_network_only(service: Service) -> None:
     token = service.ready["tokens"][0]["address"]
     for path in (f"/tokens/dev/metadata/{token}", f"/tokens/dev-testnet/metadata/{token}"):
         assert (await get(service, path, key="test"))["contract"] == token
     await get(service, f"/tokens/dev-mainnet/metadata/{token}", 403, key="test")
 
 
-async def test_answers_cost_what_the_table_says(service: Service) -> None:
+async def test_requests_cost_the_units_of_the_price_table(service: Service) -> None:
     token = service.ready["tokens"][0]["address"]
     for path, units in ((f"/tokens/dev/balances/{token}", "5"), (f"/tokens/dev/metadata/{token}", "2")):
         headers = {"X-API-Key": service.keys["enterprise"]}
@@ -239,7 +239,7 @@ async def test_answers_cost_what_the_table_says(service: Service) -> None:
             assert (response.status, response.headers["X-Compute-Units"]) == (200, units)
 
 
-async def test_many_at_once_are_all_answered_alike(service: Service) -> None:
+async def test_concurrent_requests_get_the_same_reply(service: Service) -> None:
     holder = await richest(service)
     found = await asyncio.gather(*(balances(service, holder) for _ in range(50)))
     by_block: dict[int, Any] = {}

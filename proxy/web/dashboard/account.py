@@ -1,4 +1,4 @@
-"""/account: what the holder of an account sees and does: its keys, its usage, and what is left of its day."""
+"""/account: the account, its keys, its usage and its remaining daily quota, for the signed-in account holder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
-# What is shown of what happens now.
+# The time span of the live chart.
 LIVE = datetime.timedelta(minutes=30)
 
 
@@ -29,13 +29,13 @@ class AccountHandlers:
     def __init__(
         self, accounts: AccountService, usage: UsageService, plans: Mapping[str, Plan], networks: Iterable[Network] = ()
     ) -> None:
-        """`networks`: those that calls can be made to."""
+        """`networks`: the networks with upstreams."""
         self._accounts = accounts
         self._usage = usage
         self._plans = plans
         self._networks = [_network(each) for each in networks]
 
-    def answers(self) -> dict[str, SessionHandler]:
+    def handlers(self) -> dict[str, SessionHandler]:
         return {
             "read_account": self.read,
             "list_keys": self.list_keys,
@@ -49,8 +49,8 @@ class AccountHandlers:
             "read_live": self.live,
         }
 
-    async def read(self, visit: SessionRequest) -> dict[str, Any]:
-        row = await self._accounts.read(visit.who.id)
+    async def read(self, request: SessionRequest) -> dict[str, Any]:
+        row = await self._accounts.read(request.who.id)
         limits = self._accounts.limits_of(row)
         plan = self._plans.get(row["plan"], self._plans["free"])
         return {
@@ -59,7 +59,7 @@ class AccountHandlers:
                 "name": row["name"],
                 "email": row["email"],
                 "plan": row["plan"],
-                "has_password": visit.who.has_password,
+                "has_password": request.who.has_password,
                 "created_at": time_of(row["created_at"]),
             },
             "limits": asdict(limits),
@@ -74,13 +74,13 @@ class AccountHandlers:
 
     # Keys
 
-    async def list_keys(self, visit: SessionRequest) -> dict[str, Any]:
-        return {"keys": [shown_key(row) for row in await self._accounts.keys(visit.who.id)]}
+    async def list_keys(self, request: SessionRequest) -> dict[str, Any]:
+        return {"keys": [shown_key(row) for row in await self._accounts.keys(request.who.id)]}
 
-    async def create_key(self, visit: SessionRequest) -> RestReply:
-        body = visit.body
+    async def create_key(self, request: SessionRequest) -> RestReply:
+        body = request.body
         row, key = await self._accounts.create_key(
-            visit.who.id,
+            request.who.id,
             name=body["name"],
             mode=body["mode"],
             scopes=body.get("scopes", ()),
@@ -89,14 +89,14 @@ class AccountHandlers:
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
 
-    async def read_key(self, visit: SessionRequest) -> dict[str, Any]:
-        return shown_key(await self._accounts.key(visit.who.id, visit.path["id"]))
+    async def read_key(self, request: SessionRequest) -> dict[str, Any]:
+        return shown_key(await self._accounts.key(request.who.id, request.path["id"]))
 
-    async def update_key(self, visit: SessionRequest) -> dict[str, Any]:
-        body = visit.body
+    async def update_key(self, request: SessionRequest) -> dict[str, Any]:
+        body = request.body
         row = await self._accounts.update_key(
-            visit.who.id,
-            visit.path["id"],
+            request.who.id,
+            request.path["id"],
             name=body.get("name"),
             scopes=body.get("scopes"),
             own=limits_in(body),
@@ -105,28 +105,28 @@ class AccountHandlers:
         )
         return shown_key(row)
 
-    async def rotate_key(self, visit: SessionRequest) -> RestReply:
+    async def rotate_key(self, request: SessionRequest) -> RestReply:
         row, key = await self._accounts.rotate_key(
-            visit.who.id, visit.path["id"], overlap_s=visit.body.get("overlap_s", 86_400)
+            request.who.id, request.path["id"], overlap_s=request.body.get("overlap_s", 86_400)
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
 
-    async def revoke_key(self, visit: SessionRequest) -> dict[str, Any]:
-        await self._accounts.revoke_key(visit.who.id, visit.path["id"])
-        return {"id": visit.path["id"], "revoked": True}
+    async def revoke_key(self, request: SessionRequest) -> dict[str, Any]:
+        await self._accounts.revoke_key(request.who.id, request.path["id"])
+        return {"id": request.path["id"], "revoked": True}
 
     # Usage
 
-    async def usage(self, visit: SessionRequest) -> dict[str, Any]:
-        wanted = charts.wanted_of(visit.query, visit.who.id)
+    async def usage(self, request: SessionRequest) -> dict[str, Any]:
+        wanted = charts.wanted_of(request.query, request.who.id)
         lines = await self._usage.chart(wanted)
         labels = {}
         if wanted.by == "key":
-            labels = {row["id"]: row["name"] for row in await self._accounts.keys(visit.who.id)}
+            labels = {row["id"]: row["name"] for row in await self._accounts.keys(request.who.id)}
         return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
 
-    async def export(self, visit: SessionRequest) -> web.Response:
-        wanted = charts.wanted_of(visit.query, visit.who.id)
+    async def export(self, request: SessionRequest) -> web.Response:
+        wanted = charts.wanted_of(request.query, request.who.id)
         body = await self._usage.table(wanted, charts.csv_of)
         name = f"usage-{wanted.first:%Y%m%d}-{wanted.last:%Y%m%d}-{wanted.step}.csv"
         return web.Response(
@@ -136,13 +136,13 @@ class AccountHandlers:
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
 
-    async def live(self, visit: SessionRequest) -> dict[str, Any]:
-        row = await self._accounts.read(visit.who.id)
-        return {**await live_of(self._usage, visit.who.id), "today": await self._today(row)}
+    async def live(self, request: SessionRequest) -> dict[str, Any]:
+        row = await self._accounts.read(request.who.id)
+        return {**await live_of(self._usage, request.who.id), "today": await self._today(row)}
 
 
 async def live_of(usage: UsageService, account: str | None) -> dict[str, Any]:
-    """The last minutes; of one account, or of all."""
+    """Usage of the last minutes, of one account or, for None, of all."""
     now = datetime.datetime.now(datetime.UTC)
     first = (now - LIVE).replace(second=0, microsecond=0)
     lines = await usage.chart(UsageQuery(step="minute", first=first, last=now, account=account))

@@ -1,4 +1,4 @@
-"""/admin: what operators see and do: accounts and plans, the health of upstreams, what is followed and what waits."""
+"""/admin: accounts and plans, the health of upstreams, followers and pending deliveries, for operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdminHandlers:
         self._sign_in = sign_in
         self._plans = plans
 
-    def answers(self) -> dict[str, SessionHandler]:
+    def handlers(self) -> dict[str, SessionHandler]:
         return {
             "admin_list_accounts": self.list_accounts,
             "admin_create_account": self.create_account,
@@ -57,26 +57,26 @@ class AdminHandlers:
 
     # Accounts and plans
 
-    async def list_accounts(self, visit: SessionRequest) -> dict[str, Any]:
-        rows, total = await self._accounts.page(visit.query["search"], visit.page)
-        return {"accounts": [_account(row) for row in rows], "page": visit.page.number, "total": total}
+    async def list_accounts(self, request: SessionRequest) -> dict[str, Any]:
+        rows, total = await self._accounts.page(request.query["search"], request.page)
+        return {"accounts": [_account(row) for row in rows], "page": request.page.number, "total": total}
 
-    async def create_account(self, visit: SessionRequest) -> RestReply:
-        body = visit.body
+    async def create_account(self, request: SessionRequest) -> RestReply:
+        body = request.body
         row = await self._accounts.create(
             name=body["name"], email=body["email"], plan=body.get("plan", "free"), own=limits_in(body)
         )
         return RestReply(_account(row), status=201)
 
-    async def read_account(self, visit: SessionRequest) -> dict[str, Any]:
-        row = await self._accounts.read(visit.path["id"])
+    async def read_account(self, request: SessionRequest) -> dict[str, Any]:
+        row = await self._accounts.read(request.path["id"])
         today = await self._accounts.today(row)
         return {**_account(row), "used_today": today.used}
 
-    async def update_account(self, visit: SessionRequest) -> dict[str, Any]:
-        body = visit.body
+    async def update_account(self, request: SessionRequest) -> dict[str, Any]:
+        body = request.body
         row = await self._accounts.update(
-            visit.path["id"],
+            request.path["id"],
             name=body.get("name"),
             email=body.get("email"),
             plan=body.get("plan"),
@@ -85,57 +85,57 @@ class AdminHandlers:
         )
         return _account(row)
 
-    async def list_keys(self, visit: SessionRequest) -> dict[str, Any]:
-        await self._accounts.read(visit.path["id"])
-        return {"keys": [shown_key(row) for row in await self._accounts.keys(visit.path["id"])]}
+    async def list_keys(self, request: SessionRequest) -> dict[str, Any]:
+        await self._accounts.read(request.path["id"])
+        return {"keys": [shown_key(row) for row in await self._accounts.keys(request.path["id"])]}
 
-    async def make_link(self, visit: SessionRequest) -> RestReply:
-        url, until = await self._sign_in.link(visit.path["id"])
+    async def make_link(self, request: SessionRequest) -> RestReply:
+        url, until = await self._sign_in.link(request.path["id"])
         return RestReply({"url": url, "expires_at": until}, status=201)
 
-    async def list_plans(self, _visit: SessionRequest) -> dict[str, Any]:
+    async def list_plans(self, _request: SessionRequest) -> dict[str, Any]:
         return {"plans": [{"name": name, **asdict(plan)} for name, plan in self._plans.items()]}
 
     # Upstreams
 
-    async def list_networks(self, _visit: SessionRequest) -> dict[str, Any]:
+    async def list_networks(self, _request: SessionRequest) -> dict[str, Any]:
         views, networks = await self._fleet.read()
-        return {"workers": len(views), "networks": _timed(networks)}
+        return {"workers": len(views), "networks": _with_iso_times(networks)}
 
-    async def cordon(self, visit: SessionRequest) -> dict[str, Any]:
+    async def cordon(self, request: SessionRequest) -> dict[str, Any]:
         health = await self._fleet.cordon(
-            visit.path["id"], reason=visit.body.get("reason", "").strip(), by=visit.who.name
+            request.path["id"], reason=request.body.get("reason", "").strip(), by=request.who.name
         )
         return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
 
-    async def uncordon(self, visit: SessionRequest) -> dict[str, Any]:
-        health = await self._fleet.uncordon(visit.path["id"])
+    async def uncordon(self, request: SessionRequest) -> dict[str, Any]:
+        health = await self._fleet.uncordon(request.path["id"])
         return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
 
-    # What runs beside the workers
+    # Background processes
 
-    async def list_followers(self, _visit: SessionRequest) -> dict[str, Any]:
+    async def list_followers(self, _request: SessionRequest) -> dict[str, Any]:
         return {"followers": [_follower(row) for row in await self._fleet.followers()]}
 
-    async def read_deliveries(self, _visit: SessionRequest) -> dict[str, Any]:
+    async def read_deliveries(self, _request: SessionRequest) -> dict[str, Any]:
         waiting, webhooks = await self._fleet.deliveries()
         return {**waiting, "oldest_due_at": time_of(waiting["oldest_due_at"]), "webhooks": webhooks}
 
     # Usage
 
-    async def usage(self, visit: SessionRequest) -> dict[str, Any]:
-        wanted = charts.wanted_of(visit.query, visit.query["account"])
+    async def usage(self, request: SessionRequest) -> dict[str, Any]:
+        wanted = charts.wanted_of(request.query, request.query["account"])
         lines = await self._usage.chart(wanted)
         return await asyncio.to_thread(charts.chart_of, wanted, lines, {})
 
-    async def live(self, _visit: SessionRequest) -> dict[str, Any]:
+    async def live(self, _request: SessionRequest) -> dict[str, Any]:
         views, networks = await self._fleet.read()
         return {
             **await live_of(self._usage, None),
             "workers": [
                 {**{name: view.get(name) for name in _WORKER}, "seen_at": time_of(view["seen_at"])} for view in views
             ],
-            "networks": _timed(networks),
+            "networks": _with_iso_times(networks),
         }
 
 
@@ -153,7 +153,7 @@ def _account(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timed(networks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_iso_times(networks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for network in networks:
         for upstream in network["upstreams"]:
             if upstream["cordon"] is not None:

@@ -1,4 +1,4 @@
-"""How usage is shown: columns for a chart, or a table to take along."""
+"""Usage as columns for a chart, or as a CSV table for download."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ DAY = datetime.timedelta(days=1)
 COLUMNS = (
     "time", "key_id", "key_name", "network", "method", "requests", "errors", "units", "hits", "p50_ms", "p99_ms",
 )  # fmt: skip
-# A spreadsheet takes a cell that begins so for a formula.
+# Spreadsheets treat a cell that begins with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def wanted_of(query: Mapping[str, Any], account: str | None) -> UsageQuery:
-    """What a query asks for: by default the last day."""
+    """The usage query of a request; by default the last day."""
     now = datetime.datetime.now(datetime.UTC)
     last = moment_of(query["to"], "to") if query["to"] else now
     first = moment_of(query["from"], "from") if query["from"] else _day_before(last)
     step: UsageStep = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
     return UsageQuery(
         step=step,
-        first=_begin(first, step),
+        first=_step_start(first, step),
         last=last,
         account=account,
         by=query.get("by", "total"),
@@ -44,11 +44,11 @@ def _day_before(moment: datetime.datetime) -> datetime.datetime:
     try:
         return moment - DAY
     except OverflowError:
-        raise InvalidRequest("parameter 'to': there is no day before it") from None
+        raise InvalidRequest("parameter 'to': must be after 0001-01-02T00:00:00Z") from None
 
 
-def _begin(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
-    """The beginning of the step that it is in."""
+def _step_start(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
+    """The start of the step that contains the moment."""
     size = STEPS[step][0]
     try:
         return datetime.datetime.fromtimestamp(int(moment.timestamp()) // size * size, datetime.UTC)
@@ -57,7 +57,7 @@ def _begin(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
 
 
 def chart_of(wanted: UsageQuery, lines: Sequence[ChartLine], labels: Mapping[str, str]) -> dict[str, Any]:
-    """Columns by time. Many lines have many points: not for the loop."""
+    """The chart as columns over time. With many lines this is slow: run it in a thread."""
     times = times_of(int(wanted.first.timestamp()), int(wanted.last.timestamp()), wanted.step)
     total = UsageSums()
     for line in lines:

@@ -1,9 +1,9 @@
-"""The files of the dashboard, read and compressed once, when a worker starts.
+"""The static files of the dashboard, read and compressed once when a worker starts.
 
-The page names its files below a digest of them all (`/dashboard/<digest>/page.js`), and modules name each other by relative
-paths, so a browser may keep every file for good and still never mixes two versions. The page itself is asked for each time, and
-is a 304 while it is the same. A digest that is not ours is of another worker in the middle of an upgrade: what we have is
-served, and is not kept.
+The page refers to its files under a digest of all of them (`/dashboard/<digest>/page.js`), and modules import each other by
+relative paths. So browsers may cache every file forever and still never mix two versions. The page itself is revalidated each
+time, with a 304 while it is unchanged. Another digest comes from another worker during an upgrade: our file is served, and is
+not cached.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aiohttp import web
 
 ROOT = Path(__file__).parent / "static"
 PAGE = "index.html"
-# How the page names its files; the digest takes the place of it.
-PLACE = b'"assets/'
+# The page refers to its files by this prefix, which is replaced by the path with the digest.
+PLACEHOLDER = b'"assets/'
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-FOR_GOOD = "public, max-age=31536000, immutable"
-# Files only from here, no markup from text, no frames, no plug-ins, no form that leaves the page.
+IMMUTABLE = "public, max-age=31536000, immutable"
+# Files from this origin only; no markup from text, no frames, no plug-ins, no form submissions.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -56,7 +56,7 @@ class StaticFile:
 
 
 def _file(name: str, plain: bytes) -> StaticFile:
-    # Without the time in it: the same bytes in every worker, and so the same tag.
+    # With a fixed time, so that all workers produce the same bytes and the same tag.
     packed = gzip.compress(plain, 9, mtime=0)
     return StaticFile(TYPES[Path(name).suffix], plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:20]}"')
 
@@ -70,7 +70,7 @@ class StaticFiles:
         }
         whole = hashlib.sha256(b"".join(name.encode() + b"\0" + data + b"\0" for name, data in found.items()))
         self.digest = whole.hexdigest()[:16]
-        page = found.pop(PAGE).replace(PLACE, f'"/dashboard/{self.digest}/'.encode())
+        page = found.pop(PAGE).replace(PLACEHOLDER, f'"/dashboard/{self.digest}/'.encode())
         self._page = _file(PAGE, page)
         self._files = {name: _file(name, data) for name, data in found.items()}
 
@@ -86,21 +86,23 @@ class StaticFiles:
         ]
 
     async def home(self, _request: web.Request) -> web.Response:
-        """Relative, so that it leads to the right place behind any balancer."""
+        """Redirect to the dashboard; relative, so that it works behind any load balancer."""
         return web.Response(status=302, headers={"Location": "dashboard", "Cache-Control": "no-cache"})
 
     async def page(self, request: web.Request) -> web.Response:
-        return _reply(request, self._page, keep="no-cache")
+        return _reply(request, self._page, cache_control="no-cache")
 
     async def file(self, request: web.Request) -> web.Response:
         found = self._files.get(request.match_info["name"])
         if found is None:
             raise web.HTTPNotFound
-        return _reply(request, found, keep=FOR_GOOD if request.match_info["digest"] == self.digest else "no-store")
+        return _reply(
+            request, found, cache_control=IMMUTABLE if request.match_info["digest"] == self.digest else "no-store"
+        )
 
 
-def _reply(request: web.Request, file: StaticFile, *, keep: str) -> web.Response:
-    headers = {**HEADERS, "Cache-Control": keep, "ETag": file.tag, "Vary": "Accept-Encoding"}
+def _reply(request: web.Request, file: StaticFile, *, cache_control: str) -> web.Response:
+    headers = {**HEADERS, "Cache-Control": cache_control, "ETag": file.tag, "Vary": "Accept-Encoding"}
     if file.tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=304, headers=headers)
     if takes_gzip(request.headers.get("Accept-Encoding", "")):
@@ -110,7 +112,7 @@ def _reply(request: web.Request, file: StaticFile, *, keep: str) -> web.Response
 
 
 def takes_gzip(accepted: str) -> bool:
-    """RFC 9110, 12.5.3: by its name or by *, unless with a weight of nothing."""
+    """RFC 9110, 12.5.3: gzip is acceptable if named, or by *, with a weight above zero."""
     weights: dict[str, bool] = {}
     for part in accepted.lower().split(","):
         coding, _, weight = part.partition(";")

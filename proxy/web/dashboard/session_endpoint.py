@@ -1,7 +1,7 @@
-"""What stands around every operation for people who are signed in: the sibling of `rest.py`, with a session instead of a key.
+"""The common part of every operation for signed-in people: like `rest/endpoint.py`, with a session instead of a key.
 
-In this order: whether a page of ours asks, who is signed in, the token against forged requests, then the path, the query and
-the body, each checked by the contract. Nothing of it is kept by a browser or by anything on the way. It costs no units.
+A request passes, in this order: the check for a foreign origin, the session, the CSRF token, then validation of the path, the
+query and the body against the API spec. Replies are never cached by browsers or intermediaries. They cost no units.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import fault_reply, json_reply
-from proxy.web.rest.endpoint import RestHandler as KeyAnswers
-from proxy.web.rest.endpoint import RestReply, RestRequest
+from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 COOKIES = {"account": "penstock_session", "admin": "penstock_admin"}
 CSRF = "X-CSRF-Token"
@@ -36,10 +35,10 @@ _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A request of somebody who is signed in, or wants to be; checked."""
+    """A validated request with a session; `session` is None for operations that need none, such as signing in."""
 
     session: Session | None
-    # The cookie, as it came: of nobody, perhaps.
+    # The cookie as received; it may be invalid.
     token: str
     address: str
     secure: bool
@@ -66,12 +65,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def cookie_name(kind: str, *, secure: bool) -> str:
-    """RFC 6265bis, 4.1.3.2: a name with __Host- only we can set, and only over https."""
+    """RFC 6265bis, 4.1.3.2: only this host can set a cookie named __Host-, and only over https."""
     return f"__Host-{COOKIES[kind]}" if secure else COOKIES[kind]
 
 
 def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[str, str]:
-    """The header; an empty token takes the cookie away."""
+    """The Set-Cookie header; an empty token removes the cookie."""
     jar: SimpleCookie = SimpleCookie()
     name = cookie_name(kind, secure=secure)
     jar[name] = token
@@ -86,36 +85,38 @@ def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[s
 
 class SessionEndpoints:
     def __init__(
-        self, gate: Gate, admission: Admission, contract: ApiSpec, sign_in: SignIn, settings: DashboardSettings
+        self, gate: Gate, admission: Admission, spec: ApiSpec, sign_in: SignIn, settings: DashboardSettings
     ) -> None:
         self._gate = gate
         self._admission = admission
-        self._contract = contract
+        self._spec = spec
         self._sign_in = sign_in
         self._settings = settings
         self._host = settings.url.partition("://")[2].partition("/")[0].lower()
 
-    def handlers(self, answers: Mapping[str, SessionHandler]) -> dict[str, Handler]:
-        """By the operation's id, what aiohttp calls."""
-        return {name: self._handler(self._contract.operations[name], answer) for name, answer in answers.items()}
+    def wrapped(self, handlers: Mapping[str, SessionHandler]) -> dict[str, Handler]:
+        """The aiohttp handlers, by operation id."""
+        return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
 
-    def mirrored(self, answers: Mapping[str, KeyAnswers], where: NetworkResolver) -> dict[str, Handler]:
-        """Operations of keys that are there below /account too: as if a key of the account with every right asked."""
+    def mirrored(self, handlers: Mapping[str, RestHandler], resolver: NetworkResolver) -> dict[str, Handler]:
+        """Key operations that also exist under /account: called with a stand-in key of the account that has all scopes."""
         found: dict[str, SessionHandler] = {}
-        for name, answer in answers.items():
-            if (mirror := f"account_{name}") in self._contract.operations:
+        for name, handler in handlers.items():
+            if (mirror := f"account_{name}") in self._spec.operations:
 
-                async def asked(visit: SessionRequest, answer: KeyAnswers = answer) -> Any:
-                    key = _stand_in(visit.who)
-                    return await answer(RestRequest(key, ALL_SCOPES, visit.path, visit.query, visit.body, where))
+                async def call(request: SessionRequest, handler: RestHandler = handler) -> Any:
+                    key = _stand_in(request.who)
+                    return await handler(
+                        RestRequest(key, ALL_SCOPES, request.path, request.query, request.body, resolver)
+                    )
 
-                found[mirror] = asked
-        return self.handlers(found)
+                found[mirror] = call
+        return self.wrapped(found)
 
-    def _handler(self, operation: ApiOperation, answer: SessionHandler) -> Handler:
+    def _wrap(self, operation: ApiOperation, handler: SessionHandler) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                found = await answer(await self._read(request, operation))
+                found = await handler(await self._read(request, operation))
             except Fault as fault:
                 reply: web.StreamResponse = fault_reply(fault)
             else:
@@ -137,7 +138,7 @@ class SessionEndpoints:
         if operation.session != "none":
             bearer = _bearer(request) if operation.session == "admin" else ""
             session = await self._session(operation, token, bearer, address)
-            # No browser sends a bearer's token by itself: only a cookie needs the other token beside it.
+            # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token")
         path = operation.check_path(request.match_info)
@@ -148,7 +149,7 @@ class SessionEndpoints:
     def _refuse_foreign(self, request: web.Request) -> None:
         fetch_site, origin = request.headers.get("Sec-Fetch-Site", ""), request.headers.get("Origin", "")
         if sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=(request.host.lower(), self._host)):
-            raise Forbidden("a page of another origin may not ask this")
+            raise Forbidden("requests from pages of another origin are not allowed")
 
     async def _session(self, operation: ApiOperation, token: str, bearer: str, address: str) -> Session:
         def refuse(words: str) -> Fault:
@@ -160,21 +161,21 @@ class SessionEndpoints:
 
 
 def _bearer(request: web.Request) -> str:
-    """An operator's token in a header."""
+    """The operator's token in the Authorization header, or an empty string."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     token = token.strip()
     return token if scheme.lower() == "bearer" and token.startswith(sessions.ADMIN_PREFIX) else ""
 
 
 def _reply(found: Any) -> web.Response:
-    answer = found if isinstance(found, RestReply) else RestReply(found)
-    return json_reply(answer.data, status=answer.status, headers=answer.headers)
+    reply = found if isinstance(found, RestReply) else RestReply(found)
+    return json_reply(reply.data, status=reply.status, headers=reply.headers)
 
 
 def _stand_in(session: Session) -> Key:
-    """What services take for the account's key. It is never in the keyring, and nothing is counted for it."""
+    """A key of the account to call services with. It is never in the keyring, and nothing is counted for it."""
     if session.is_operator:
-        raise Unauthorized("sign in to an account")
+        raise Unauthorized("an operator's session has no account: sign in to an account")
     return Key(
         id="",
         lineage="",

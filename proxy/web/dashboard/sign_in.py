@@ -1,4 +1,4 @@
-"""/account and /admin: signing in, being signed in, and signing out."""
+"""/account and /admin: signing in, the session, and signing out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SignInHandlers:
         self._sign_in = sign_in
         self._session_s = session_s
 
-    def answers(self) -> dict[str, SessionHandler]:
+    def handlers(self) -> dict[str, SessionHandler]:
         return {
             "account_sign_in": self.by_password,
             "account_ask_link": self.ask_link,
@@ -29,54 +29,54 @@ class SignInHandlers:
             "admin_sign_out": self.sign_out,
         }
 
-    async def by_password(self, visit: SessionRequest) -> RestReply:
-        body = visit.body
+    async def by_password(self, request: SessionRequest) -> RestReply:
+        body = request.body
         found = await self._sign_in.by_password(
-            body["email"], body["password"], address=visit.address, before=visit.token
+            body["email"], body["password"], address=request.address, before=request.token
         )
-        return self._begun(visit, found)
+        return self._session_reply(request, found)
 
-    async def ask_link(self, visit: SessionRequest) -> RestReply:
-        await self._sign_in.ask_link(visit.body["email"], address=visit.address)
+    async def ask_link(self, request: SessionRequest) -> RestReply:
+        await self._sign_in.ask_link(request.body["email"], address=request.address)
         return RestReply({"sent": True}, status=202)
 
-    async def by_link(self, visit: SessionRequest) -> RestReply:
-        body = visit.body
+    async def by_link(self, request: SessionRequest) -> RestReply:
+        body = request.body
         found = await self._sign_in.by_link(
-            body["token"], password=body.get("password"), address=visit.address, before=visit.token
+            body["token"], password=body.get("password"), address=request.address, before=request.token
         )
-        return self._begun(visit, found)
+        return self._session_reply(request, found)
 
-    async def by_admin_token(self, visit: SessionRequest) -> RestReply:
-        found = await self._sign_in.by_admin_token(visit.body["token"], address=visit.address, before=visit.token)
-        return self._begun(visit, found)
+    async def by_admin_token(self, request: SessionRequest) -> RestReply:
+        found = await self._sign_in.by_admin_token(request.body["token"], address=request.address, before=request.token)
+        return self._session_reply(request, found)
 
-    async def read(self, visit: SessionRequest) -> dict[str, Any]:
-        return _shown(visit.signed_in)
+    async def read(self, request: SessionRequest) -> dict[str, Any]:
+        return _shown(request.signed_in)
 
-    async def sign_out(self, visit: SessionRequest) -> RestReply:
-        await self._sign_in.sign_out(visit.token)
-        return RestReply({"signed_out": True}, headers=self._cookie(visit, visit.who, ""))
+    async def sign_out(self, request: SessionRequest) -> RestReply:
+        await self._sign_in.sign_out(request.token)
+        return RestReply({"signed_out": True}, headers=self._cookie(request, request.who, ""))
 
-    async def set_password(self, visit: SessionRequest) -> dict[str, Any]:
-        body = visit.body
+    async def set_password(self, request: SessionRequest) -> dict[str, Any]:
+        body = request.body
         session = await self._sign_in.change_password(
-            visit.signed_in, current=body.get("current_password"), new=body["new_password"]
+            request.signed_in, current=body.get("current_password"), new=body["new_password"]
         )
-        return _shown(SignedIn(visit.token, session))
+        return _shown(SignedIn(request.token, session))
 
-    def _begun(self, visit: SessionRequest, found: SignedIn) -> RestReply:
-        return RestReply(_shown(found), headers=self._cookie(visit, found.session, found.token))
+    def _session_reply(self, request: SessionRequest, found: SignedIn) -> RestReply:
+        return RestReply(_shown(found), headers=self._cookie(request, found.session, found.token))
 
-    def _cookie(self, visit: SessionRequest, session: Session, token: str) -> dict[str, str]:
+    def _cookie(self, request: SessionRequest, session: Session, token: str) -> dict[str, str]:
         kind = "admin" if session.is_operator else "account"
-        return set_cookie(kind, token, secure=visit.secure, lasts_s=self._session_s)
+        return set_cookie(kind, token, secure=request.secure, lasts_s=self._session_s)
 
 
 def _shown(found: SignedIn) -> dict[str, Any]:
     session = found.session
     times = {
-        # Who came with a token in a header has no cookie, and needs nothing against forged requests.
+        # A session by bearer token has no cookie and needs no CSRF token.
         "csrf_token": sessions.csrf_of(found.token) if found.token else None,
         "created_at": time_of(session.created_at),
         "expires_at": time_of(session.expires_at),

@@ -1,4 +1,4 @@
-"""What is open to everybody: health, the OpenAPI document and its readable page, and the page of the dashboard."""
+"""Public pages: health, the OpenAPI document and its documentation, and the dashboard's files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _HEADERS = {
 
 
 class Pages:
-    def __init__(self, contract: ApiSpec, readiness: Readiness) -> None:
-        self._contract = contract
+    def __init__(self, spec: ApiSpec, readiness: Readiness) -> None:
+        self._spec = spec
         self._readiness = readiness
         self._dashboard = StaticFiles()
         self._files = {path.name: path.read_bytes() for path in PAGES.iterdir() if path.suffix in _TYPES}
@@ -41,20 +41,18 @@ class Pages:
         ]
 
     async def health(self, _request: web.Request) -> web.Response:
-        """The process is up; nothing else is asked."""
+        """Whether the process is up; nothing else is checked."""
         return json_reply({"status": "ok"})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """Whether a balancer should send traffic here."""
+        """Whether a load balancer should send traffic here."""
         state = self._readiness.state()
         if not state.ready:
             raise Unavailable(f"not ready: {', '.join(state.missing)}")
         return json_reply({"status": "ready", "degraded": list(state.degraded)})
 
     async def openapi(self, _request: web.Request) -> web.Response:
-        return web.Response(
-            body=self._contract.raw, content_type="application/json", headers={"Cache-Control": "no-cache"}
-        )
+        return web.Response(body=self._spec.raw, content_type="application/json", headers={"Cache-Control": "no-cache"})
 
     async def docs(self, request: web.Request) -> web.Response:
         name = request.match_info.get("name", "docs.html")

@@ -1,4 +1,4 @@
-"""/webhooks/{id}/deliveries, redeliver and test: how events were told, and telling them again."""
+"""/webhooks/{id}/deliveries, redeliver and test: the history of deliveries, and sending events again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from proxy.chains.registry import Registry
 from proxy.core.iso_time import iso_millis
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.delivery.history import STATES, Attempt, Delivery, DeliveryHistory, Webhook
@@ -16,15 +15,12 @@ _WORDS = {state: word for word, state in STATES.items()}
 
 
 class DeliveryHandlers:
-    def __init__(
-        self, deliveries: DeliveryHistory, own: Callable[[RestRequest], Awaitable[Webhook]], chains: Registry
-    ) -> None:
-        """`own`: the webhook that a path names, if it is the caller's."""
+    def __init__(self, deliveries: DeliveryHistory, own: Callable[[RestRequest], Awaitable[Webhook]]) -> None:
+        """`own`: returns the webhook that the path names, if it belongs to the caller."""
         self._deliveries = deliveries
         self._own = own
-        self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         return {
             "list_deliveries": self.list,
             "redeliver_event": self.redeliver,
@@ -32,34 +28,34 @@ class DeliveryHandlers:
             "test_webhook": self.test,
         }
 
-    async def list(self, asked: RestRequest) -> dict[str, Any]:
-        webhook = await self._own(asked)
-        given = asked.query["since"]
+    async def list(self, request: RestRequest) -> dict[str, Any]:
+        webhook = await self._own(request)
+        given = request.query["since"]
         since = None if given is None else _moment(given)
-        found, total = await self._deliveries.page(webhook, asked.page, status=asked.query["status"], since=since)
-        return {"deliveries": [_shown(each) for each in found], "page": asked.page.number, "total": total}
+        found, total = await self._deliveries.page(webhook, request.page, status=request.query["status"], since=since)
+        return {"deliveries": [_shown(each) for each in found], "page": request.page.number, "total": total}
 
-    async def redeliver(self, asked: RestRequest) -> RestReply:
-        webhook = await self._own(asked)
-        event_id = asked.path["event_id"]
+    async def redeliver(self, request: RestRequest) -> RestReply:
+        webhook = await self._own(request)
+        event_id = request.path["event_id"]
         await self._deliveries.redeliver(webhook, event_id)
         status = "pending" if webhook.status == "active" else "parked"
         return RestReply({"webhook_id": webhook.id, "event_id": event_id, "status": status}, status=202)
 
-    async def redeliver_since(self, asked: RestRequest) -> RestReply:
-        webhook = await self._own(asked)
+    async def redeliver_since(self, request: RestRequest) -> RestReply:
+        webhook = await self._own(request)
         count = await self._deliveries.redeliver_since(
-            webhook, _moment(asked.body["since"]), status=asked.body.get("status")
+            webhook, _moment(request.body["since"]), status=request.body.get("status")
         )
         return RestReply({"webhook_id": webhook.id, "redelivering": count}, status=202)
 
-    async def test(self, asked: RestRequest) -> RestReply:
-        webhook = await self._own(asked)
-        network = self._networks.get(webhook.network)
+    async def test(self, request: RestRequest) -> RestReply:
+        webhook = await self._own(request)
+        network = request.resolver.configured(webhook.network)
         if network is None:
-            raise NotFound("the webhook's network is not configured any more")
-        event_id = await self._deliveries.test(webhook, network, event_type=asked.body.get("event_type"))
-        event_type = asked.body.get("event_type") or webhook.event_type
+            raise NotFound("the webhook's network is no longer configured")
+        event_id = await self._deliveries.test(webhook, network, event_type=request.body.get("event_type"))
+        event_type = request.body.get("event_type") or webhook.event_type
         return RestReply({"webhook_id": webhook.id, "event_id": event_id, "event_type": event_type}, status=202)
 
 
@@ -89,8 +85,8 @@ def _attempt(found: Attempt) -> dict[str, Any]:
 
 
 def _moment(text: str) -> datetime.datetime:
-    """A time with its zone. The contract has checked its form, which allows for a few that there are not."""
+    """Parse a time with its zone. The API spec has validated the form, which also admits some times that do not exist."""
     try:
         return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"since: there is no such time as {text[:40]}") from None
+        raise InvalidRequest(f"since: {text[:40]} is not a valid time") from None

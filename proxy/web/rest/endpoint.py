@@ -1,7 +1,8 @@
-"""What stands around every REST operation, so that a handler holds only its own idea.
+"""The common part of every REST operation, so that a handler contains only its own logic.
 
-In this order: the key, its scope, the price, then the path, the query and the body, each checked by the contract. An answer is
-data; it becomes JSON here. A call that we fail, or refuse, costs nothing; one that was asked wrongly costs one unit.
+A request passes, in this order: authentication, the scope, the units, then validation of the path, the query and the body
+against the API spec. Handlers return data, which is encoded as JSON here. A request that fails on our side or is forbidden
+costs nothing; an invalid one costs one unit.
 """
 
 from __future__ import annotations
@@ -25,28 +26,38 @@ from proxy.web.gate import CACHE, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
 
-# What a request costs that was asked wrongly.
-UNITS_OF_AN_ERROR = 1
+# The cost of an invalid request.
+ERROR_UNITS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RestRequest:
-    """A request, checked: its values have the types and the bounds that the contract gives them."""
+    """A validated request: its values have the types and bounds given in the API spec."""
 
     key: Key
     scopes: int
     path: Mapping[str, str]
     query: Mapping[str, Any]
     body: Any
-    where: NetworkResolver
-    # The networks that it was found to mean: the first is what it is counted under.
-    meant: list[str] = field(default_factory=list)
+    resolver: NetworkResolver
+    # Ids of the networks that the request resolved to. Usage is counted under the first.
+    resolved: list[str] = field(default_factory=list)
 
     def network(self, word: str | None = None) -> Network:
-        """The network that the path means, or the given word."""
-        found = self.where.network(self.key, self.scopes, word or self.path["chain"])
-        self.meant.append(found.id)
+        """The network that `word` means for this key, by default the word in the path. Raises if the key may not use it."""
+        found = self.resolver.network(self.key, self.scopes, word or self.path["chain"])
+        self.resolved.append(found.id)
         return found
+
+    def require_network(self, network_id: str) -> None:
+        """Raise if the key may not use the network. A network that is no longer configured passes."""
+        if (network := self.resolver.configured(network_id)) is not None:
+            self.network(network.word(live=self.key.live))
+
+    def network_word(self, network_id: str) -> str:
+        """The word that means the network for this key. A network that is no longer configured keeps its old name."""
+        network = self.resolver.configured(network_id)
+        return network_id.replace("/", "-") if network is None else network.word(live=self.key.live)
 
     @property
     def page(self) -> Page:
@@ -55,7 +66,7 @@ class RestRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestReply:
-    """What a handler has to say that is more than data: a status, or how it came by it."""
+    """The result of a handler that sets more than the data: a status, the cache outcome or headers."""
 
     data: Any
     status: int = 200
@@ -64,7 +75,7 @@ class RestReply:
 
 
 RestHandler = Callable[[RestRequest], Awaitable[Any]]
-# Where a request of a key is counted, by its network and operation.
+# The tally of a key for a network and an operation.
 OperationTally = Callable[[Key, str, str], Tally]
 
 
@@ -73,43 +84,41 @@ class RestEndpoints:
         self,
         gate: Gate,
         admission: Admission,
-        contract: ApiSpec,
+        spec: ApiSpec,
         prices: Mapping[str, int],
-        where: NetworkResolver,
+        resolver: NetworkResolver,
         *,
         count: OperationTally,
         large_body: int = 0,
     ) -> None:
-        """`large_body`: the most bytes of a body, for operations that say that theirs may be large."""
+        """`large_body`: the largest body, in bytes, of operations marked `x-large-body` in the API spec."""
         self._large_body = large_body
         self._count = count
         self._gate = gate
         self._admission = admission
-        self._contract = contract
+        self._spec = spec
         self._prices = prices
-        self._where = where
+        self._resolver = resolver
 
-    def handlers(
-        self, answers: Mapping[str, RestHandler]
+    def wrapped(
+        self, handlers: Mapping[str, RestHandler]
     ) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
-        """By the operation's id, what aiohttp calls."""
-        return {name: self._handler(self._contract.operations[name], answer) for name, answer in answers.items()}
+        """The aiohttp handlers, by operation id."""
+        return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
 
-    def _handler(
-        self, operation: ApiOperation, answer: RestHandler
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _wrap(self, operation: ApiOperation, handler: RestHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
         units = self._prices[operation.id]
         scopes = access.SCOPE_BIT[operation.scope]
 
         async def handle(request: web.Request) -> web.Response:
             key = self._gate.authenticate(request, operation.id)
-            began, meant, outcome = time.monotonic(), list[str](), "faults"
+            began, resolved, outcome = time.monotonic(), list[str](), "faults"
             try:
                 refusal = self._admission.may(key, scopes) or self._admission.charge(key, 1, units, began)
                 if refusal is not None:
                     raise refusal
                 try:
-                    found = await answer(await self._read(request, operation, key, scopes, meant))
+                    found = await handler(await self._read(request, operation, key, scopes, resolved))
                 except Fault as fault:
                     request[UNITS] = self._settle(key, units, fault)
                     raise
@@ -117,13 +126,13 @@ class RestEndpoints:
                 outcome = "results"
                 return _reply(request, found if isinstance(found, RestReply) else RestReply(found))
             finally:
-                tally = self._count(key, meant[0] if meant else "", operation.id)
+                tally = self._count(key, resolved[0] if resolved else "", operation.id)
                 tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
 
         return handle
 
     async def _read(
-        self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, meant: list[str]
+        self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]
     ) -> RestRequest:
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
@@ -131,18 +140,18 @@ class RestEndpoints:
         if operation.body is not None:
             larger = self._large_body if operation.large_body else 0
             body = operation.check_body(await self._gate.read_body(request, larger=larger))
-        return RestRequest(key, scopes, path, query, body, self._where, meant)
+        return RestRequest(key, scopes, path, query, body, self._resolver, resolved)
 
     def _settle(self, key: Key, units: int, fault: Fault) -> int:
-        """What a request costs that ended in a fault."""
+        """Refund a request that ended in a fault, and return what it still costs."""
         if isinstance(fault, InternalError | Forbidden):
             self._admission.refund(key, 1, units)
             return 0
-        self._admission.refund(key, 0, units - UNITS_OF_AN_ERROR)
-        return UNITS_OF_AN_ERROR
+        self._admission.refund(key, 0, units - ERROR_UNITS)
+        return ERROR_UNITS
 
 
-def _reply(request: web.Request, answer: RestReply) -> web.Response:
-    if answer.cache:
-        request[CACHE] = answer.cache
-    return json_reply(answer.data, status=answer.status, headers=answer.headers)
+def _reply(request: web.Request, reply: RestReply) -> web.Response:
+    if reply.cache:
+        request[CACHE] = reply.cache
+    return json_reply(reply.data, status=reply.status, headers=reply.headers)

@@ -1,4 +1,4 @@
-"""/gas: prices, policies and sponsorship. A policy is its account's; somebody else's is not there."""
+"""/gas: prices, policies and sponsorship. A policy of another account is a 404, like one that does not exist."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 from proxy.chains.evm import address, fees, policy
 from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.families import family_of
-from proxy.chains.registry import Registry
-from proxy.core.access import Key
 from proxy.core.iso_time import iso_of_unix, iso_seconds
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
@@ -24,18 +22,15 @@ class GasHandlers:
         self,
         prices: GasPrices,
         policies: PolicyService,
-        sponsoring: SponsorService,
+        sponsor: SponsorService,
         refusals: RefusalLog,
-        *,
-        chains: Registry,
     ) -> None:
         self._prices = prices
         self._policies = policies
-        self._sponsoring = sponsoring
+        self._sponsor = sponsor
         self._refusals = refusals
-        self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         return {
             "read_gas_prices": self.read_prices,
             "create_gas_policy": self.create,
@@ -48,10 +43,10 @@ class GasHandlers:
             "sponsor_operation": self.sponsor,
         }
 
-    async def read_prices(self, asked: RestRequest) -> dict[str, Any]:
-        found = await self._prices.read(asked.network())
+    async def read_prices(self, request: RestRequest) -> dict[str, Any]:
+        found = await self._prices.read(request.network())
         return {
-            "chain": asked.path["chain"],
+            "chain": request.path["chain"],
             "block_number": found.fees.block,
             "base_fee_gwei": fees.gwei(found.fees.base_fee_wei),
             "estimates": {
@@ -67,40 +62,40 @@ class GasHandlers:
 
     # Policies
 
-    async def create(self, asked: RestRequest) -> RestReply:
-        body = asked.body
-        network = asked.network(body["chain"])
+    async def create(self, request: RestRequest) -> RestReply:
+        body = request.body
+        network = request.network(body["chain"])
         if "user_operations" not in family_of(network).features:
-            raise InvalidRequest(f"chain: there are no operations to sponsor on {network.id}")
-        made = await self._policies.create(asked.key, network, name=_name(body["name"]), given=body["rules"])
-        return RestReply(self._shown(asked.key, made), status=201)
+            raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor")
+        made = await self._policies.create(request.key, network, name=_name(body["name"]), given=body["rules"])
+        return RestReply(_shown(request, made), status=201)
 
-    async def list(self, asked: RestRequest) -> dict[str, Any]:
-        found, total = await self._policies.page(asked.key, asked.page, status=asked.query["status"])
+    async def list(self, request: RestRequest) -> dict[str, Any]:
+        found, total = await self._policies.page(request.key, request.page, status=request.query["status"])
         return {
-            "policies": [self._shown(asked.key, each) for each in found],
-            "page": asked.page.number,
+            "policies": [_shown(request, each) for each in found],
+            "page": request.page.number,
             "total": total,
         }
 
-    async def read(self, asked: RestRequest) -> dict[str, Any]:
-        return self._shown(asked.key, await self._own(asked))
+    async def read(self, request: RestRequest) -> dict[str, Any]:
+        return _shown(request, await self._own(request))
 
-    async def update(self, asked: RestRequest) -> dict[str, Any]:
-        body = asked.body
-        before = await self._own(asked)
+    async def update(self, request: RestRequest) -> dict[str, Any]:
+        body = request.body
+        before = await self._own(request)
         name = _name(body["name"]) if "name" in body else None
         after = await self._policies.update(before, name=name, status=body.get("status"), changes=body.get("rules"))
-        return self._shown(asked.key, after)
+        return _shown(request, after)
 
-    async def delete(self, asked: RestRequest) -> dict[str, Any]:
-        found = await self._own(asked)
+    async def delete(self, request: RestRequest) -> dict[str, Any]:
+        found = await self._own(request)
         await self._policies.delete(found.id, account=found.account)
         return {"id": found.id, "deleted": True}
 
-    async def spend(self, asked: RestRequest) -> dict[str, Any]:
-        found = await self._own(asked)
-        spend = await self._policies.spend(found, asked.page)
+    async def spend(self, request: RestRequest) -> dict[str, Any]:
+        found = await self._own(request)
+        spend = await self._policies.spend(found, request.page)
         return {
             "policy_id": found.id,
             **_amounts(spend.total),
@@ -109,61 +104,54 @@ class GasHandlers:
             "resets_at": _resets_at(spend),
             "days": [{"day": day.isoformat(), **_amounts(meter)} for day, meter in spend.days],
             "users": [_user(spend, each) for each in spend.users],
-            "page": asked.page.number,
+            "page": request.page.number,
             "total": spend.user_count,
         }
 
-    async def list_refusals(self, asked: RestRequest) -> dict[str, Any]:
-        found = await self._own(asked)
-        latest = await self._refusals.latest(found.id, asked.query["limit"])
+    async def list_refusals(self, request: RestRequest) -> dict[str, Any]:
+        found = await self._own(request)
+        latest = await self._refusals.latest(found.id, request.query["limit"])
         return {"policy_id": found.id, "refusals": [_refused(each) for each in latest]}
 
-    async def _own(self, asked: RestRequest) -> Policy:
-        """The policy that the path names; on a network that the key may use."""
-        found = await self._policies.read(asked.key, asked.path["id"])
-        if (network := self._networks.get(found.network)) is not None:
-            asked.network(network.word(live=asked.key.live))
+    async def _own(self, request: RestRequest) -> Policy:
+        """The account's policy that the path names, on a network that the key may use."""
+        found = await self._policies.read(request.key, request.path["id"])
+        request.require_network(found.network)
         return found
 
     # Sponsorship
 
-    async def sponsor(self, asked: RestRequest) -> dict[str, Any]:
-        body = asked.body
+    async def sponsor(self, request: RestRequest) -> dict[str, Any]:
+        body = request.body
         try:
-            request = self._sponsoring.read(
-                asked.key,
-                asked.network(body["chain"]),
+            parsed = self._sponsor.read(
+                request.key,
+                request.network(body["chain"]),
                 body["user_operation"],
                 policy_id=body["policy_id"],
                 entry_point=body.get("entry_point"),
             )
         except BadOperation as exc:
             raise InvalidRequest(_named(exc)) from None
-        found = await self._sponsoring.sponsor(request)
+        found = await self._sponsor.sponsor(parsed)
         return {**fields_of(found), "sponsored_gas_usd": policy.usd(found.worst)}
 
-    # How a policy looks
 
-    def _shown(self, key: Key, found: Policy) -> dict[str, Any]:
-        return {
-            "id": found.id,
-            "name": found.name,
-            "chain": self._word(key, found.network),
-            "network": found.network,
-            "rules": found.rules,
-            "status": found.status,
-            "created_at": iso_seconds(found.created_at),
-            "updated_at": iso_seconds(found.updated_at),
-        }
-
-    def _word(self, key: Key, name: str) -> str:
-        """The network as this key would name it; one that is configured no more by its old name."""
-        network = self._networks.get(name)
-        return name.replace("/", "-") if network is None else network.word(live=key.live)
+def _shown(request: RestRequest, found: Policy) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "name": found.name,
+        "chain": request.network_word(found.network),
+        "network": found.network,
+        "rules": found.rules,
+        "status": found.status,
+        "created_at": iso_seconds(found.created_at),
+        "updated_at": iso_seconds(found.updated_at),
+    }
 
 
 def fields_of(found: Sponsorship) -> dict[str, str]:
-    """The paymaster's members of an operation; of one for 0.6, also both in its one field."""
+    """The paymaster's fields of an operation; for 0.6 also the combined `paymasterAndData`."""
     payer, data = found.paymaster, found.data.hex()
     verification, post_op = found.gas
     fields = {
@@ -178,7 +166,7 @@ def fields_of(found: Sponsorship) -> dict[str, str]:
 
 
 def _named(fault: BadOperation) -> str:
-    """The fault under the name that the field has in this request."""
+    """The error message, with the field named as in this request."""
     text = str(fault)
     if text.startswith("entryPoint:"):
         return text.replace("entryPoint", "entry_point", 1)
@@ -188,7 +176,7 @@ def _named(fault: BadOperation) -> str:
 def _name(text: str) -> str:
     name = text.strip()
     if not name or not name.isprintable():
-        raise InvalidRequest("name: must be printable characters")
+        raise InvalidRequest("name: must contain only printable characters, and at least one that is not a space")
     return name
 
 
@@ -224,7 +212,7 @@ def _refused(found: RefusedOperation) -> dict[str, Any]:
 
 
 def _resets_at(spend: PolicySpend) -> str | None:
-    """The first moment of the next span."""
+    """When the next period of the spending limit begins."""
     day = spend.day
     match spend.rules.reset:
         case "never":

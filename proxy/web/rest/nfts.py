@@ -1,4 +1,4 @@
-"""NFTs over HTTP."""
+"""/nfts: single NFTs, collections, and the NFTs of an owner."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ class CollectionReader(Protocol):
 
 
 class NftHandlers:
-    def __init__(self, metadata: NftMetadataReader, collections: CollectionReader, holders: PathAddresses) -> None:
+    def __init__(self, metadata: NftMetadataReader, collections: CollectionReader, addresses: PathAddresses) -> None:
         self._metadata = metadata
         self._collections = collections
-        self._holders = holders
+        self._addresses = addresses
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         return {"read_nft": self._nft, "read_nft_collection": self._collection, "list_owned_nfts": self._owned}
 
-    async def _nft(self, asked: RestRequest) -> Any:
-        network = _with_nfts(asked)
-        token_id, contract = _token_id(asked), await self._holders.contract(asked, network)
-        return await self._metadata.read(network, contract, token_id, refresh=asked.query["refresh"])
+    async def _nft(self, request: RestRequest) -> Any:
+        network = _with_nfts(request)
+        token_id, contract = _token_id(request), await self._addresses.contract(request, network)
+        return await self._metadata.read(network, contract, token_id, refresh=request.query["refresh"])
 
-    async def _collection(self, asked: RestRequest) -> Any:
-        network = _with_nfts(asked)
-        found = await self._collections.collection(network, await self._holders.contract(asked, network))
-        return {"chain": asked.path["chain"], **found}
+    async def _collection(self, request: RestRequest) -> Any:
+        network = _with_nfts(request)
+        found = await self._collections.collection(network, await self._addresses.contract(request, network))
+        return {"chain": request.path["chain"], **found}
 
-    async def _owned(self, asked: RestRequest) -> Any:
-        network = _with_nfts(asked)
-        holder = await self._holders.of(asked, network)
-        found = await self._collections.owned(network, holder, asked.page)
+    async def _owned(self, request: RestRequest) -> Any:
+        network = _with_nfts(request)
+        holder = await self._addresses.of(request, network)
+        found = await self._collections.owned(network, holder, request.page)
         shown = family_of(network).addresses.show(holder)
-        return {"address": shown, "chain": asked.path["chain"], "page": asked.page.number, **found}
+        return {"address": shown, "chain": request.path["chain"], "page": request.page.number, **found}
 
 
-def _with_nfts(asked: RestRequest) -> Network:
-    network = asked.network()
+def _with_nfts(request: RestRequest) -> Network:
+    network = request.network()
     if "nfts" not in family_of(network).features:
         raise NotFound(f"NFTs are not read on {network.id}")
     return network
 
 
-def _token_id(asked: RestRequest) -> int:
-    text = asked.path["token_id"]
+def _token_id(request: RestRequest) -> int:
+    text = request.path["token_id"]
     found = int(text, 16 if text.startswith("0x") else 10)
     if found > _LARGEST_ID:
-        raise InvalidRequest("parameter 'token_id': is more than 256 bits")
+        raise InvalidRequest("parameter 'token_id': must be at most 256 bits")
     return found

@@ -1,4 +1,4 @@
-"""Who a path means, a holder or a contract: by an address, or by a name where the network has names."""
+"""Addresses in paths, of holders and contracts; also given as ENS names on networks that have them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.web.rest.endpoint import RestRequest
 
 class NameResolver(Protocol):
     async def resolve(self, network: Network, text: str) -> bytes | None:
-        """The address that a name stands for. ValueError says why a text is no name."""
+        """The address of a name. Raises ValueError, with the reason, if the text is not a valid name."""
         ...
 
     def are_on(self, network: Network) -> bool:
@@ -24,9 +24,9 @@ class PathAddresses:
     def __init__(self, names: NameResolver | None) -> None:
         self._names = names
 
-    async def of(self, asked: RestRequest, network: Network, parameter: str = "address") -> bytes:
-        """The address in the path; a refusal names the parameter."""
-        text = asked.path[parameter]
+    async def of(self, request: RestRequest, network: Network, parameter: str = "address") -> bytes:
+        """The address in the path; an error names the parameter."""
+        text = request.path[parameter]
         if (found := family_of(network).addresses.parse(text)) is not None:
             return found
         if "." not in text or self._names is None or not self._names.are_on(network):
@@ -36,11 +36,11 @@ class PathAddresses:
         except ValueError as exc:
             raise InvalidRequest(f"parameter {parameter!r}: {exc}") from None
         if resolved is None:
-            raise NotFound(f"parameter {parameter!r}: the name stands for no address on {network.id}")
+            raise NotFound(f"parameter {parameter!r}: the name does not resolve to an address on {network.id}")
         return resolved
 
-    async def contract(self, asked: RestRequest, network: Network) -> bytes:
-        return await self.of(asked, network, "contract")
+    async def contract(self, request: RestRequest, network: Network) -> bytes:
+        return await self.of(request, network, "contract")
 
 
 def not_an_address(network: Network, parameter: str) -> InvalidRequest:

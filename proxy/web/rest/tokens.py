@@ -1,4 +1,4 @@
-"""Token balances and token metadata over HTTP."""
+"""/tokens: token balances and token metadata."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ class TokenReader(Protocol):
 
 
 class TokenHandlers:
-    def __init__(self, readers: Mapping[TokenKind, TokenReader], holders: PathAddresses) -> None:
+    def __init__(self, readers: Mapping[TokenKind, TokenReader], addresses: PathAddresses) -> None:
         self._readers = readers
-        self._holders = holders
+        self._addresses = addresses
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         return {"list_token_balances": self._balances, "read_token_metadata": self._metadata}
 
-    async def _balances(self, asked: RestRequest) -> Any:
-        network = asked.network()
+    async def _balances(self, request: RestRequest) -> Any:
+        network = request.network()
         reader = self._reader(network)
-        holder = await self._holders.of(asked, network)
+        holder = await self._addresses.of(request, network)
         found = await reader.balances(network, holder)
-        page, tokens = asked.page, found["tokens"]
+        page, tokens = request.page, found["tokens"]
         return {
             "address": family_of(network).addresses.show(holder),
-            "chain": asked.path["chain"],
+            "chain": request.path["chain"],
             "tokens": [orjson.Fragment(bytes(each)) for each in tokens[page.offset : page.offset + page.limit]],
             "page": page.number,
             "total": len(tokens),
             "as_of_block": found["as_of_block"],
-            # Only where it is so: it hardly ever is.
+            # Only included if true, which is rare.
             **({"truncated": True} if found.get("truncated") else {}),
         }
 
-    async def _metadata(self, asked: RestRequest) -> Any:
-        network = asked.network()
+    async def _metadata(self, request: RestRequest) -> Any:
+        network = request.network()
         reader = self._reader(network)
-        found = await reader.metadata(network, await self._holders.contract(asked, network))
-        return {"chain": asked.path["chain"], **found}
+        found = await reader.metadata(network, await self._addresses.contract(request, network))
+        return {"chain": request.path["chain"], **found}
 
     def _reader(self, network: Network) -> TokenReader:
         kind = family_of(network).tokens

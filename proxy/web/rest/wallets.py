@@ -1,12 +1,10 @@
-"""/wallets: create, read and list. A wallet is its key's; somebody else's is not there."""
+"""/wallets: create, read and list. A wallet of another key is a 404, like one that does not exist."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from proxy.chains.evm import address
-from proxy.chains.registry import Registry
-from proxy.core.access import Key
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.wallets import Wallet, WalletService, WalletState
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -14,92 +12,85 @@ from proxy.web.timestamps import time_of
 
 
 class WalletHandlers:
-    def __init__(self, wallets: WalletService, chains: Registry) -> None:
+    def __init__(self, wallets: WalletService) -> None:
         self._wallets = wallets
-        self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         return {"create_wallet": self.create, "read_wallet": self.read, "list_wallets": self.list}
 
-    async def create(self, asked: RestRequest) -> RestReply:
-        body = asked.body
-        network = asked.network(body["chain"])
+    async def create(self, request: RestRequest) -> RestReply:
+        body = request.body
+        network = request.network(body["chain"])
         owner = _address(body["owner"], "owner")
-        seen, is_new = await self._wallets.create(
-            asked.key, network, owner=owner, salt=body.get("salt"), version=body.get("version")
+        state, is_new = await self._wallets.create(
+            request.key, network, owner=owner, salt=body.get("salt"), version=body.get("version")
         )
-        return RestReply(self._shown(asked.key, seen), status=201 if is_new else 200)
+        return RestReply(_shown(request, state), status=201 if is_new else 200)
 
-    async def read(self, asked: RestRequest) -> dict[str, Any]:
-        at = _address(asked.path["address"], "address")
-        chain = asked.query["chain"]
-        wanted = asked.network(chain) if chain is not None else None
-        known = [wallet for wallet in await self._wallets.find(asked.key, at) if self._serves(wallet)]
+    async def read(self, request: RestRequest) -> dict[str, Any]:
+        at = _address(request.path["address"], "address")
+        chain = request.query["chain"]
+        wanted = request.network(chain) if chain is not None else None
+        known = [wallet for wallet in await self._wallets.find(request.key, at) if _is_served(request, wallet)]
         found = [wallet for wallet in known if wanted is None or wallet.network == wanted.id]
         if not found:
             raise NotFound("there is no such wallet")
-        wallet = found[0] if len(found) == 1 else self._picked(asked.key, found)
-        network = asked.network(self._word(asked.key, wallet.network))
-        seen = await self._wallets.state(network, wallet)
-        answer = self._shown(asked.key, seen)
-        answer["nonce"] = seen.nonce
-        if seen.is_deployed:
-            answer["deployed_at"] = time_of(seen.wallet.deployed_at)
-            answer["deploy_tx"] = None if seen.wallet.deploy_tx is None else "0x" + seen.wallet.deploy_tx.hex()
-        return answer
+        if len(found) > 1:
+            words = [request.network_word(wallet.network) for wallet in found]
+            raise InvalidRequest(f"parameter 'chain' is required: this wallet is on {', '.join(words)}")
+        wallet = found[0]
+        network = request.network(request.network_word(wallet.network))
+        state = await self._wallets.state(network, wallet)
+        reply = {**_shown(request, state), "nonce": state.nonce}
+        if state.is_deployed:
+            reply["deployed_at"] = time_of(state.wallet.deployed_at)
+            reply["deploy_tx"] = None if state.wallet.deploy_tx is None else "0x" + state.wallet.deploy_tx.hex()
+        return reply
 
-    def _serves(self, wallet: Wallet) -> bool:
-        """Whether its network, and its version there, are still configured."""
-        network = self._networks.get(wallet.network)
-        return network is not None and wallet.version in network.chain.entry_points
-
-    def _picked(self, key: Key, found: list[Wallet]) -> Wallet:
-        """Without a word about the chain an address that is on several is no answer."""
-        words = [self._word(key, wallet.network) for wallet in found]
-        raise InvalidRequest(f"parameter 'chain' is required: this wallet is on {', '.join(words)}")
-
-    async def list(self, asked: RestRequest) -> dict[str, Any]:
-        chain = asked.query["chain"]
-        network = asked.network(chain) if chain is not None else None
-        found, total = await self._wallets.page(asked.key, asked.page, network)
+    async def list(self, request: RestRequest) -> dict[str, Any]:
+        chain = request.query["chain"]
+        network = request.network(chain) if chain is not None else None
+        found, total = await self._wallets.page(request.key, request.page, network)
         return {
-            "wallets": [self._summary(asked.key, seen) for seen in found],
-            "page": asked.page.number,
+            "wallets": [_summary(request, state) for state in found],
+            "page": request.page.number,
             "total": total,
         }
 
-    # How a wallet looks
 
-    def _summary(self, key: Key, seen: WalletState) -> dict[str, Any]:
-        wallet = seen.wallet
-        return {
-            "address": address.checksum(wallet.address),
-            "owner": address.checksum(wallet.owner),
-            "chain": self._word(key, wallet.network),
-            "status": "deployed" if seen.is_deployed else "counterfactual",
-            "created_at": time_of(wallet.created_at),
-        }
+def _is_served(request: RestRequest, wallet: Wallet) -> bool:
+    """Whether the wallet's network, and its version there, are still configured."""
+    network = request.resolver.configured(wallet.network)
+    return network is not None and wallet.version in network.chain.entry_points
 
-    def _shown(self, key: Key, seen: WalletState) -> dict[str, Any]:
-        wallet = seen.wallet
-        chain = self._networks[wallet.network].chain
-        return {
-            **self._summary(key, seen),
-            "factory": address.checksum(wallet.factory),
-            "version": wallet.version,
-            "entry_point": chain.entry_points[wallet.version],
-        }
 
-    def _word(self, key: Key, name: str) -> str:
-        """The network as this key would name it; one that is configured no more by its old name."""
-        network = self._networks.get(name)
-        return name.replace("/", "-") if network is None else network.word(live=key.live)
+def _summary(request: RestRequest, state: WalletState) -> dict[str, Any]:
+    wallet = state.wallet
+    return {
+        "address": address.checksum(wallet.address),
+        "owner": address.checksum(wallet.owner),
+        "chain": request.network_word(wallet.network),
+        "status": "deployed" if state.is_deployed else "counterfactual",
+        "created_at": time_of(wallet.created_at),
+    }
+
+
+def _shown(request: RestRequest, state: WalletState) -> dict[str, Any]:
+    wallet = state.wallet
+    network = request.resolver.configured(wallet.network)
+    assert network is not None
+    return {
+        **_summary(request, state),
+        "factory": address.checksum(wallet.factory),
+        "version": wallet.version,
+        "entry_point": network.chain.entry_points[wallet.version],
+    }
 
 
 def _address(text: str, name: str) -> bytes:
     found = address.parse(text)
     if found is None:
-        raise InvalidRequest(f"{name}: must be an address, 0x and 40 hex digits")
+        raise InvalidRequest(f"{name}: must be an address: 0x and 40 hex digits")
     if address.is_mistyped(text):
-        raise InvalidRequest(f"{name}: the checksum of {text} does not hold: it is mistyped")
+        raise InvalidRequest(f"{name}: the checksum of {text} is wrong; check the address for typing errors")
     return found

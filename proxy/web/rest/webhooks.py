@@ -1,11 +1,9 @@
-"""/webhooks: what owners do with them. A webhook is its account's; somebody else's is not there."""
+"""/webhooks: create, read, change and delete. A webhook of another account is a 404, like one that does not exist."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from proxy.chains.registry import Registry
-from proxy.core.access import Key
 from proxy.core.iso_time import iso_seconds
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
@@ -13,12 +11,11 @@ from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
 class WebhookHandlers:
-    def __init__(self, webhooks: WebhookService, backtest: Backtest, chains: Registry) -> None:
+    def __init__(self, webhooks: WebhookService, backtest: Backtest) -> None:
         self._webhooks = webhooks
         self._backtest = backtest
-        self._networks = {network.id: network for network in chains.networks()}
 
-    def answers(self) -> dict[str, RestHandler]:
+    def handlers(self) -> dict[str, RestHandler]:
         return {
             "create_webhook": self.create,
             "list_webhooks": self.list,
@@ -30,28 +27,34 @@ class WebhookHandlers:
             "backtest_webhook": self.backtest,
         }
 
-    async def create(self, asked: RestRequest) -> RestReply:
-        body = asked.body
-        network = asked.network(body["chain"])
+    async def create(self, request: RestRequest) -> RestReply:
+        body = request.body
+        network = request.network(body["chain"])
         made = await self._webhooks.create(
-            asked.key, network, url=body["url"], event_type=body["event_type"], config=body.get("config", {})
+            request.key, network, url=body["url"], event_type=body["event_type"], config=body.get("config", {})
         )
         config = await self._config(made.webhook)
-        return RestReply({**self._listed(asked.key, made.webhook), "config": config, **_secret(made)}, status=201)
+        return RestReply({**_listed(request, made.webhook), "config": config, **_secret(made)}, status=201)
 
-    async def list(self, asked: RestRequest) -> dict[str, Any]:
-        found, total = await self._webhooks.page(asked.key, asked.page, status=asked.query["status"])
+    async def list(self, request: RestRequest) -> dict[str, Any]:
+        found, total = await self._webhooks.page(request.key, request.page, status=request.query["status"])
         return {
-            "webhooks": [self._listed(asked.key, each) for each in found],
-            "page": asked.page.number,
+            "webhooks": [_listed(request, each) for each in found],
+            "page": request.page.number,
             "total": total,
         }
 
-    async def read(self, asked: RestRequest) -> dict[str, Any]:
-        return await self._whole(asked.key, await self.own(asked))
+    async def read(self, request: RestRequest) -> dict[str, Any]:
+        found = await self.own(request)
+        return {
+            **_listed(request, found),
+            "config": await self._config(found),
+            "updated_at": iso_seconds(found.updated_at),
+            "status_reason": found.reason,
+        }
 
-    async def update(self, asked: RestRequest) -> dict[str, Any]:
-        body = asked.body
+    async def update(self, request: RestRequest) -> dict[str, Any]:
+        body = request.body
         change = WebhookChange(
             url=body.get("url"),
             status=body.get("status"),
@@ -59,18 +62,18 @@ class WebhookHandlers:
             add=body.get("add_addresses", ()),
             remove=body.get("remove_addresses", ()),
         )
-        return self._changed(asked.key, await self._webhooks.update(await self.own(asked), change))
+        return _changed(request, await self._webhooks.update(await self.own(request), change))
 
-    async def delete(self, asked: RestRequest) -> dict[str, Any]:
-        found = await self.own(asked)
+    async def delete(self, request: RestRequest) -> dict[str, Any]:
+        found = await self.own(request)
         await self._webhooks.delete(found)
         return {"id": found.id, "deleted": True}
 
-    async def resume(self, asked: RestRequest) -> dict[str, Any]:
-        return self._changed(asked.key, await self._webhooks.resume(await self.own(asked)))
+    async def resume(self, request: RestRequest) -> dict[str, Any]:
+        return _changed(request, await self._webhooks.resume(await self.own(request)))
 
-    async def rotate(self, asked: RestRequest) -> dict[str, Any]:
-        made = await self._webhooks.rotate(await self.own(asked))
+    async def rotate(self, request: RestRequest) -> dict[str, Any]:
+        made = await self._webhooks.rotate(await self.own(request))
         assert made.webhook.old_secret_until is not None
         return {
             "id": made.webhook.id,
@@ -78,9 +81,9 @@ class WebhookHandlers:
             "previous_secret_valid_until": iso_seconds(made.webhook.old_secret_until),
         }
 
-    async def backtest(self, asked: RestRequest) -> dict[str, Any]:
-        body = asked.body
-        network = asked.network(body["chain"])
+    async def backtest(self, request: RestRequest) -> dict[str, Any]:
+        body = request.body
+        network = request.network(body["chain"])
         found = await self._backtest.run(
             network, body["event_type"], body.get("config", {}), first=body["from_block"], last=body["to_block"]
         )
@@ -93,46 +96,33 @@ class WebhookHandlers:
             "blocks_with_events": found.blocks,
         }
 
-    async def own(self, asked: RestRequest) -> Webhook:
-        """The webhook that the path names; on a network that the key may use."""
-        found = await self._webhooks.read(asked.key, asked.path["id"])
-        if (network := self._networks.get(found.network)) is not None:
-            asked.network(network.word(live=asked.key.live))
+    async def own(self, request: RestRequest) -> Webhook:
+        """The account's webhook that the path names, on a network that the key may use."""
+        found = await self._webhooks.read(request.key, request.path["id"])
+        request.require_network(found.network)
         return found
-
-    # How a webhook looks
-
-    async def _whole(self, key: Key, found: Webhook) -> dict[str, Any]:
-        return {
-            **self._listed(key, found),
-            "config": await self._config(found),
-            "updated_at": iso_seconds(found.updated_at),
-            "status_reason": found.reason,
-        }
 
     async def _config(self, found: Webhook) -> dict[str, Any]:
         addresses = await self._webhooks.addresses(found)
         return dict(found.config) if addresses is None else {"addresses": addresses, **found.config}
 
-    def _listed(self, key: Key, found: Webhook) -> dict[str, Any]:
-        return {**self._named(key, found), "created_at": iso_seconds(found.created_at)}
 
-    def _changed(self, key: Key, found: Webhook) -> dict[str, Any]:
-        return {**self._named(key, found), "updated_at": iso_seconds(found.updated_at)}
+def _listed(request: RestRequest, found: Webhook) -> dict[str, Any]:
+    return {**_summary(request, found), "created_at": iso_seconds(found.created_at)}
 
-    def _named(self, key: Key, found: Webhook) -> dict[str, Any]:
-        return {
-            "id": found.id,
-            "url": found.url,
-            "chain": self._word(key, found.network),
-            "event_type": found.event_type,
-            "status": found.status,
-        }
 
-    def _word(self, key: Key, name: str) -> str:
-        """The network as this key would name it; one that is configured no more by its old name."""
-        network = self._networks.get(name)
-        return name.replace("/", "-") if network is None else network.word(live=key.live)
+def _changed(request: RestRequest, found: Webhook) -> dict[str, Any]:
+    return {**_summary(request, found), "updated_at": iso_seconds(found.updated_at)}
+
+
+def _summary(request: RestRequest, found: Webhook) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "url": found.url,
+        "chain": request.network_word(found.network),
+        "event_type": found.event_type,
+        "status": found.status,
+    }
 
 
 def _secret(made: CreatedWebhook) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Requests made up from the published document, right ones and wrong ones: every answer is one that the document promises."""
+"""Valid and invalid requests generated from the API spec: every reply must conform to it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.service import Service
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 OPERATIONS = ("list_token_balances", "read_token_metadata", "read_nft", "read_nft_collection", "list_owned_nfts")
-CONTRACT = api_spec.load(SCHEMAS)
-# Networks of this service whose upstreams are no chains.
+SPEC = api_spec.load(SCHEMAS)
+# Networks of this service whose upstreams only echo and serve no chain.
 ONLY_ECHO = ("ethereum-sepolia", "ethereum-hoodi")
-# Bounded and the same each time: what fails here fails everywhere.
+# Bounded and deterministic, so that a failure can be reproduced.
 EXAMPLES = settings(
     max_examples=30, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -35,14 +35,12 @@ EXAMPLES = settings(
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_every_answer_is_one_that_the_document_promises(
-    service: Service, name: str, mode: GenerationMode
-) -> None:
-    operation = CONTRACT.operations[name]
-    schema: Any = schemathesis.openapi.from_dict(copy.deepcopy(CONTRACT.document))
+async def test_every_reply_conforms_to_the_api_spec(service: Service, name: str, mode: GenerationMode) -> None:
+    operation = SPEC.operations[name]
+    schema: Any = schemathesis.openapi.from_dict(copy.deepcopy(SPEC.document))
     ready = service.ready
     known = [found["address"] for found in (*ready["tokens"], *ready["nfts"], *ready["accounts"][:4])]
-    # Made-up names seldom meet what is there: half of the time they are replaced by what is.
+    # Generated names rarely exist, so half of them are replaced by existing ones.
     chains = st.one_of(st.none(), st.sampled_from(["dev", "dev-testnet", "31337"]))
     addresses = st.one_of(st.none(), st.sampled_from([*known, *ready["ens"]["names"]]))
 

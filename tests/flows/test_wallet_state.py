@@ -1,4 +1,4 @@
-"""What a read of a wallet finds on the chain by itself: where the follower is behind, or not there."""
+"""Wallet states that reads find on the chain themselves, while the follower is behind or not running."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TX = "0x" + "dd" * 32
 HEAD = 1_000_000
 
 
-class Scene:
+class WalletScene:
     def __init__(self, under: BundlerScene) -> None:
         self.under = under
         self.chain = under.chain
         self.chain.chain.head = HEAD
-        # The block in which each address got its code.
+        # The deployment block, by address.
         self.deployed: dict[str, int] = {}
         self.oldest_state = 0
         self.chain.answers["eth_getCode"] = self._code
@@ -49,15 +49,15 @@ class Scene:
         return "0x" + f"{5:064x}"
 
     def _logs(self, params: list[Any]) -> list[dict[str, Any]]:
-        asked = params[0]
-        block = self.deployed.get(asked["address"], -1)
-        if asked["topics"] != [operations.INITIALIZED]:
+        wanted = params[0]
+        block = self.deployed.get(wanted["address"], -1)
+        if wanted["topics"] != [operations.INITIALIZED]:
             return []
-        if not int(asked["fromBlock"], 16) <= block <= int(asked["toBlock"], 16):
+        if not int(wanted["fromBlock"], 16) <= block <= int(wanted["toBlock"], 16):
             return []
         return [
             {
-                "address": asked["address"],
+                "address": wanted["address"],
                 "topics": [operations.INITIALIZED, "0x" + "00" * 32, "0x" + "00" * 32],
                 "data": "0x",
                 "blockNumber": hex(block),
@@ -72,44 +72,44 @@ class Scene:
         return None if number > self.chain.head else {**self.chain.chain.block(number), "timestamp": hex(1_768_555_523)}
 
     def reorganise(self) -> None:
-        """The newest blocks are replaced by others, and nothing is deployed in those."""
+        """Replace the newest blocks by others in which nothing is deployed."""
         self.chain.chain.reorganise(depth=5)
         self.deployed.clear()
 
-    async def ask(self, method: str, path: str, body: Any = None, *, key: str = "main") -> Reply:
+    async def send(self, method: str, path: str, body: Any = None, *, key: str = "main") -> Reply:
         data = b"" if body is None else orjson.dumps(body)
         return await self.under.raw(request(method, f"/v1{path}", data, key=self.under.worker.keys[key]))
 
     async def create(self, status: int = 201, **more: Any) -> dict[str, Any]:
-        reply = await self.ask("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", **more})
+        reply = await self.send("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", **more})
         assert reply.status == status, reply
         found: dict[str, Any] = reply.json
         return found
 
     async def read(self, address: str, query: str = "") -> dict[str, Any]:
-        reply = await self.ask("GET", f"/wallets/{address}{query}")
+        reply = await self.send("GET", f"/wallets/{address}{query}")
         assert reply.status == 200, reply
         found: dict[str, Any] = reply.json
         return found
 
     async def listed(self) -> list[str]:
-        return [wallet["status"] for wallet in (await self.ask("GET", "/wallets")).json["wallets"]]
+        return [wallet["status"] for wallet in (await self.send("GET", "/wallets")).json["wallets"]]
 
 
 @asynccontextmanager
-async def wallet_scene(database: str, **sections: Any) -> AsyncIterator[Scene]:
+async def wallet_scene(database: str, **sections: Any) -> AsyncIterator[WalletScene]:
     async with connected(database) as connection:
         for number in (1, 2):
             query = "insert into accounts (id, name, email, plan) values ($1, 'A', 'a@b', 'free')"
             await connection.execute(query, f"acc_{number}")
     async with bundler_scene(database, **sections) as found:
-        yield Scene(found)
+        yield WalletScene(found)
 
 
 DEPLOYED = {"status": "deployed", "nonce": 5, "deployed_at": "2026-01-16T09:25:23Z", "deploy_tx": TX}
 
 
-def told(wallet: dict[str, Any], names: Sequence[str] = tuple(DEPLOYED)) -> dict[str, Any]:
+def state_of(wallet: dict[str, Any], names: Sequence[str] = tuple(DEPLOYED)) -> dict[str, Any]:
     return {name: wallet[name] for name in names if name in wallet}
 
 
@@ -118,54 +118,54 @@ async def test_wallet_is_counterfactual_until_it_has_code(database: str) -> None
     async with wallet_scene(database) as found:
         made = await found.create()
         assert made["status"] == "counterfactual"
-        assert told(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert state_of(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
 
 
 @on_uvloop
-async def test_recent_deployment_is_found_by_its_event_and_stays_known(database: str) -> None:
+async def test_recent_deployment_is_found_by_its_event_and_recorded(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = HEAD - 100
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         assert await found.listed() == ["deployed"]
         found.chain.calls.clear()
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         assert found.chain.count("eth_getLogs") == 0
 
 
 @on_uvloop
-async def test_old_deployment_is_found_by_halves(database: str) -> None:
+async def test_old_deployment_is_found_by_bisection(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = 12_345
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         assert found.chain.count("eth_getCode") < 25
         assert found.chain.count("eth_getLogs") == 2
 
 
 @on_uvloop
-async def test_old_deployment_that_no_upstream_remembers_is_null(database: str) -> None:
+async def test_deployment_is_null_if_no_upstream_has_state_that_old(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = 12_345
         found.oldest_state = HEAD - 127
         wallet = await found.read(made["address"])
-        assert told(wallet) == {"status": "deployed", "nonce": 5, "deployed_at": None, "deploy_tx": None}
+        assert state_of(wallet) == {"status": "deployed", "nonce": 5, "deployed_at": None, "deploy_tx": None}
 
 
 @on_uvloop
-async def test_deployment_that_is_gone_is_taken_back_by_a_read(database: str) -> None:
+async def test_dropped_deployment_is_removed_by_a_read(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = HEAD - 1
         await found.read(made["address"])
         found.reorganise()
-        assert told(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert state_of(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
         assert await found.listed() == ["counterfactual"]
 
 
 @on_uvloop
-async def test_deployment_that_is_gone_is_taken_back_by_a_list(database: str) -> None:
+async def test_dropped_deployment_is_removed_by_a_list(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = HEAD - 1
@@ -177,22 +177,22 @@ async def test_deployment_that_is_gone_is_taken_back_by_a_list(database: str) ->
 
 
 @on_uvloop
-async def test_upstream_that_is_behind_takes_no_deployment_back(database: str) -> None:
+async def test_lagging_upstream_does_not_remove_a_deployment(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = HEAD - 1
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         found.chain.behind = 10
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         assert await found.listed() == ["deployed"]
         found.chain.behind = 0
         found.chain.calls.clear()
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         assert found.chain.count("eth_getLogs") == 0
 
 
 @on_uvloop
-async def test_wallet_that_is_on_the_chain_already_is_never_called_counterfactual(database: str) -> None:
+async def test_deployed_wallet_is_never_reported_as_counterfactual(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         await found.create(salt="2")
@@ -201,29 +201,29 @@ async def test_wallet_that_is_on_the_chain_already_is_never_called_counterfactua
         assert (await found.create(200))["status"] == "deployed"
         found.under.worker.add_key("other")
         body = {"owner": OWNER, "chain": "ethereum"}
-        assert (await found.ask("POST", "/wallets/create", body, key="other")).json["status"] == "deployed"
+        assert (await found.send("POST", "/wallets/create", body, key="other")).json["status"] == "deployed"
 
 
-@pytest.mark.parametrize("answer", ["refused", "null", "nobody"])
+@pytest.mark.parametrize("failure", ["error", "null", "closed"])
 @on_uvloop
-async def test_list_and_creation_tell_the_record_where_the_chain_does_not_answer(database: str, answer: str) -> None:
-    def odd(params: list[Any]) -> Any:
-        if answer == "refused":
+async def test_list_and_creation_return_the_recorded_state_if_the_chain_fails(database: str, failure: str) -> None:
+    def fail(params: list[Any]) -> Any:
+        if failure == "error":
             raise Refused(-32000, "no code today")
 
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = HEAD - 100
         await found.read(made["address"])
-        found.chain.answers["eth_getCode"] = odd
-        if answer == "nobody":
+        found.chain.answers["eth_getCode"] = fail
+        if failure == "closed":
             await found.chain.close()
         assert (await found.create(salt="2"))["status"] == "counterfactual"
         assert await found.listed() == ["counterfactual", "deployed"]
 
 
 @on_uvloop
-async def test_list_does_not_ask_for_what_is_final(database: str) -> None:
+async def test_list_does_not_check_final_deployments(database: str) -> None:
     async with wallet_scene(database) as found:
         for salt in ("1", "2", "3"):
             made = await found.create(salt=salt)
@@ -237,17 +237,17 @@ async def test_list_does_not_ask_for_what_is_final(database: str) -> None:
 
 
 @on_uvloop
-async def test_wallet_of_a_version_that_is_gone_is_listed_and_not_read(database: str) -> None:
+async def test_wallet_of_a_removed_version_is_listed_but_not_readable(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         async with connected(database) as connection:
             await connection.execute("update wallets set version = '0.5'")
-        (await found.ask("GET", f"/wallets/{made['address']}")).fault(404)
+        (await found.send("GET", f"/wallets/{made['address']}")).fault(404)
         assert await found.listed() == ["counterfactual"]
 
 
 @on_uvloop
-async def test_time_that_the_follower_did_not_know_is_added(database: str) -> None:
+async def test_missing_deployment_time_is_added_by_a_read(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.deployed[made["address"]] = 12_345
@@ -256,60 +256,60 @@ async def test_time_that_the_follower_did_not_know_is_added(database: str) -> No
                 "update wallets set deploy_tx = $1, deploy_block = 12345, deploy_block_hash = $1", b"\xdd" * 32
             )
         assert await found.listed() == ["deployed"]
-        assert told(await found.read(made["address"])) == DEPLOYED
+        assert state_of(await found.read(made["address"])) == DEPLOYED
         assert found.chain.count("eth_getLogs") == 1
 
 
-@pytest.mark.parametrize("answer", ["refused", None, "0xzz"])
+@pytest.mark.parametrize("result", ["refused", None, "0xzz"])
 @on_uvloop
-async def test_chain_that_cannot_be_asked_is_told_and_not_guessed(database: str, answer: str | None) -> None:
+async def test_unreadable_code_is_an_error(database: str, result: str | None) -> None:
     def odd(params: list[Any]) -> Any:
-        if answer == "refused":
+        if result == "refused":
             raise Refused(-32000, "no code today")
-        return answer
+        return result
 
     async with wallet_scene(database) as found:
         made = await found.create()
         found.chain.answers["eth_getCode"] = odd
-        reply = await found.ask("GET", f"/wallets/{made['address']}")
-        assert reply.fault(500)["message"] == "ethereum/mainnet does not tell what code is at an address"
+        reply = await found.send("GET", f"/wallets/{made['address']}")
+        assert reply.fault(500)["message"] == "the code at an address on ethereum/mainnet cannot be read"
 
 
-@pytest.mark.parametrize("answer", ["refused", None, "0x", "0x05"])
+@pytest.mark.parametrize("result", ["refused", None, "0x", "0x05"])
 @on_uvloop
-async def test_nonce_that_the_entry_point_does_not_say_is_not_made_up(database: str, answer: str | None) -> None:
+async def test_unreadable_nonce_is_an_error(database: str, result: str | None) -> None:
     def odd(params: list[Any]) -> Any:
-        if answer == "refused":
+        if result == "refused":
             raise Refused(3, "execution reverted")
-        return answer
+        return result
 
     async with wallet_scene(database) as found:
         made = await found.create()
         found.chain.answers["eth_call"] = odd
-        reply = await found.ask("GET", f"/wallets/{made['address']}")
-        assert reply.fault(500)["message"] == "ethereum/mainnet does not tell the nonce of a wallet"
+        reply = await found.send("GET", f"/wallets/{made['address']}")
+        assert reply.fault(500)["message"] == "the nonce of a wallet on ethereum/mainnet cannot be read"
 
 
 @on_uvloop
-async def test_plan_has_room_for_so_many_wallets(database: str) -> None:
+async def test_plan_limits_the_number_of_wallets(database: str) -> None:
     async with wallet_scene(database) as found:
-        found.under.worker.app.smart.wallets._most = {"enterprise": 2}
+        found.under.worker.app.smart_wallets.wallets._most = {"enterprise": 2}
         for salt in ("1", "2"):
             await found.create(salt=salt)
-        full = await found.ask("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", "salt": "3"})
-        assert full.fault(403)["message"] == "this account's plan has room for 2 wallets, and they are taken"
+        full = await found.send("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", "salt": "3"})
+        assert full.fault(403)["message"] == "this account's plan allows 2 wallets, and all of them exist already"
         await found.create(200, salt="2")
 
 
 @on_uvloop
-async def test_somebody_elses_wallet_is_not_there(database: str) -> None:
+async def test_wallet_of_another_key_is_not_found(database: str) -> None:
     async with wallet_scene(database) as found:
         made = await found.create()
         found.under.worker.add_key("other")
-        foreign = await found.ask("GET", f"/wallets/{made['address']}", key="other")
-        absent = await found.ask("GET", f"/wallets/{OWNER}")
+        foreign = await found.send("GET", f"/wallets/{made['address']}", key="other")
+        absent = await found.send("GET", f"/wallets/{OWNER}")
         assert foreign.fault(404) == absent.fault(404)
-        assert (await found.ask("GET", "/wallets", key="other")).json == {"wallets": [], "page": 1, "total": 0}
+        assert (await found.send("GET", "/wallets", key="other")).json == {"wallets": [], "page": 1, "total": 0}
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ async def test_somebody_elses_wallet_is_not_there(database: str) -> None:
         ({"owner": "0x12", "chain": "ethereum"}, 'owner: "0x12" does not match "^0x[0-9a-fA-F]{40}$"'),
         (
             {"owner": "0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "chain": "ethereum"},
-            "owner: the checksum of 0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed does not hold: it is mistyped",
+            "owner: the checksum of 0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed is wrong; check the address for typing errors",
         ),
         ({"owner": OWNER, "chain": "ethereum", "salt": "9" * 90}, "salt: must be below 2**256"),
         ({"owner": OWNER}, 'body: "chain" is a required property'),
@@ -326,8 +326,8 @@ async def test_somebody_elses_wallet_is_not_there(database: str) -> None:
     ],
 )
 @on_uvloop
-async def test_bad_field_is_named(database: str, body: dict[str, Any], message: str | None) -> None:
+async def test_error_names_the_invalid_field(database: str, body: dict[str, Any], message: str | None) -> None:
     async with wallet_scene(database) as found:
-        reply = await found.ask("POST", "/wallets/create", body)
+        reply = await found.send("POST", "/wallets/create", body)
         assert message is None or reply.fault(400)["message"] == message
         assert reply.status == 400
