@@ -1,4 +1,4 @@
-"""A worker with a database, scripted bundlers and a scripted chain, in the test's own loop."""
+"""A worker with a database, scripted bundlers and a scripted chain, in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _keccak(data: bytes) -> bytes:
 
 
 def hash_v07(operation: Mapping[str, Any], *, chain_id: int = 1, entry_point: str = EP07) -> str:
-    """The hash of an operation without factory and paymaster, by an ABI encoder that the service does not have."""
+    """The hash of an operation without factory and paymaster, by an ABI encoder that the service does not use."""
     number = {name: int(value, 16) for name, value in operation.items() if name not in ("sender", "callData")}
     packed = eth_abi.encode(
         ["address", "uint256", "bytes32", "bytes32", "uint128", "uint128", "uint256", "uint128", "uint128", "bytes32"],
@@ -67,7 +67,7 @@ HASH = hash_v07(OPERATION)
 
 
 class ScriptedBundler(ScriptedUpstream):
-    """Takes every operation for entry point 0.7, and knows what it took."""
+    """A bundler that accepts every operation, and returns its 0.7 hash."""
 
     def _eth_sendUserOperation(self, params: list[Any]) -> str:
         return hash_v07(params[0])
@@ -110,11 +110,11 @@ class BundlerScene:
         return await self.raw(self.request(orjson.dumps(body), key=key))
 
     def sends(self) -> int:
-        """How often an operation left us, whether or not it got through."""
+        """How often an operation was sent, whether or not it reached a bundler."""
         return sum(each.methods[SEND] for each in self.proxies) or sum(each.count(SEND) for each in self.bundlers)
 
     async def record(self, name: str = HASH) -> asyncpg.Record | None:
-        """The operation as the database has it."""
+        """The recorded operation."""
         async with connected(self._url) as connection:
             query = "select * from operations where hash = $1"
             return await connection.fetchrow(query, bytes.fromhex(name[2:]))
@@ -124,15 +124,15 @@ class BundlerScene:
 async def bundler_scene(
     database: str, count: int = 1, *, faults: bool = False, **sections: Any
 ) -> AsyncIterator[BundlerScene]:
-    """So many bundlers for a live network whose chain is scripted as well; with `faults`, each behind a proxy."""
+    """A worker with `count` bundlers for a live network on a scripted chain; with `faults`, each behind a fault proxy."""
     async with AsyncExitStack() as stack:
         (chain,) = await stack.enter_async_context(scripted(1, Chain()))
         bundlers = await stack.enter_async_context(scripted(count, Chain(), ScriptedBundler))
         proxies = [await stack.enter_async_context(fault_proxy(each.port)) for each in bundlers] if faults else []
         given = [{"network": LIVE, "url": each.url} for each in proxies or bundlers]
-        where = {"url": database, "acquire_timeout_s": 5.0}
+        settings = {"url": database, "acquire_timeout_s": 5.0}
         running = await stack.enter_async_context(
-            worker({LIVE: [chain.url]}, database=where, bundlers=given, **sections)
+            worker({LIVE: [chain.url]}, database=settings, bundlers=given, **sections)
         )
         await running.app.pool.open()
         found = BundlerScene(running, bundlers, chain, database)  # type: ignore[arg-type]

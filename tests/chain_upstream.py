@@ -1,7 +1,7 @@
-"""A little chain with blocks, logs and reorganisations, behind a real JSON-RPC server.
+"""A small chain with blocks, logs and reorganisations, behind a real JSON-RPC server.
 
-Transfers are recorded twice: as logs, which the service reads, and as moves, which `holdings` adds up to balances. Neither
-shares code with the service.
+Every event is recorded twice: as a log, which the service reads, and as moves, from which `holdings` computes the balances by
+plain addition. Neither shares code with the service.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def word(value: int | bytes) -> str:
 
 
 def address(number: int) -> bytes:
-    """An account, or a contract, by a small number."""
+    """The address of an account or contract, derived from a small number."""
     return hashlib.sha256(b"address %d" % number).digest()[:20]
 
 
 @dataclass(frozen=True)
 class Event:
-    """A log, and what it moves: (standard, contract, from, to, token id, amount)."""
+    """A log and its moves: (standard, contract, from, to, token id, amount)."""
 
     contract: bytes
     topics: tuple[str, ...]
@@ -127,7 +127,7 @@ def _block(number: int, parent: str, events: Iterable[Event]) -> Block:
 
 @dataclass
 class LittleChain:
-    """The canonical chain, and every block that ever was on it."""
+    """The canonical chain, and every block that was ever part of it."""
 
     blocks: list[Block] = field(default_factory=lambda: [_block(0, "0x" + "0" * 64, ())])
     known: dict[str, Block] = field(default_factory=dict)
@@ -137,18 +137,18 @@ class LittleChain:
         return len(self.blocks) - 1
 
     def mine(self, *blocks: Iterable[Event]) -> None:
-        """A block for each list of events."""
+        """Mine one block for each list of events."""
         for events in blocks:
             block = _block(len(self.blocks), self.blocks[-1].hash, events)
             self.blocks.append(block)
             self.known[block.hash] = block
 
     def drop(self, depth: int) -> None:
-        """The newest blocks are gone; others may be mined in their place."""
+        """Drop the newest blocks; others may be mined in their place."""
         del self.blocks[len(self.blocks) - depth :]
 
     def holdings(self, first: int = 0, last: int | None = None) -> dict[tuple[bytes, ...], int]:
-        """All that is not zero, by (holder, contract) or (holder, contract, token id)."""
+        """All non-zero balances, by (holder, contract) or (holder, contract, token id)."""
         held: Counter[tuple[bytes, ...]] = Counter()
         for block in self.blocks[first : None if last is None else last + 1]:
             for standard, contract, sender, recipient, token, amount in (m for e in block.events for m in e.moves):
@@ -159,13 +159,13 @@ class LittleChain:
 
 
 class ChainUpstream(ScriptedUpstream):
-    """One upstream of a little chain."""
+    """One upstream of a small chain."""
 
     chain: LittleChain  # type: ignore[assignment]
 
     def __init__(self, chain: LittleChain) -> None:
         super().__init__(chain)  # type: ignore[arg-type]
-        # More logs than these are refused; 0: none are.
+        # Ranges with more logs are refused; 0 for no limit.
         self.max_logs = 0
 
     def _eth_getBlockByNumber(self, params: list[Any]) -> dict[str, Any] | None:
@@ -173,18 +173,18 @@ class ChainUpstream(ScriptedUpstream):
         return self.chain.blocks[number].header() if 0 <= number <= self.head else None
 
     def _eth_getLogs(self, params: list[Any]) -> list[dict[str, Any]]:
-        asked = params[0]
-        if "blockHash" in asked:
-            block = self.chain.known.get(asked["blockHash"]) or self.chain.blocks[0]
-            if block.hash != asked["blockHash"]:
+        log_filter = params[0]
+        if "blockHash" in log_filter:
+            block = self.chain.known.get(log_filter["blockHash"]) or self.chain.blocks[0]
+            if block.hash != log_filter["blockHash"]:
                 raise Refused(-32000, "unknown block")
             blocks = [block]
         else:
-            first, last = self._number(asked.get("fromBlock")), self._number(asked.get("toBlock"))
+            first, last = self._number(log_filter.get("fromBlock")), self._number(log_filter.get("toBlock"))
             if self.max_range and last - first + 1 > self.max_range:
                 raise Refused(**REFUSALS[self.refusal](first, self.max_range))
             blocks = self.chain.blocks[first : min(last, self.head) + 1]
-        logs = [log for block in blocks for log in block.logs() if _matches(log, asked)]
+        logs = [log for block in blocks for log in block.logs() if _matches(log, log_filter)]
         if self.max_logs and len(logs) > self.max_logs and len(blocks) > 1:
             raise Refused(-32005, f"query returned more than {self.max_logs} results")
         return logs
@@ -195,9 +195,9 @@ class ChainUpstream(ScriptedUpstream):
         return [{"blockHash": block.hash, "logs": [log]} for log in block.logs()]
 
 
-def _matches(log: dict[str, Any], asked: dict[str, Any]) -> bool:
-    """The first topic and the address: all that the service asks for."""
-    wanted = (asked.get("topics") or [None])[0]
+def _matches(log: dict[str, Any], log_filter: dict[str, Any]) -> bool:
+    """By the first topic and the address: the service uses no other filters."""
+    wanted = (log_filter.get("topics") or [None])[0]
     if wanted is not None and (not log["topics"] or log["topics"][0] not in wanted):
         return False
-    return "address" not in asked or log["address"] == asked["address"].lower()
+    return "address" not in log_filter or log["address"] == log_filter["address"].lower()

@@ -1,4 +1,4 @@
-"""Contracts behind a scripted upstream, with gas: many calls in one, to kind ones and to hostile ones."""
+"""Well-behaved and hostile contracts behind a scripted upstream, with gas accounting and Multicall3."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ CALL_GAS = 5_000
 
 
 class Reverted(Exception):
-    """A call that fails, with this as its reason."""
+    """A call that reverts with this data."""
 
     def __init__(self, data: bytes = b"") -> None:
         super().__init__(data)
         self.data = data
 
 
-# A contract's reply to a call, and the gas it uses.
+# A contract: takes calldata, returns the result and the gas used.
 Contract = Callable[[bytes], tuple[bytes, int]]
 
 
-def answering(answers: dict[bytes, bytes | Exception]) -> Contract:
-    """By selector; any other call reverts without a word, as where there is no fallback."""
+def answering(results: dict[bytes, bytes | Exception]) -> Contract:
+    """A contract with these results by selector. Any other call reverts without data, as without a fallback function."""
 
     def act(data: bytes) -> tuple[bytes, int]:
-        found = answers.get(data[:4], Reverted())
+        found = results.get(data[:4], Reverted())
         if isinstance(found, Exception):
             raise found
         return found, CALL_GAS
@@ -42,7 +42,7 @@ def answering(answers: dict[bytes, bytes | Exception]) -> Contract:
 
 
 def burning(_: bytes) -> tuple[bytes, int]:
-    """Takes whatever gas there is."""
+    """A contract that uses up all gas."""
     return b"", 1 << 62
 
 
@@ -51,18 +51,18 @@ class Machine:
     contracts: dict[bytes, Contract] = field(default_factory=dict)
     has_multicall: bool = True
     gas: int = GAS
-    # The size limit of a reply. Larger ones get the configured error.
+    # The largest result, in bytes; larger ones are refused.
     largest: int = 1 << 30
-    # Asked blocks, and how many calls each request held.
+    # The requested blocks, and the number of calls in each request.
     blocks: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
     def token(self, contract: bytes, balance: int, name: str = "Coin", symbol: str = "C", decimals: int = 18) -> None:
         texts = {"name()": name, "symbol()": symbol}
         numbers = {"balanceOf(address)": balance, "decimals()": decimals, "totalSupply()": 10 * balance}
-        answers = {abi.selector(s): bytes(eth_abi.encode(["string"], [text])) for s, text in texts.items()}
-        answers |= {abi.selector(s): number.to_bytes(32, "big") for s, number in numbers.items()}
-        self.contracts[contract] = answering(dict(answers))
+        results = {abi.selector(s): bytes(eth_abi.encode(["string"], [text])) for s, text in texts.items()}
+        results |= {abi.selector(s): number.to_bytes(32, "big") for s, number in numbers.items()}
+        self.contracts[contract] = answering(dict(results))
 
     def call(self, params: list[Any]) -> str:
         """eth_call."""
@@ -86,7 +86,7 @@ class Machine:
         return f"0x{data.hex()}"
 
     def _aggregate(self, data: bytes) -> bytes:
-        """As Multicall3: each call gets all but a 64th of what is left (EIP-150)."""
+        """Like Multicall3: each call gets all but a 64th of the remaining gas (EIP-150)."""
         (calls,) = eth_abi.decode(["(address,bool,bytes)[]"], data[4:])
         self.sizes.append(len(calls))
         left, results = self.gas, []

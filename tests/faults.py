@@ -1,7 +1,7 @@
-"""A TCP proxy that breaks what passes through it: between the service and a real upstream, switched at run time.
+"""A TCP proxy between the service and a real upstream that injects faults, switched at run time.
 
-It knows just enough HTTP to see where a message ends, so that a fault can be put exactly where it hurts: instead of a reply, in
-the middle of one, or into one number of it.
+It parses just enough HTTP to find the end of a message, so that a fault can be placed precisely: instead of a reply, in the
+middle of one, or in one number of it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Mode = Literal[
     "pass", "dead", "black_hole", "slow", "reset", "garbage", "half", "high_head", "low_head", "lagging"
 ]  # fmt: skip
 MODES: tuple[Mode, ...] = get_args(Mode)
-LIE = 1000
+# How far a false head is from the real one, in blocks.
+HEAD_OFFSET = 1000
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-# Not HTTP; HTTP, but no JSON; JSON, but no reply; a reply to another call; neither result nor error; a wrong length.
+# Not HTTP; not JSON; not a JSON-RPC reply; a reply to another call; no result and no error; an HTTP error; two lengths; binary.
 _GARBAGE = (
     b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n<html>not here</html>\r\n",
@@ -37,15 +38,15 @@ _GARBAGE = (
 
 
 class FaultProxy:
-    """In front of one upstream. `url` is what the service is configured with."""
+    """A proxy in front of one upstream. The service is configured with its `url`."""
 
     def __init__(self, target_port: int) -> None:
         self.mode: Mode = "pass"
         self.delay_s = 2.0
-        # Bytes of a reply that pass before the connection is reset.
+        # The bytes of a reply that pass before the connection is reset.
         self.reset_after = 40
         self.port = 0
-        # Calls received, forwarded or not.
+        # Calls received, whether or not they were forwarded.
         self.methods: Counter[str] = Counter()
         self._target_port = target_port
         self._server: asyncio.Server | None = None
@@ -67,7 +68,8 @@ class FaultProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def switch(self, mode: Mode, *, times: int | None = None) -> None:
-        """Fail from the next message on, for `times` messages. Dead: the port is closed and open connections are reset."""
+        """Switch the mode from the next message on, for `times` messages. In mode "dead" the proxy does not listen, and open
+        connections are reset."""
         was, self.mode, self._times = self.mode, mode, times
         if mode != "lagging":
             self._frozen_head = None
@@ -107,7 +109,7 @@ class FaultProxy:
         except (OSError, EOFError):
             pass
         except asyncio.CancelledError:
-            pass  # By `close` alone; asyncio's own callback would complain about a task that ends so.
+            pass  # Only `close` cancels; asyncio's own callback would log a task that ends cancelled.
         finally:
             self._tasks.discard(task)
             for each in (writer, target):
@@ -154,21 +156,25 @@ class FaultProxy:
         await writer.drain()
 
     def _with_other_head(self, mode: Mode, request: bytes, reply: bytes) -> bytes:
-        """Replies about the head with a wrong block number."""
+        """Replace the block number in replies to eth_blockNumber."""
         call = orjson.loads(request.partition(b"\r\n\r\n")[2])
         if not isinstance(call, dict) or call["method"] != "eth_blockNumber":
             return reply
-        told = orjson.loads(reply.partition(b"\r\n\r\n")[2])
-        head = int(told["result"], 16)
+        real = orjson.loads(reply.partition(b"\r\n\r\n")[2])
+        head = int(real["result"], 16)
         if self._frozen_head is None:
-            self._frozen_head = told["result"]
-        lies = {"high_head": hex(head + LIE), "low_head": hex(max(head - LIE, 1)), "lagging": self._frozen_head}
-        body = orjson.dumps(told | {"result": lies[mode]})
+            self._frozen_head = real["result"]
+        false_heads = {
+            "high_head": hex(head + HEAD_OFFSET),
+            "low_head": hex(max(head - HEAD_OFFSET, 1)),
+            "lagging": self._frozen_head,
+        }
+        body = orjson.dumps(real | {"result": false_heads[mode]})
         return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:
-    """One whole message of a known length; empty at the end."""
+    """One complete message of known length; empty at the end of the stream."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:

@@ -1,4 +1,4 @@
-"""The service as a user starts it: `python -m proxy dev`, waited for by its ready file."""
+"""Starts the service as a user does, with `python -m proxy dev`, and waits for its ready file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ import orjson
 
 from proxy.__main__ import main
 
-# Standard output is the process's, not the thread's.
-_one_at_a_time = threading.Lock()
-# No two accounts have one e-mail.
+# Standard output belongs to the process, so only one thread at a time may redirect it.
+_stdout_lock = threading.Lock()
+# Every account needs its own e-mail address.
 _serial = itertools.count(1)
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 90.0
-# "Within a second" is what is promised of a change; the rest is slack for a busy machine.
+# Changes take effect within a second; the rest is slack for a busy machine.
 SOON_S = 1.5
 
 
 @dataclass
 class Service:
-    """A running development service and what its ready file says."""
+    """A running development service and the content of its ready file."""
 
     process: subprocess.Popen[bytes]
     data: Path
     ready: dict[str, Any]
     session: aiohttp.ClientSession = field(repr=False)
-    # A connection to each worker by its process, kept to ask them one by one, by one at a time: see tests/flows/talk.
+    # One open connection to each worker, by process id, and the lock for their use: see tests/flows/talk.
     talks: dict[int, Any] = field(default_factory=dict, repr=False)
     talking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
@@ -60,7 +60,7 @@ class Service:
     async def rpc(
         self, method: str, params: Any = (), *, key: str = "enterprise", network: str = "dev/mainnet", **headers: str
     ) -> aiohttp.ClientResponse:
-        """One JSON-RPC call; the response with its body read."""
+        """Make one JSON-RPC call; return the response with its body read."""
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
         return await self.post(f"/rpc/{network}", call, key=key, **headers)
 
@@ -76,18 +76,18 @@ class Service:
             return response
 
     async def get(self, url: str, **headers: str) -> aiohttp.ClientResponse:
-        """A path from the root of the service, or a whole address."""
+        """GET a path from the root of the service, or a full URL."""
         whole = url if url.startswith("http") else self.base.removesuffix("/v1") + url
         async with self.session.get(whole, headers=headers) as response:
             await response.read()
             return response
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command beside the running service."""
+        """Run a command against the running service."""
         return command(*words, "--data", str(self.data))
 
     async def ask(self, *words: str) -> Any:
-        """A command with --json, run without stopping the loop; what it printed."""
+        """Run a command with --json in a thread; return its output."""
         done = await asyncio.to_thread(self.cli, *words, "--json")
         assert done.returncode == 0, done.stderr
         return orjson.loads(done.stdout)
@@ -97,7 +97,7 @@ class Service:
         return await asyncio.to_thread(self._made, "accounts", "create", *named, *words)
 
     async def new_key(self, account: str, *words: str) -> dict[str, Any]:
-        """The key's row, with the key itself under `key`, known to every worker."""
+        """Create a key and wait until every worker has it; return its row, with the key itself under `key`."""
         from tests.flows.talk import is_known_everywhere
 
         made = await asyncio.to_thread(self._made, "keys", "create", "--account", account, *words)
@@ -105,10 +105,10 @@ class Service:
         return made
 
     def _made(self, *words: str) -> dict[str, Any]:
-        """The command in this process: a tenth of the time, for tests that are about something else."""
-        with _one_at_a_time, redirect_stdout(io.StringIO()) as said:
+        """Run the command in this process, which takes a tenth of the time: for tests that are not about the command."""
+        with _stdout_lock, redirect_stdout(io.StringIO()) as printed:
             assert main([*words, "--json", "--data", str(self.data)]) == 0
-        made: dict[str, Any] = orjson.loads(said.getvalue())
+        made: dict[str, Any] = orjson.loads(printed.getvalue())
         return made
 
     def worker_pids(self) -> list[int]:
@@ -130,11 +130,11 @@ def command(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
     )
 
 
-# Processes, as the kernel knows them
+# Processes, read from /proc
 
 
 def _processes() -> Iterable[tuple[int, int, str]]:
-    """Process, parent, command line; without those that ended and are only waited for."""
+    """Process id, parent id and command line of every process, without zombies."""
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = directory.joinpath("stat").read_text().rsplit(")", 1)[1].split()[:2]
@@ -150,7 +150,7 @@ def children(pid: int) -> list[tuple[int, str]]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """All below a process, whatever session they are in."""
+    """All descendants of a process, in any session."""
     below: dict[int, list[tuple[int, str]]] = {}
     for child, parent, line in _processes():
         below.setdefault(parent, []).append((child, line))
@@ -164,7 +164,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def naming(text: str) -> dict[int, str]:
-    """Processes whose command line has this text in it: a data directory of ours, say."""
+    """Processes whose command line contains this text, such as a data directory."""
     return {pid: line for pid, _, line in _processes() if text in line}
 
 
@@ -176,7 +176,7 @@ def is_running(pid: int) -> bool:
 
 
 def owner_of(server_port: int, client_port: int, pids: Iterable[int]) -> int | None:
-    """Which of the processes holds the server's end of a connection; none while it waits in the kernel's queue."""
+    """The process that holds the server's end of a connection; None while it is in the kernel's accept queue."""
     inode = ""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         parts = line.split()
@@ -194,7 +194,7 @@ def owner_of(server_port: int, client_port: int, pids: Iterable[int]) -> int | N
 
 
 async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02) -> Any:
-    """Wait for a condition (called, awaited if need be) to be true; its value."""
+    """Wait until the condition, a function or coroutine function, returns a true value; return that value."""
     end = time.monotonic() + within_s
     while True:
         value = condition()
@@ -203,7 +203,7 @@ async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02
         if value:
             return value
         if time.monotonic() > end:
-            raise AssertionError(f"not within {within_s} s: {condition}")
+            raise AssertionError(f"not true within {within_s} s: {condition}")
         await asyncio.sleep(every_s)
 
 
@@ -213,7 +213,7 @@ async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02
 def launch(
     data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start the service on any free port, and do not wait for it. The bundler is for those who need it: it takes seconds."""
+    """Start the service on a free port, without waiting for it. The bundler is optional, since it takes seconds to start."""
     data.mkdir(parents=True, exist_ok=True)
     port = () if "--port" in words else ("--port", "0")
     ready = ("--ready-file", str(data / "ready.json"), *(() if bundler else ("--no-bundler",)))
@@ -229,7 +229,7 @@ def launch(
 async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False) -> Service:
     """Start the service and wait until it is ready."""
     ready_file = data / "ready.json"
-    ready_file.unlink(missing_ok=True)  # A killed run leaves its own.
+    ready_file.unlink(missing_ok=True)  # A killed run leaves its file behind.
     process = launch(data, *words, env=env, bundler=bundler)
     try:
         await until(lambda: ready_file.exists() or process.poll() is not None, within_s=START_S)
@@ -246,7 +246,7 @@ async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, b
 
 
 async def stop(service: Service, number: signal.Signals = signal.SIGINT) -> int:
-    """Ctrl-C, and the exit code; everything that it printed is read, so that it cannot block."""
+    """Send Ctrl-C and return the exit code. All output is read, so that the process cannot block on it."""
     await service.session.close()
     for talk in service.talks.values():
         await talk.close()
@@ -256,11 +256,11 @@ async def stop(service: Service, number: signal.Signals = signal.SIGINT) -> int:
 
 
 async def finished(process: subprocess.Popen[bytes], *, within_s: float = 20.0) -> tuple[int, str]:
-    """The exit code, and all that was printed; a process that does not end is killed, which fails the test."""
+    """The exit code and all output. A process that does not exit in time is killed, which fails the test."""
     try:
         printed, _ = await asyncio.to_thread(process.communicate, timeout=within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         printed, _ = await asyncio.to_thread(process.communicate)
-        raise AssertionError(f"it did not end within {within_s} s:\n{printed.decode()}") from None
+        raise AssertionError(f"the process did not exit within {within_s} s:\n{printed.decode()}") from None
     return process.returncode, printed.decode()

@@ -1,4 +1,4 @@
-"""Answers against the shapes that the published document gives them."""
+"""Validates replies against the schemas of the API spec."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _validator(name: str) -> jsonschema_rs.Draft202012Validator:
 
 
 def conforms(data: Any, name: str) -> Any:
-    """The data, which has the shape of this name and no member that the shape does not have."""
+    """Check that the data conforms to the named schema and has no other members; return it."""
     _validator(name).validate(data)
     known = _schemas()[name]["properties"]
-    assert set(data) <= set(known), f"{name} does not have {sorted(set(data) - set(known))}"
+    assert set(data) <= set(known), f"{name} has no members {sorted(set(data) - set(known))}"
     return data

@@ -1,6 +1,6 @@
-"""Tokens on a Solana virtual machine, made by the token programs themselves: every account is written by their own code.
+"""Creates tokens on a Solana virtual machine with the real token programs, which write every account themselves.
 
-The metadata program is not on the machine: its accounts are put there as it writes them.
+The metadata program is not on the machine: its accounts are set directly, in the format that it writes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TOKEN_2022 = Pubkey.from_string("TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb")
 METADATA = Pubkey.from_string("metaqbxxUerdq28cj1RbAWkYQm3ybzjb6a8bt518x1s")
 # Instructions of the token programs, by their first byte.
 INITIALIZE_MINT2, INITIALIZE_ACCOUNT3, MINT_TO, METADATA_POINTER = 20, 18, 7, 39
-# The metadata interface names its instruction by a hash.
+# The metadata interface identifies its instruction by a hash.
 INITIALIZE_METADATA = bytes((210, 225, 30, 162, 88, 184, 77, 141))
 MINT_BYTES, ACCOUNT_BYTES = 82, 165
-# A mint with a pointer: padding, kind, and an extension of 64 bytes behind its head.
+# A mint with a metadata pointer: padding, account type, and the header and 64 bytes of one extension.
 POINTED_BYTES = 165 + 1 + 4 + 64
 
 
@@ -66,7 +66,7 @@ class Bank:
         return keypair.pubkey()
 
     def new_named_mint(self, decimals: int, name: str, symbol: str) -> Pubkey:
-        """A Token-2022 mint with its name in its own data."""
+        """A Token-2022 mint that contains its own name."""
         keypair, create = self.new_account(POINTED_BYTES, TOKEN_2022, pays_for=1000)
         mint, authority = keypair.pubkey(), PAYER.pubkey()
         pointer = Instruction(
@@ -90,7 +90,7 @@ class Bank:
         return Instruction(program, data, [AccountMeta(mint.pubkey(), False, True)])
 
     def give(self, mint: Pubkey, owner: Pubkey, amount: int, program: Pubkey = TOKEN) -> Pubkey:
-        """A new account of the owner, with this much in it."""
+        """Create a token account of the owner with this amount."""
         keypair, create = self.new_account(ACCOUNT_BYTES, program)
         account = keypair.pubkey()
         metas = [AccountMeta(account, False, True), AccountMeta(mint, False, False)]
@@ -108,7 +108,7 @@ class Bank:
         return account
 
     def name(self, mint: Pubkey, name: str, symbol: str, *, about: Pubkey | None = None) -> None:
-        """An account of the metadata program, padded as it pads them."""
+        """Set an account of the metadata program, padded like the program's own."""
         body = bytes((4,)) + bytes(PAYER.pubkey()) + bytes(about or mint)
         body += text(name.ljust(32, "\0")) + text(symbol.ljust(10, "\0")) + text("".ljust(200, "\0")) + bytes(300)
         place, _ = Pubkey.find_program_address([b"metadata", bytes(METADATA), bytes(mint)], METADATA)

@@ -1,4 +1,4 @@
-"""Upstreams of a real Solana virtual machine (LiteSVM, of the package solders), behind the JSON-RPC that clients speak."""
+"""JSON-RPC upstreams on a real Solana virtual machine (LiteSVM, from the package solders)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAYEE = Keypair.from_seed(bytes([2] * 32)).pubkey()
 
 
 def signed_transfer(blockhash: str, lamports: int) -> str:
-    """A transfer from PAYER to PAYEE, as sendTransaction takes it."""
+    """A signed transfer from PAYER to PAYEE, encoded for sendTransaction."""
     instruction = transfer(TransferParams(from_pubkey=PAYER.pubkey(), to_pubkey=PAYEE, lamports=lamports))
     signed = Transaction([PAYER], Message([instruction], PAYER.pubkey()), Hash.from_string(blockhash))
     return base64.b64encode(bytes(signed)).decode()
@@ -37,14 +37,14 @@ def _new_machine() -> LiteSVM:
 
 @dataclass
 class SvmChain(Chain):
-    """One machine; `head` is its finalized slot, and what is newer than that is `lead` slots ahead."""
+    """One machine. `head` is its finalized slot; its newest slot is `lead` slots ahead."""
 
     lead: int = 32
     machine: LiteSVM = field(default_factory=_new_machine)
     landed: dict[str, int] = field(default_factory=dict)
 
     def send(self, raw: str) -> str:
-        """The signature; or Refused, as a node refuses what its simulation refused."""
+        """The signature. Raises Refused if the simulation fails, as a node does."""
         transaction = VersionedTransaction.from_bytes(base64.b64decode(raw))
         done = self.machine.send_transaction(transaction)
         if isinstance(done, FailedTransactionMetadata):
@@ -98,7 +98,7 @@ class SvmUpstream(ScriptedUpstream):
         return _in_context(slot, [_shown(each, params[1] if len(params) > 1 else {}) for each in found])
 
     def _getTokenAccountsByOwner(self, params: list[Any], slot: int) -> Any:
-        """As a validator has it: by the owner's place in the account, mints left out."""
+        """Like a validator: by the owner field of the account, without mints."""
         owner, program = bytes(Pubkey.from_string(params[0])), Pubkey.from_string(params[1]["programId"])
         accounts = self.svm.machine.get_program_accounts(program)
         held = [(key, each) for key, each in accounts if len(each.data) >= 165 and each.data[32:64] == owner]
@@ -123,7 +123,7 @@ class SvmUpstream(ScriptedUpstream):
 
 
 def is_token_account(account: Account) -> bool:
-    """Extensions have a byte before them that says what they extend."""
+    """Whether this is a token account and not a mint: with extensions, byte 165 is the account type."""
     return len(account.data) == 165 or account.data[165] == 2
 
 

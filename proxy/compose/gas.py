@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from proxy.chains.evm import fees, policy
-from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.chains.families import family_of
-from proxy.chains.registry import Network
 from proxy.services.follower.block_reader import BlockReader
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -90,9 +88,7 @@ def settlement_sink(settings: Settings, tables: Tables) -> SettlementSink:
 
 def settlement_loop(settings: Settings, tables: Tables, pool: Pool, routes: Iterable[Route]) -> SettlementLoop:
     chains = [
-        _SettlementRoute(BlockReader(route, topics=TOPICS))
-        for route in routes
-        if "user_operations" in family_of(route.network).features
+        BlockReader(route, topics=TOPICS) for route in routes if "user_operations" in family_of(route.network).features
     ]
     return SettlementLoop(LedgerStore(pool), chains, _payers(settings, tables))
 
@@ -104,24 +100,3 @@ def _payers(settings: Settings, tables: Tables) -> Mapping[str, set[bytes]]:
         if (network := tables.chains.find(*each.network.split("/"))) is not None:
             payers[network.id].add(bytes.fromhex(each.address[2:]))
     return payers
-
-
-class _SettlementRoute:
-    """A network's `SettlementChain`: the final block from its route, blocks and headers from a reader."""
-
-    def __init__(self, reader: BlockReader) -> None:
-        self._reader = reader
-
-    @property
-    def network(self) -> Network:
-        return self._reader.route.network
-
-    @property
-    def final(self) -> int:
-        return self._reader.route.heads.final
-
-    async def header(self, number: int) -> Header | None:
-        return await self._reader.header(number)
-
-    async def blocks(self, first: int, last: int) -> BlockFacts:
-        return await self._reader.blocks(first, last)

@@ -1,6 +1,6 @@
-// A program written with ethers: reads, batches (which it makes by itself), a transaction, and every kind of error.
+// A program written with ethers: reads, batches (which ethers builds by itself), a transaction, and every kind of error.
 import { Contract, FetchRequest, JsonRpcProvider, Wallet, keccak256 } from "ethers";
-import { call, outcome, outcomes, show, task, together } from "./shown.mjs";
+import { call, outcome, outcomes, show, task, together } from "./harness.mjs";
 
 const abi = ["function Error(string) view", "function Panic(uint256) view", "function Custom(uint256) view"];
 const opened = [];
@@ -17,14 +17,16 @@ function open(request = connection(task.key)) {
   return provider;
 }
 
-// The type of an error is its code; what the service said stands under it.
+// ethers tells errors apart by their code; the service's reply is in `info`.
 function describe(error) {
-  const told = { types: [error.code], words: `${error.message} ${error.info?.responseBody ?? ""}` };
-  told.rpc_code = (error.info?.error ?? error.error)?.code;
-  told.status = error.response?.statusCode;
-  told.data = error.data;
-  told.reason = error.reason;
-  return told;
+  return {
+    types: [error.code],
+    message: `${error.message} ${error.info?.responseBody ?? ""}`,
+    rpc_code: (error.info?.error ?? error.error)?.code,
+    status: error.response?.statusCode,
+    data: error.data,
+    reason: error.reason,
+  };
 }
 
 async function reads(client) {
@@ -49,10 +51,6 @@ async function reads(client) {
   };
 }
 
-function ask(client, { method, params }) {
-  return client.send(method, params);
-}
-
 async function batches() {
   const client = open();
   await client.send("eth_chainId", []);
@@ -60,16 +58,16 @@ async function batches() {
   await client.on("debug", ({ action, payload }) => {
     if (action === "sendRpcPayload") sent.push(payload.length ?? 1);
   });
-  const answers = [];
-  for (const size of task.batches) answers.push(await together(size, (at) => ask(client, call(at)), describe));
-  return { sent, answers };
+  const replies = [];
+  for (const size of task.batches) replies.push(await together(size, (at) => client.send(call(at).method, call(at).params), describe));
+  return { sent, replies };
 }
 
 async function transaction(client) {
   const before = await client.getBlockNumber();
   const paid = await wallet.sendTransaction({ to: task.recipient, value: BigInt(task.value) });
   const receipt = await paid.wait();
-  // A provider keeps what it read for a quarter of a second: a new one asks anew.
+  // A provider caches reads for a quarter of a second: a new one reads again.
   const later = open();
   const found = await later.getTransaction(paid.hash);
   const seen = {
@@ -115,7 +113,7 @@ function errors(client) {
   return outcomes(actions, describe);
 }
 
-// An upstream that refuses what it is sent, each time in other words.
+// An upstream that refuses every transaction, each time with another message.
 async function refusals() {
   const client = open(connection(task.key, task.far_url));
   const seen = {};
@@ -132,13 +130,13 @@ async function limits() {
   const refused = await outcome(async () => {
     for (let at = 0; at < 100; at += 1) await impatient.send("eth_gasPrice", []);
   }, describe);
-  // By itself it takes the seconds of Retry-After for milliseconds, and gives up after twelve tries.
-  const told = connection(task.free_key);
-  told.retryFunc = async (_, response) => {
+  // By default ethers takes the seconds of Retry-After for milliseconds, and gives up after twelve attempts.
+  const waiting = connection(task.free_key);
+  waiting.retryFunc = async (_, response) => {
     await new Promise((resolve) => setTimeout(resolve, 1000 * Number(response.headers["retry-after"])));
     return true;
   };
-  const patient = open(told);
+  const patient = open(waiting);
   const got = [];
   for (let at = 0; at < 15; at += 1) got.push(await outcome(async () => BigInt(await patient.send("eth_gasPrice", [])), describe));
   return {

@@ -1,12 +1,12 @@
-// A program written with ethers' WebSocketProvider: it listens, reads, sends a transaction and sees it happen.
+// A program written with ethers' WebSocketProvider: it subscribes, reads, sends transactions and receives their events.
 import { Wallet, WebSocketProvider } from "ethers";
-import { call, outcome, show, task, together, until } from "./shown.mjs";
+import { call, outcome, show, task, together, until } from "./harness.mjs";
 
 function describe(error) {
-  return { name: error.code, rpc_code: (error.info?.error ?? error.error)?.code, words: error.message };
+  return { name: error.code, rpc_code: (error.info?.error ?? error.error)?.code, message: error.message };
 }
 
-// A provider keeps what it read for a quarter of a second, its nonce too: three transactions in a row are faster.
+// A provider caches reads, also the nonce, for a quarter of a second by default: too long for transactions in a row.
 const client = new WebSocketProvider(task.socket_url, undefined, { cacheTimeout: -1 });
 const wallet = new Wallet(task.private_key, client);
 const seen = { heads: [], logs: [] };
@@ -14,12 +14,12 @@ const blocks = [];
 
 await client.on("block", (number) => blocks.push(number));
 await client.on({ address: task.logger }, (log) => seen.logs.push(log));
-await client.on({ address: task.recipient }, () => seen.logs.push("nothing of the kind"));
+await client.on({ address: task.recipient }, () => seen.logs.push("unexpected event"));
 
 seen.chain_id = (await client.getNetwork()).chainId;
 seen.block = (await client.getBlock(task.block)).hash;
 seen.balance = await client.getBalance(wallet.address);
-seen.answers = await together(task.calls.length, (at) => client.send(call(at).method, call(at).params), describe);
+seen.replies = await together(task.calls.length, (at) => client.send(call(at).method, call(at).params), describe);
 seen.unknown = await outcome(() => client.send("eth_nope", []), describe);
 
 seen.sent = [];
@@ -36,9 +36,9 @@ for (const number of blocks) {
 }
 seen.logs = seen.logs.map((log) => [log.transactionHash, log.blockHash, log.topics, log.removed]);
 await client.removeAllListeners();
-await client.send("eth_gasPrice", []); // it ends its subscriptions without waiting for the answers
+await client.send("eth_gasPrice", []); // ethers unsubscribes without waiting for the replies
 await client.destroy();
-// It has no words of its own for a handshake that is refused: the socket under it has.
+// ethers has no error of its own for a refused handshake: the error comes from the socket.
 seen.refused = await outcome(
   () =>
     new Promise((_, reject) => {

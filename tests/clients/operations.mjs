@@ -1,10 +1,10 @@
-// A program written with permissionless and viem: for each EntryPoint a wallet that deploys itself with its first operation, and one
-// without ether whose operation a paymaster pays for. Straight at a chain and a bundler.
+// A program written with permissionless and viem: for each EntryPoint a wallet that is deployed by its first operation, and one
+// without ether whose operation a paymaster pays for. It calls a chain and a bundler directly.
 import { createSmartAccountClient } from "permissionless";
 import { toSimpleSmartAccount } from "permissionless/accounts";
 import { concat, createPublicClient, createWalletClient, defineChain, encodeAbiParameters, http, numberToHex, pad } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { show, task } from "./shown.mjs";
+import { show, task } from "./harness.mjs";
 
 const nativeCurrency = { name: "Ether", symbol: "ETH", decimals: 18 };
 const chain = defineChain({ id: 31337, name: "dev", nativeCurrency, rpcUrls: { default: { http: [task.chain_url] } } });
@@ -37,7 +37,7 @@ async function sent({ account, sender }, value) {
   };
 }
 
-// What the paymaster's own getHash says is signed; its form is that of a packed operation.
+// Signs the hash that the paymaster's getHash returns for a packed operation.
 async function signature(version, packed) {
   const abi = task.paymaster_abis[version];
   const [address, times] = [task.paymasters[version], [task.valid_until, 0]];
@@ -49,7 +49,7 @@ function times() {
   return encodeAbiParameters([{ type: "uint48" }, { type: "uint48" }], [task.valid_until, 0]);
 }
 
-// Of something else: while gas is estimated it must be a signature that somebody could have made, or the paymaster reverts.
+// A signature of another message: for estimates it must be well-formed, or the paymaster reverts.
 const stub = await signer.signMessage({ message: "stub" });
 const two = (high, low) => concat([pad(numberToHex(high), { size: 16 }), pad(numberToHex(low), { size: 16 })]);
 

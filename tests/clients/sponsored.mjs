@@ -1,12 +1,12 @@
-// A program written with permissionless and viem, with nothing but the service's address and a key: accounts without ether, whose
-// operations a gas policy pays for, through viem's own paymaster client; and what is done to a sponsored operation to get more out
-// of it than was signed for.
+// A program written with permissionless and viem that uses only the service's address and a key: accounts without ether, whose
+// operations a gas policy pays for, through viem's paymaster client; and attempts to change a sponsored operation after it was
+// signed.
 import { createSmartAccountClient } from "permissionless";
 import { toSimpleSmartAccount } from "permissionless/accounts";
 import { createPublicClient, defineChain, http } from "viem";
 import { createPaymasterClient, formatUserOperationRequest } from "viem/account-abstraction";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { outcome, show, task } from "./shown.mjs";
+import { outcome, show, task } from "./harness.mjs";
 
 const headers = { "X-API-Key": task.key, "Content-Type": "application/json" };
 const through = (path) => http(`${task.base_url}${path}/dev/mainnet`, { fetchOptions: { headers }, retryCount: 0 });
@@ -51,7 +51,7 @@ const send = (account, operation) =>
     params: [formatUserOperationRequest(operation), account.entryPoint.address],
   });
 
-// The account signs whatever it is given: what must not pass is up to the paymaster.
+// The account signs any operation: it is up to the paymaster to refuse changed ones.
 async function signed(account, operation) {
   return { ...operation, signature: await account.signUserOperation(operation) };
 }
@@ -65,14 +65,14 @@ async function lived(version) {
   return { policy: policyId, address: account.address, balance, costs: [first, second] };
 }
 
-// By hand, without a paymaster client: what /gas/sponsor answers goes into the operation.
+// Without a paymaster client: the reply of /gas/sponsor is put into the operation.
 async function byHand(version) {
   const policyId = await policy({ max_total_usd: "1000" });
   const { account, sender } = await poor(version, policyId);
   const operation = await sender.prepareUserOperation({ calls });
   for (const name of ["account", "paymaster", "paymasterData", "paymasterAndData", "signature"]) delete operation[name];
-  const asked = { chain: "dev", policy_id: policyId, user_operation: formatUserOperationRequest(operation), entry_point: account.entryPoint.address };
-  const answer = await rest("POST", "/gas/sponsor", asked);
+  const body = { chain: "dev", policy_id: policyId, user_operation: formatUserOperationRequest(operation), entry_point: account.entryPoint.address };
+  const answer = await rest("POST", "/gas/sponsor", body);
   const { paymasterAndData, paymasterVerificationGasLimit, paymasterPostOpGasLimit, ...given } = answer.body;
   const own = paymasterAndData
     ? { paymasterAndData }
@@ -83,7 +83,7 @@ async function byHand(version) {
         paymasterPostOpGasLimit: BigInt(paymasterPostOpGasLimit),
       };
   const sent = await send(account, await signed(account, { ...operation, ...own }));
-  return { policy: policyId, answer, again: await rest("POST", "/gas/sponsor", asked), included: await included(sender, sent.body.result) };
+  return { policy: policyId, answer, again: await rest("POST", "/gas/sponsor", body), included: await included(sender, sent.body.result) };
 }
 
 async function drained(version) {
@@ -109,7 +109,7 @@ async function drained(version) {
   return { policy: policyId, answers, receipt };
 }
 
-// Sponsored for a second, and sent when the chain's time is past it.
+// Sponsored for one second, and sent after that.
 async function expired(version) {
   const policyId = await policy({ expiry_seconds: 1 });
   const { account, sender } = await poor(version, policyId);

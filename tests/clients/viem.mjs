@@ -1,7 +1,7 @@
 // A program written with viem: reads, batches, a transaction, and every kind of error.
 import { createPublicClient, createWalletClient, defineChain, http, keccak256, parseAbi } from "viem";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { call, outcome, outcomes, show, task, together } from "./shown.mjs";
+import { call, outcome, outcomes, show, task, together } from "./harness.mjs";
 
 const abi = parseAbi(["function Error(string) view", "function Panic(uint256) view", "function Custom(uint256) view"]);
 const account = privateKeyToAccount(task.private_key);
@@ -25,17 +25,17 @@ function writer(from = account, chain = near) {
   return createWalletClient({ account: from, chain, transport: transport(task.key) });
 }
 
-// An error has its causes inside: the names of all, and what any of them has to say.
+// viem nests an error's causes: collect the names of all of them, and their details.
 function describe(error) {
-  const told = { types: [], words: error.message };
+  const found = { types: [], message: error.message };
   for (let at = error; at instanceof Error; at = at.cause) {
-    told.types.push(at.name);
-    if (typeof at.code === "number") told.rpc_code = at.code;
-    told.status ??= at.status;
-    told.data = at.raw ?? at.data ?? told.data;
-    told.reason ??= at.reason;
+    found.types.push(at.name);
+    if (typeof at.code === "number") found.rpc_code = at.code;
+    found.status ??= at.status;
+    found.data = at.raw ?? at.data ?? found.data;
+    found.reason ??= at.reason;
   }
-  return told;
+  return found;
 }
 
 async function reads(client) {
@@ -62,9 +62,9 @@ async function batches() {
     sent.push((await request.clone().json()).length);
   };
   const client = reader(task.key, { batch: true, onFetchRequest });
-  const answers = [];
-  for (const size of task.batches) answers.push(await together(size, (at) => client.request(call(at)), describe));
-  return { sent, answers };
+  const replies = [];
+  for (const size of task.batches) replies.push(await together(size, (at) => client.request(call(at)), describe));
+  return { sent, replies };
 }
 
 async function transaction(client) {
@@ -118,7 +118,7 @@ function errors(client) {
   return outcomes(actions, describe);
 }
 
-// An upstream that refuses what it is sent, each time in other words.
+// An upstream that refuses every transaction, each time with another message.
 async function refusals() {
   const seen = {};
   for (const [nonce, name] of task.refusals.entries()) {

@@ -1,7 +1,7 @@
-// A program written with viem's WebSocket transport: it listens, reads, sends a transaction and sees it happen.
+// A program written with viem's WebSocket transport: it subscribes, reads, sends transactions and receives their events.
 import { createPublicClient, createWalletClient, defineChain, webSocket } from "viem";
 import { privateKeyToAccount } from "viem/accounts";
-import { call, outcome, show, task, together, until } from "./shown.mjs";
+import { call, outcome, show, task, together, until } from "./harness.mjs";
 
 const account = privateKeyToAccount(task.private_key);
 const chain = defineChain({
@@ -16,14 +16,14 @@ function transport(url = task.socket_url) {
 }
 
 function describe(error) {
-  return { name: error.name, rpc_code: error.code ?? error.cause?.code, words: error.message };
+  return { name: error.name, rpc_code: error.code ?? error.cause?.code, message: error.message };
 }
 
 const client = createPublicClient({ chain, transport: transport() });
 const wallet = createWalletClient({ account, chain, transport: transport() });
 const seen = { heads: [], logs: [] };
 
-// Its own words for heads, the plain ones for logs with a second filter that nothing matches.
+// Heads through the transport, logs through watchEvent, and a second log filter that matches nothing.
 const { unsubscribe } = await client.transport.subscribe({
   params: ["newHeads"],
   onData: ({ result }) => seen.heads.push([result.number, result.hash, result.parentHash]),
@@ -32,14 +32,14 @@ const stops = [unsubscribe];
 stops.push(client.watchEvent({ address: task.logger, onLogs: (logs) => seen.logs.push(...logs) }));
 const nothing = await client.transport.subscribe({
   params: ["logs", { address: task.recipient }],
-  onData: () => seen.logs.push("nothing of the kind"),
+  onData: () => seen.logs.push("unexpected event"),
 });
 stops.push(nothing.unsubscribe);
 
 seen.chain_id = await client.getChainId();
 seen.block = (await client.getBlock({ blockNumber: BigInt(task.block) })).hash;
 seen.balance = await client.getBalance({ address: account.address });
-seen.answers = await together(task.calls.length, (at) => client.request(call(at)), describe);
+seen.replies = await together(task.calls.length, (at) => client.request(call(at)), describe);
 seen.unknown = await outcome(() => client.request({ method: "eth_nope" }), describe);
 
 seen.sent = [];

@@ -1,11 +1,11 @@
-// A program written with permissionless and viem, with nothing but the service's address and a key: for each EntryPoint a wallet that
-// the service names, deployed by its first operation, used again by its second; and operations that a bundler must refuse.
+// A program written with permissionless and viem that uses only the service's address and a key: for each EntryPoint a wallet
+// created by the service, deployed by its first operation and used again by its second; and operations that a bundler must refuse.
 import { createSmartAccountClient } from "permissionless";
 import { toSimpleSmartAccount } from "permissionless/accounts";
 import { createPublicClient, createWalletClient, defineChain, http } from "viem";
 import { formatUserOperationRequest, getUserOperationHash } from "viem/account-abstraction";
 import { generatePrivateKey, privateKeyToAccount } from "viem/accounts";
-import { show, task } from "./shown.mjs";
+import { show, task } from "./harness.mjs";
 
 const headers = { "X-API-Key": task.key, "Content-Type": "application/json" };
 const through = (path) => http(`${task.base_url}${path}/dev/mainnet`, { fetchOptions: { headers }, retryCount: 0 });
@@ -33,18 +33,18 @@ async function operated(sender, value) {
   };
 }
 
-// What is refused: an operation that another has signed, and one that was carried out already.
+// Operations that must be refused: one signed by another owner, and one with a used nonce.
 async function refused(version, account, sender) {
   const { address: entryPoint } = account.entryPoint;
   const prepared = await sender.prepareUserOperation({ calls: [{ to: task.recipient, value: 1n, data: "0x" }] });
-  const stranger = await toSimpleSmartAccount({
+  const other = await toSimpleSmartAccount({
     client,
     owner: privateKeyToAccount(generatePrivateKey()),
     entryPoint: { address: entryPoint, version },
     factoryAddress: task.factories[version],
     address: account.address,
   });
-  const forged = { ...prepared, signature: await stranger.signUserOperation(prepared) };
+  const forged = { ...prepared, signature: await other.signUserOperation(prepared) };
   const replayed = { ...prepared, nonce: prepared.nonce - 1n };
   replayed.signature = await account.signUserOperation(replayed);
   const answers = {};

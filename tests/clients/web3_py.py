@@ -1,6 +1,6 @@
 """A program written with web3.py: reads, batches, a transaction, and every kind of error.
 
-Its task comes as JSON on standard input, what it saw leaves as JSON on standard output.
+It reads its task as JSON from standard input and writes its results as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def provider_of(w3: Web3) -> HTTPProvider:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    told: dict[str, Any] = {"types": [kind.__name__ for kind in type(error).__mro__], "words": str(error)}
-    told["data"] = getattr(error, "data", None)
+    found: dict[str, Any] = {"types": [kind.__name__ for kind in type(error).__mro__], "message": str(error)}
+    found["data"] = getattr(error, "data", None)
     if response := getattr(error, "rpc_response", None):
-        told["rpc_code"] = response["error"]["code"]
+        found["rpc_code"] = response["error"]["code"]
     if isinstance(error, requests.HTTPError) and error.response is not None:
-        told["status"] = error.response.status_code
-        told["words"] += error.response.text
-    return told
+        found["status"] = error.response.status_code
+        found["message"] += error.response.text
+    return found
 
 
 def outcome(action: Callable[[], Any]) -> Any:
@@ -95,7 +95,7 @@ async def asynchronous_reads() -> dict[str, Any]:
 
 
 def batches(w3: Web3) -> dict[str, Any]:
-    """A batch as users write it, which raises the first error; then those of the task, whose errors are to be seen."""
+    """A batch as users write it, which raises the first error; then the task's batches, with their errors."""
     with w3.batch_requests() as batch:
         for _ in range(20):
             batch.add(w3.eth.get_block(TASK["block"], full_transactions=True))
@@ -103,15 +103,15 @@ def batches(w3: Web3) -> dict[str, Any]:
             batch.add(w3.eth.get_logs({"address": LOGGER, "fromBlock": 0}))
         typed = batch.execute()
     triples = zip(*[iter(typed)] * 3, strict=True)
-    answers = []
+    results = []
     for size in TASK["batches"]:
         calls = [TASK["calls"][at % len(TASK["calls"])] for at in range(size)]
         replies = provider_of(w3).make_batch_request([(call["method"], call["params"]) for call in calls])
-        answers.append([answer_in(reply) for reply in replies])
-    return {"answers": answers, "typed": [[block["hash"], balance, len(logs)] for block, balance, logs in triples]}
+        results.append([result_of(reply) for reply in replies])
+    return {"replies": results, "typed": [[block["hash"], balance, len(logs)] for block, balance, logs in triples]}
 
 
-def answer_in(reply: Any) -> Any:
+def result_of(reply: Any) -> Any:
     if "result" in reply:
         return reply["result"]
     return {"rpc_code": reply["error"]["code"], "data": reply["error"].get("data")}
@@ -174,13 +174,13 @@ def errors(w3: Web3) -> dict[str, Any]:
 
 
 def refusals() -> dict[str, Any]:
-    """An upstream that refuses what it is sent, each time in other words."""
+    """An upstream that refuses every transaction, each time with another message."""
     w3 = connect(url=TASK["far_url"])
     seen = {}
     for nonce, name in enumerate(TASK["refusals"]):
         made = signed(ACCOUNT, nonce, TASK["far_chain_id"])
-        told = outcome(partial(w3.eth.send_raw_transaction, made.raw_transaction))
-        seen[name] = told == made.hash if isinstance(told, HexBytes) else told
+        found = outcome(partial(w3.eth.send_raw_transaction, made.raw_transaction))
+        seen[name] = found == made.hash if isinstance(found, HexBytes) else found
     return seen
 
 
@@ -196,7 +196,7 @@ def limits() -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """What JSON has no form for: web3.py's bytes and mappings."""
+    """The JSON form of web3.py's bytes and mappings."""
     return value.to_0x_hex() if isinstance(value, HexBytes) else dict(value)
 
 

@@ -1,6 +1,6 @@
-"""A program written with web3.py's WebSocketProvider: it listens, reads, batches, sends a transaction and sees it happen.
+"""A program written with web3.py's WebSocketProvider: it subscribes, reads, batches, sends transactions and gets their events.
 
-Its task comes as JSON on standard input, what it saw leaves as JSON on standard output.
+It reads its task as JSON from standard input and writes its results as JSON to standard output.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ async def main() -> None:
         seen["sent"] = [await send(w3) for _ in range(TASK["rounds"])]
         last = (await w3.eth.wait_for_transaction_receipt(HexBytes(seen["sent"][-1])))["blockNumber"]
         async with asyncio.timeout(WAIT_S):
-            async for told in w3.socket.process_subscriptions():
-                result = told["result"]
-                if told["subscription"] == heads:
+            async for event in w3.socket.process_subscriptions():
+                result = event["result"]
+                if event["subscription"] == heads:
                     seen["heads"].append([hex(result["number"]), result["hash"], result["parentHash"]])
-                elif told["subscription"] == logs:
+                elif event["subscription"] == logs:
                     seen["logs"].append(
                         [result["transactionHash"], result["blockHash"], result["topics"], result["removed"]]
                     )
                 else:
-                    seen["logs"].append("nothing of the kind")
+                    seen["logs"].append("unexpected event")
                 if len(seen["logs"]) >= TASK["rounds"] and int(seen["heads"][-1][0], 16) >= last:
                     break
         for id_ in (heads, logs, nothing):
@@ -61,7 +61,7 @@ async def reads(w3: AsyncWeb3[WebSocketProvider]) -> dict[str, Any]:
         "chain_id": await w3.eth.chain_id,
         "block": block["hash"],
         "balance": balance,
-        "answers": [await w3.manager.coro_request(call["method"], call["params"]) for call in TASK["calls"]],
+        "replies": [await w3.manager.coro_request(call["method"], call["params"]) for call in TASK["calls"]],
         "unknown": await unknown(w3),
     }
 
@@ -92,13 +92,13 @@ async def send(w3: AsyncWeb3[WebSocketProvider]) -> HexBytes:
 async def refused() -> dict[str, Any]:
     try:
         async with AsyncWeb3(WebSocketProvider(TASK["bad_url"], max_connection_retries=1)):
-            return {"words": "it was let in"}
+            return {"message": "the connection was accepted"}
     except (Web3Exception, OSError) as exc:
-        return {"name": type(exc).__name__, "words": f"{exc} {exc.__cause__}"}
+        return {"name": type(exc).__name__, "message": f"{exc} {exc.__cause__}"}
 
 
 def shown(value: Any) -> Any:
-    """What JSON has no form for: web3.py's bytes and mappings."""
+    """The JSON form of web3.py's bytes and mappings."""
     return value.to_0x_hex() if isinstance(value, HexBytes) else dict(value)
 
 

@@ -1,7 +1,7 @@
-"""viem, ethers and web3.py as their users write them: they read what the chain says, and raise their own errors.
+"""viem, ethers and web3.py through the service: they read the right values and raise their own errors.
 
-Each has a script in tests/clients that does all of it once, over the library's own HTTP transport, and prints what it saw.
-What it should have seen comes from the chain itself, past the service.
+Each library has a script in tests/clients that runs everything once, over the library's own HTTP transport, and prints the
+results. Expected values are read from the chain directly, not through the service.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.service import ROOT, Service, until
 CLIENTS = ("viem", "ethers", "web3.py")
 SCRIPTS = ROOT / "tests" / "clients"
 RUN_S = 60.0
-# A proxy that is meant for the rest of the world.
+# An HTTP proxy of the environment must not be used for local addresses.
 ENVIRONMENT = {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 # Copies its calldata and reverts with it: calling `Error(string)` reverts as Solidity's `require` does.
@@ -40,14 +40,14 @@ VALUE_WEI = 10**15
 
 
 def encoded(selector: str, *words: int | str) -> str:
-    """Calldata of 32-byte words: numbers, and text padded to the right."""
+    """Calldata with 32-byte words: numbers, or text padded on the right."""
     return (
         "0x" + selector + "".join(f"{w:064x}" if isinstance(w, int) else w.encode().hex().ljust(64, "0") for w in words)
     )
 
 
 REVERTED = encoded("08c379a0", 32, len("not today"), "not today")
-# The data that each revert carries.
+# The data of each revert.
 DATA = {
     "revert": REVERTED,
     "revert_bare": "0x",
@@ -56,7 +56,7 @@ DATA = {
     "contract_panic": encoded("4e487b71", 17),
     "contract_custom": encoded("cb362b34", 42),
 }
-# What viem, ethers and web3.py call each error; ethers has none for what is not there.
+# The names of each error in viem, ethers and web3.py. ethers raises none for missing blocks and transactions.
 ERRORS: dict[str, tuple[str, str | None, str]] = {
     "revert": ("ExecutionRevertedError", "CALL_EXCEPTION", "ContractLogicError"),
     "revert_bare": ("ExecutionRevertedError", "CALL_EXCEPTION", "ContractLogicError"),
@@ -69,12 +69,12 @@ ERRORS: dict[str, tuple[str, str | None, str]] = {
     "no_transaction": ("TransactionNotFoundError", None, "TransactionNotFound"),
     "no_block": ("BlockNotFoundError", None, "BlockNotFound"),
     "bad_key": ("HttpRequestError", "SERVER_ERROR", "HTTPError"),
-    # The dev chain's own words for this are known to none of them; geth's are (below).
+    # None of them recognises the development chain's message for this; they do recognise geth's (below).
     "no_funds": ("InvalidInputRpcError", "UNKNOWN_ERROR", "Web3RPCError"),
     "nonce_too_low": ("NonceTooLowError", "NONCE_EXPIRED", "Web3RPCError"),
 }
 RPC_CODES = {"unknown_method": -32601, "bad_params": -32602, "no_funds": -32000, "nonce_too_low": -32000}
-# geth's words for a transaction that it does not take, and what they become.
+# geth's messages for transactions that it refuses, and the errors that the libraries make of them.
 GETH: dict[str, tuple[str, tuple[str, str, str]]] = {
     "no_funds": (
         "insufficient funds for gas * price + value: balance 0, tx cost 1",
@@ -95,7 +95,7 @@ FAR_CHAIN_ID = 11155111
 
 @dataclass(frozen=True)
 class Chain:
-    """The dev chain itself."""
+    """The development chain, called directly."""
 
     url: str
     session: aiohttp.ClientSession
@@ -109,21 +109,21 @@ class Chain:
         return int(await self.ask(method, *params), 16)
 
     async def send(self, **transaction: str) -> dict[str, Any]:
-        """From an account of the node's own; the receipt."""
+        """Send a transaction from an account of the node; return the receipt."""
         sender = (await self.ask("eth_accounts"))[5]
         sent = await self.ask("eth_sendTransaction", {"from": sender, "gas": "0x30d40", **transaction})
         receipt: dict[str, Any] = await self.ask("eth_getTransactionReceipt", sent)
         return receipt
 
     async def deploy(self, code: str) -> str:
-        """The address of a contract with this code: its creation copies what follows the first twelve bytes."""
+        """Deploy a contract with this code: the init code copies everything after its first twelve bytes."""
         size = f"{len(code) // 2:02x}"
         return str((await self.send(data=f"0x60{size}600c60003960{size}6000f3{code}"))["contractAddress"])
 
 
 @dataclass(frozen=True)
 class Run:
-    """One library's script: what it was told to do, what the chain said before, and what the script saw."""
+    """A run of one library's script: its task, the chain's values before it, and the script's output."""
 
     client: str
     task: dict[str, Any]
@@ -145,7 +145,7 @@ async def geth() -> AsyncIterator[Upstream]:
 
 @pytest.fixture(scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory, geth: Upstream) -> AsyncIterator[Service]:
-    """Two workers: what a library learns on one of its connections must hold on the others."""
+    """Two workers, so that the connections of one library reach different workers."""
     running = await service_room.start(
         tmp_path_factory.mktemp("clients"), "--workers", "2", "--upstream", f"ethereum/sepolia={geth.url}"
     )
@@ -176,7 +176,7 @@ async def run(
     }
     before = await reads(chain, task, served.ready["funded_account"]["address"])
     results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"] if call["succeeds"]]
-    geth.act = refusing(iter([*(words for words, _ in GETH.values()), KNOWN]))
+    geth.act = refusing(iter([*(message for message, _ in GETH.values()), KNOWN]))
     seen = await asyncio.to_thread(script, request.param, task)
     return Run(request.param, task, before, results, seen)
 
@@ -212,7 +212,7 @@ async def a_task(service: Service, contracts: dict[str, str], head: int) -> dict
 
 
 def calls(contracts: dict[str, str], account: str) -> Iterator[dict[str, Any]]:
-    """Large and small, quick and slow, good and bad: what a batch is filled with."""
+    """The calls of the batches: large and small, fast and slow, successful and failing."""
 
     def call(method: str, *params: Any, succeeds: bool = True) -> dict[str, Any]:
         return {"method": method, "params": list(params), "succeeds": succeeds}
@@ -252,14 +252,14 @@ async def reads(chain: Chain, task: dict[str, Any], account: str) -> dict[str, A
     }
 
 
-def refusing(words: Iterator[str]) -> Any:
-    """An upstream that takes no transaction."""
+def refusing(messages: Iterator[str]) -> Any:
+    """An upstream that refuses every transaction, with the next message each time."""
 
     async def act(call: dict[str, object]) -> web.StreamResponse:
         if call["method"] == "eth_chainId":
             return reply(call, result=hex(FAR_CHAIN_ID))
         if call["method"] == "eth_sendRawTransaction":
-            return reply(call, error={"code": -32000, "message": next(words)})
+            return reply(call, error={"code": -32000, "message": next(messages)})
         return await echo(call)
 
     return act
@@ -284,7 +284,7 @@ def script(client: str, task: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
-def test_reads_are_what_the_chain_says(run: Run) -> None:
+def test_reads_match_the_chain(run: Run) -> None:
     assert run.seen["reads"] == run.before
     assert run.before["logs"]
     if run.client == "web3.py":
@@ -292,23 +292,23 @@ def test_reads_are_what_the_chain_says(run: Run) -> None:
         assert run.seen["asynchronous_reads"] == wanted
 
 
-def test_every_answer_of_a_batch_is_the_one_to_its_question(run: Run) -> None:
+def test_every_reply_of_a_batch_matches_its_call(run: Run) -> None:
     calls = run.task["calls"]
     right = iter(run.results)
     wanted = [next(right) if call["succeeds"] else None for call in calls]
-    for size, answers in zip(run.task["batches"], run.seen["batches"]["answers"], strict=True):
-        assert len(answers) == size
-        for at, answer in enumerate(answers):
+    for size, replies in zip(run.task["batches"], run.seen["batches"]["replies"], strict=True):
+        assert len(replies) == size
+        for at, found in enumerate(replies):
             match calls[at % len(calls)]["method"]:
                 case "eth_nope":
-                    assert answer["rpc_code"] == -32601
+                    assert found["rpc_code"] == -32601
                 case "eth_call":
-                    assert (answer["rpc_code"], answer["data"]) == (3, REVERTED)
+                    assert (found["rpc_code"], found["data"]) == (3, REVERTED)
                 case _:
-                    assert answer == wanted[at % len(calls)]
+                    assert found == wanted[at % len(calls)]
 
 
-def test_calls_that_are_made_together_travel_together(run: Run) -> None:
+def test_concurrent_calls_are_sent_as_one_batch(run: Run) -> None:
     if run.client == "web3.py":
         logs = len(run.before["logs"])
         assert run.seen["batches"]["typed"] == [[run.before["block"]["hash"], run.before["balance"], logs]] * 20
@@ -316,7 +316,7 @@ def test_calls_that_are_made_together_travel_together(run: Run) -> None:
         assert run.seen["batches"]["sent"] == run.task["batches"]
 
 
-async def test_transaction_is_sent_and_seen(run: Run, chain: Chain) -> None:
+async def test_transaction_is_sent_and_found(run: Run, chain: Chain) -> None:
     seen, before = run.seen["transaction"], run.before
     on_chain = await chain.ask("eth_getTransactionByHash", seen["hash"])
     assert (on_chain["to"], int(on_chain["value"], 16)) == (run.task["recipient"], VALUE_WEI)
@@ -362,48 +362,48 @@ def test_errors_have_the_librarys_own_type(run: Run, name: str) -> None:
 
 def test_reason_of_a_revert_is_read(run: Run) -> None:
     error = run.seen["errors"]["contract_revert"]
-    assert "not today" in (error["words"] if run.client == "web3.py" else error["reason"])
+    assert "not today" in (error["message"] if run.client == "web3.py" else error["reason"])
 
 
 @pytest.mark.parametrize("name", GETH)
-def test_words_of_an_upstream_reach_the_library(run: Run, name: str) -> None:
-    words, names = GETH[name]
+def test_message_of_an_upstream_reaches_the_library(run: Run, name: str) -> None:
+    message, names = GETH[name]
     error = run.seen["refusals"][name]
     assert run.named(names) in error["types"]
     assert error["rpc_code"] == -32000
-    assert words in error["words"]
+    assert message in error["message"]
 
 
-def test_transaction_that_the_upstream_knows_already_is_sent(run: Run) -> None:
+def test_already_known_transaction_counts_as_sent(run: Run) -> None:
     assert run.seen["refusals"]["known"] is True
 
 
-def test_key_out_of_its_rate_is_refused(run: Run) -> None:
+def test_key_above_its_rate_limit_is_refused(run: Run) -> None:
     error = run.seen["limits"]["refused"]
     assert run.named(("HttpRequestError", "SERVER_ERROR", "HTTPError")) in error["types"]
-    assert "rate limit exceeded" in error["words"]
-    if run.client != "ethers":  # it makes a 599 of the last 429 that it gets
+    assert "rate limit exceeded" in error["message"]
+    if run.client != "ethers":  # it turns the last 429 into a 599
         assert error["status"] == 429
 
 
-def test_library_that_waits_gets_its_answers(run: Run) -> None:
-    """More calls than the plan has in its first second: viem and web3.py wait by themselves, ethers as it is told."""
+def test_library_that_waits_gets_its_replies(run: Run) -> None:
+    """More calls than the plan allows in a second: viem and web3.py wait by themselves, ethers by its `retryFunc`."""
     (price,) = set(run.seen["limits"]["got"])
     assert len(run.seen["limits"]["got"]) == 15
     assert price > 0
 
 
-def test_batch_that_never_fits_the_plan_says_so(run: Run) -> None:
+def test_batch_too_large_for_the_plan_is_refused(run: Run) -> None:
     error = run.seen["limits"]["large"]
     assert error["status"] == 400
-    assert "send smaller batches" in error["words"]
+    assert "send smaller batches" in error["message"]
 
 
 def test_batch_of_more_than_a_hundred_is_refused(run: Run) -> None:
-    """ethers cuts it by itself; viem does with `batch: { batchSize: 100 }`."""
-    told = run.seen["limits"]["many"]
+    """ethers splits it by itself; viem does with `batch: { batchSize: 100 }`."""
+    found = run.seen["limits"]["many"]
     if run.client == "ethers":
-        assert told > 0
+        assert found > 0
         return
-    assert told["status"] == 400
-    assert "at most 100" in told["words"]
+    assert found["status"] == 400
+    assert "at most 100" in found["message"]

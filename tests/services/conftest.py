@@ -1,4 +1,4 @@
-"""The database fixtures, for services that are tested with their store."""
+"""The database fixtures, for services that are tested together with their store."""
 
 from __future__ import annotations
 

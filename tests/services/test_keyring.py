@@ -1,4 +1,4 @@
-"""The keyring of one worker: changes arrive by notice and, where none comes, by looking; what is known is found."""
+"""The keyring of one worker: changes arrive by notice, and by polling if a notice is missed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.service import until
 
 PEPPER = "a pepper that no attacker can guess"
 PLANS = load_tables().plans
-# So often nobody looks who is to hear of a change by its notice.
+# A polling interval so long that a change can only arrive by its notice.
 NEVER_S = 3600.0
 
 
@@ -38,7 +38,7 @@ async def account(store: KeyStore) -> str:
 
 @asynccontextmanager
 async def following(store: KeyStore, pool: Pool, *, reload_s: float) -> AsyncIterator[Keyring]:
-    """A keyring that is loaded and kept true."""
+    """A keyring that is loaded and follows changes."""
     fd, tasks, notices = windows.create(), Tasks(), Notices(pool)
     keyring = Keyring(store, notices, UnsharedWindows(fd), plans=PLANS, pepper=PEPPER, reload_s=reload_s)
     await keyring.load()
@@ -75,7 +75,7 @@ async def test_change_of_an_account_changes_all_its_keys(store: KeyStore, pool: 
         await until(lambda: [key.requests_per_second for text in made if (key := found(keyring, text))] == [100] * 5)
 
 
-async def test_change_that_nobody_was_told_of_is_found_by_looking(store: KeyStore, pool: Pool, account: str) -> None:
+async def test_change_without_a_notice_is_found_by_polling(store: KeyStore, pool: Pool, account: str) -> None:
     row, text = await store.create_key(account, name="default", mode="live")
     async with following(store, pool, reload_s=0.1) as keyring:
         assert found(keyring, text)

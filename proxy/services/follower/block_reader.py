@@ -19,6 +19,7 @@ import msgspec
 from proxy.chains.evm import facts, log_range
 from proxy.chains.evm.facts import BlockFacts, ChainLog, Header, Receipt
 from proxy.chains.evm.log_range import LogRange
+from proxy.chains.registry import Network
 from proxy.core import dialect
 from proxy.core.range_size import RangeSize
 from proxy.errors import Fault
@@ -103,6 +104,15 @@ class BlockReader:
 
     def __repr__(self) -> str:
         return f"<BlockReader of {self.route.network.id}, {self.range_size!r}>"
+
+    @property
+    def network(self) -> Network:
+        return self.route.network
+
+    @property
+    def final(self) -> int:
+        """The newest final block, negative while unknown."""
+        return self.route.heads.final
 
     async def head(self) -> Header:
         """Return the newest block of an upstream."""
