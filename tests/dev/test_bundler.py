@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,11 +13,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.dev.chain import node_binary
 from proxy.dev.recipe import Artifact
 from tests import service as service_room
+from tests.client_scripts import run_script
 from tests.dev.onchain import Reverted, code_at, read, rpc
-from tests.service import ROOT, Service, is_running, until
+from tests.service import Service, is_running, until
 
 # One operation waits for the bundler's next bundle; the machine may be busy.
 WITHIN_S = 60.0
@@ -54,13 +52,7 @@ def operations(service: Service) -> dict[str, Any]:
         "valid_until": int(time.time()) + 3600,
         "within_ms": int(WITHIN_S * 1000),
     }
-    script = [str(node_binary()), str(ROOT / "tests" / "clients" / "operations.mjs")]
-    done = subprocess.run(
-        script, input=json.dumps(task), capture_output=True, text=True, timeout=2 * WITHIN_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
+    return run_script("operations.mjs", task, within_s=2 * WITHIN_S)
 
 
 @pytest.fixture(scope="module")

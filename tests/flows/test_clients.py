@@ -7,10 +7,6 @@ results. Expected values are read from the chain directly, not through the servi
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +16,14 @@ import pytest
 from aiohttp import web
 
 from proxy.core import access
-from proxy.dev.chain import node_binary
 from tests import service as service_room
+from tests.client_scripts import run_script
 from tests.flows.upstream import Upstream, echo, reply
-from tests.service import ROOT, Service, until
+from tests.service import Service, until
 
-CLIENTS = ("viem", "ethers", "web3.py")
-SCRIPTS = ROOT / "tests" / "clients"
+SCRIPTS = {"viem": "viem.mjs", "ethers": "ethers.mjs", "web3.py": "web3_py.py"}
+CLIENTS = tuple(SCRIPTS)
 RUN_S = 60.0
-# An HTTP proxy of the environment must not be used for local addresses.
-ENVIRONMENT = {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 # Copies its calldata and reverts with it: calling `Error(string)` reverts as Solidity's `require` does.
 REVERTER = "366000600037366000fd"
@@ -177,7 +171,7 @@ async def run(
     before = await reads(chain, task, served.ready["funded_account"]["address"])
     results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"] if call["succeeds"]]
     geth.act = refusing(iter([*(message for message, _ in GETH.values()), KNOWN]))
-    seen = await asyncio.to_thread(script, request.param, task)
+    seen = await asyncio.to_thread(run_script, SCRIPTS[request.param], task, within_s=RUN_S)
     return Run(request.param, task, before, results, seen)
 
 
@@ -263,25 +257,6 @@ def refusing(messages: Iterator[str]) -> Any:
         return await echo(call)
 
     return act
-
-
-def script(client: str, task: dict[str, Any]) -> dict[str, Any]:
-    if client == "web3.py":
-        command = [sys.executable, "-W", "error", str(SCRIPTS / "web3_py.py")]
-    else:
-        command = [str(node_binary()), str(SCRIPTS / f"{client}.mjs")]
-    done = subprocess.run(
-        command,
-        input=json.dumps(task),
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
 
 
 def test_reads_match_the_chain(run: Run) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import datetime
 import json
 import random
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -20,15 +19,15 @@ import pytest
 from eth_abi import encode
 
 from proxy.chains.evm import abi, address, factories, user_operation
-from proxy.dev.chain import node_binary
 from proxy.settings import load_tables
 from tests import service as service_room
 from tests.bundler_scene import ScriptedBundler
+from tests.client_scripts import run_script
 from tests.database import connected
 from tests.dev.onchain import read, rpc
 from tests.flows.talk import request
 from tests.rpc_upstreams import Chain, scripted
-from tests.service import ROOT, Service, until
+from tests.service import Service, until
 from tests.web.worker import worker
 
 # An operation waits for the bundler's next bundle, and the machine may be busy.
@@ -165,28 +164,18 @@ async def test_address_on_several_chains_is_selected_by_the_query(smart: Service
 # permissionless and viem
 
 
-def script(service: Service) -> dict[str, Any]:
-    task = {
-        "base_url": service.base,
-        "key": service.keys["enterprise"],
-        "private_key": service.ready["funded_account"]["private_key"],
-        "factories": service.ready["factories"],
-        "recipient": RECIPIENT,
-        "within_ms": int(WITHIN_S * 1000),
-    }
-    argv = [str(node_binary()), str(ROOT / "tests" / "clients" / "wallets.mjs")]
-    done = subprocess.run(
-        argv, input=json.dumps(task), capture_output=True, text=True, timeout=3 * WITHIN_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
-
-
 @pytest.fixture(scope="module")
 async def seen(smart: Service) -> dict[str, Any]:
     """The output of the client script, by version."""
-    return await asyncio.to_thread(script, smart)
+    task = {
+        "base_url": smart.base,
+        "key": smart.keys["enterprise"],
+        "private_key": smart.ready["funded_account"]["private_key"],
+        "factories": smart.ready["factories"],
+        "recipient": RECIPIENT,
+        "within_ms": int(WITHIN_S * 1000),
+    }
+    return await asyncio.to_thread(run_script, "wallets.mjs", task, within_s=3 * WITHIN_S)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -10,8 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,9 +19,9 @@ import pytest
 
 from proxy.core import access
 from proxy.dev.banner import ReadyFile, listener
-from proxy.dev.chain import node_binary
 from tests import service as service_room
-from tests.flows.test_clients import CLIENTS, ENVIRONMENT, LOGGER, RUN_S, SCRIPTS, TOPIC, Chain, has_head
+from tests.client_scripts import ENVIRONMENT, run_script
+from tests.flows.test_clients import CLIENTS, LOGGER, RUN_S, TOPIC, Chain, has_head
 from tests.service import SOON_S, Service, until
 from tests.sockets import Client
 
@@ -84,19 +82,8 @@ async def run(request: pytest.FixtureRequest, served: Service, chain: Chain, log
     }
     balance = await chain.number("eth_getBalance", funded["address"], "latest")
     results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"]]
-    seen = await asyncio.to_thread(script, request.param, task)
+    seen = await asyncio.to_thread(run_script, FILES[request.param], task, within_s=RUN_S)
     return Run(request.param, task, balance, results, seen)
-
-
-def script(client: str, task: dict[str, Any]) -> dict[str, Any]:
-    file = str(SCRIPTS / FILES[client])
-    command = [sys.executable, file] if file.endswith(".py") else [str(node_binary()), file]
-    done = subprocess.run(
-        command, input=json.dumps(task), env=ENVIRONMENT, capture_output=True, text=True, timeout=RUN_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen: dict[str, Any] = json.loads(done.stdout)
-    return seen
 
 
 async def test_reads_are_what_the_chain_says(run: Run, chain: Chain) -> None:

@@ -6,9 +6,7 @@ Expected values are read from the chain directly, not through the service: recei
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -25,11 +23,11 @@ from eth_account.messages import encode_defunct
 from proxy.chains.evm import operations, paymaster, user_operation
 from proxy.chains.evm.paymaster import PaymasterTerms
 from proxy.chains.evm.user_operation import UserOperation
-from proxy.dev.chain import node_binary
 from proxy.services.sponsor.paymasters import Signer
 from tests import service as service_room
+from tests.client_scripts import run_script
 from tests.dev.onchain import Reverted, read, rpc
-from tests.service import ROOT, Service, until
+from tests.service import Service, until
 
 WITHIN_S = 90.0
 VERSIONS = ("0.6", "0.7", "0.8")
@@ -63,17 +61,7 @@ async def seen(gas: Service) -> dict[str, Any]:
         "versions": VERSIONS,
         "within_ms": WITHIN_S * 1000,
     }
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [str(node_binary()), str(ROOT / "tests" / "clients" / "sponsored.mjs")],
-        input=json.dumps(task),
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S * 2,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    return await asyncio.to_thread(run_script, "sponsored.mjs", task, within_s=WITHIN_S * 2)
 
 
 async def ask(service: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:

@@ -1,0 +1,28 @@
+"""Runs the programs in tests/clients, which use the service through other libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from proxy.dev.chain import node_binary
+from tests.service import ROOT
+
+SCRIPTS = ROOT / "tests" / "clients"
+# An HTTP proxy of the environment must not be used for local addresses.
+ENVIRONMENT = {**os.environ, "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+
+
+def run_script(name: str, task: dict[str, Any], *, within_s: float) -> dict[str, Any]:
+    """Run one program with its task on standard input; return its results."""
+    file = str(SCRIPTS / name)
+    command = [sys.executable, "-W", "error", file] if name.endswith(".py") else [str(node_binary()), file]
+    done = subprocess.run(
+        command, input=json.dumps(task), env=ENVIRONMENT, capture_output=True, text=True, timeout=within_s, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
