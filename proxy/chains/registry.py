@@ -1,8 +1,8 @@
-"""The chains and networks that exist, by every name they go by.
+"""The chains and networks, by all their names.
 
-Built from `config/chains/*.toml`: adding a chain touches no code. A path names a network in one of three ways:
-`ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia` (outright).
-Aliases and chain ids stand for names everywhere.
+Built from `config/chains/*.toml`: adding a chain needs no code. A path names a network in one of three ways:
+`ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia` (one network outright).
+Aliases and chain ids are accepted wherever names are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keys and what they open: their form, their digest, their scopes and network class.
+"""API keys: their format, digest, scopes, network class and restrictions.
 
-A key is `svc_live_` or `svc_test_`, thirty base62 characters of chance, and six that are the CRC32 of all before
-them, so a mistyped or guessed key is refused without a look-up. Only the keyed digest of a key is ever stored.
-This room knows nothing of where keys are kept or how fast they may be used.
+A key is `svc_live_` or `svc_test_`, thirty random base62 characters, and six characters of CRC32 over everything before them,
+so a mistyped or guessed key is refused without a look-up. Only the keyed digest of a key is ever stored. This module does not
+deal with storage or rate limits.
 """
 
 from __future__ import annotations

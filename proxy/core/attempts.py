@@ -1,8 +1,8 @@
-"""What follows from an attempt to deliver: the delivery is over, or has its next time, and sometimes its webhook changes too.
+"""The consequences of a delivery attempt: the delivery ends or gets its next due time, and sometimes its webhook changes too.
 
-Only a 2xx counts. 410 means that the receiver is gone for good. Everything else is tried again by the format's schedule, and
-when that is used up the two formats differ: A pauses the webhook and keeps the event for when it is resumed, B gives the
-event up. A test is tried once, and its failure says nothing about the webhook.
+Only a 2xx counts as success. 410 means that the receiver is gone for good. Everything else is retried on the format's schedule.
+After the last retry the formats differ: A pauses the webhook and keeps the event until it is resumed, B drops the event. A test
+delivery is tried once, and its failure does not affect the webhook.
 """
 
 from __future__ import annotations

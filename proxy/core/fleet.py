@@ -1,7 +1,7 @@
-"""What all workers see of their upstreams, as one picture.
+"""The upstream health that all workers report, combined.
 
-Each worker learns the health of its upstreams from its own calls (core/routing). For the operator these views are put together:
-counts are added, averages weighed by the calls behind them, and a state is the worst that any worker sees.
+Each worker learns the health of its upstreams from its own calls (core/routing). For the operator these views are merged: counts
+are added, averages are weighted by calls, and the state is the worst that any worker reports.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The chain as it was told: the last blocks, and what a new head means for whoever heard of them.
+"""The last blocks that listeners received, and the effect of a new head on them.
 
-A head either continues the chain; or its parent is not known, and then the blocks between have to be fetched, one parent
-after the other, until one follows a block that was told (a gap, or a reorganisation); or it was told before. Decided here,
-fetched elsewhere: a *path* is a list of blocks each of which follows the one before it, and `next_missing` names the block
-that has to be put in front of it, until there is none. Then `apply` says which blocks are taken back, newest first, and
-which are new, oldest first. Whoever follows these steps always holds one unbroken chain.
+A new head continues the chain, or is already part of it, or its parent is missing. In the last case (a gap or a reorganisation)
+the blocks between have to be fetched, one parent after the other, until one follows a known block. This module decides and the
+caller fetches: a *path* is a list of blocks, each of which follows the one before it, and `next_missing` names the block to put
+in front of it, until none is missing. Then `apply` returns which blocks are removed, newest first, and which are new, oldest
+first. A listener that applies these steps always holds one unbroken chain.
 
-The *floor* is the oldest block that is remembered. A path that goes below it may still meet the chain's own past:
-`next_older` names the block that has to be put under the floor to find out. Where that cannot be had, or there is no room
-for more, the chain was reset, and everything remembered is taken back.
+The *floor* is the oldest remembered block. A path that goes below it may still meet the chain's own past: `next_older` names the
+block to put under the floor to find out. If that block is not available, or there is no room for more, the chain was reset, and
+all remembered blocks are removed.
 """
 
 from __future__ import annotations

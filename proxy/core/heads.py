@@ -1,12 +1,13 @@
-"""How far a network is: from the reports of several upstreams, of which one may lag or lie.
+"""The head of a network, from the reports of several upstreams, any of which may lag or lie.
 
-*Agreed.* The highest block that enough upstreams have reported: with three or more, the second highest report, so that one
-that claims the future cannot drag the network there; with two, the higher, if it does not leap further than blocks can be
-made; of an only one, whatever it says. Who is far behind, or has not been heard for a while, has no vote. What several have
-agreed on never goes back, but for one case: all that are heard are far below it, and the chain was reset.
-*Tip.* The highest block that a caller was told: a single upstream may be a little ahead of the others, and who was told of its
-block must not be told an older one after that. Only a little, since it may lie: lag is measured by what is agreed.
-*Final.* The block below which answers never change: the finality depth under what is agreed.
+*Agreed.* The highest block that enough upstreams have reported. With three or more upstreams this is the second highest report,
+so that one false report cannot move the network; with two, the higher one if it is plausible for the time that has passed; with
+one, its report. Upstreams that are far behind or silent have no vote. The agreed head of several upstreams never goes back,
+except if all reports are far below it: then the chain was reset.
+*Tip.* The highest block that a caller has received. A single upstream may be slightly ahead of the others, and a caller that has
+seen its block must not get an older one afterwards. It may only be slightly ahead, because it may lie; lag is measured against
+the agreed head.
+*Final.* The block below which results never change: the finality depth below the agreed head.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What transfers do to holdings: sums by holder and contract, and by token where tokens differ.
+"""The effect of transfers on holdings: sums by holder and contract, and by token id for NFTs.
 
-A `Transfer` is one movement, whichever event told of it. `Changes` are the sums of many, and all that the index writes: two
-rows for a transfer at the most, one for a holder who trades a hundred times in a block. They pack into bytes and can be
-taken back, which is how a block that the chain drops is undone.
+A `Transfer` is one movement, whichever event it came from. `HoldingChanges` are the sums of many, and all that the index writes:
+at most two rows for a transfer, and one for a holder who trades a hundred times in a block. They pack into bytes and can be
+reversed, which is how a dropped block is undone.
 
-Keys are bytes in the order of the tables' keys (holder, contract, token id), so that sorting them gives the order in which
-rows are locked: two writers never wait for each other in a circle. The zero address holds nothing: what comes from there is
-made, what goes there is gone.
+Keys are bytes in the order of the tables' keys (holder, contract, token id), so sorting them gives the order in which rows are
+locked and two writers never deadlock. The zero address holds nothing: a transfer from it mints, a transfer to it burns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The JSON-RPC 2.0 envelope: read strictly, never forwarded, rebuilt.
+"""The JSON-RPC 2.0 envelope: parsed strictly, never forwarded, rebuilt.
 
-Go nodes match member names without case and let the last one win, so an envelope that is checked here and forwarded as it
-came could run as something else. Therefore: exactly the four members of the specification, by exact name; the method as
-ASCII text; `id` and `params` kept as the bytes they were (an id beyond 64 bits comes back as it was sent); and what goes to
-the upstream is written anew from those parts.
+Go nodes match member names case-insensitively and let the last one win, so an envelope that is checked here and forwarded as it
+came could run as something else. Therefore only the four members of the specification are accepted, by exact name; the method is
+ASCII text; `id` and `params` stay raw bytes (an id beyond 64 bits is returned as it was sent); and the upstream's request is
+rebuilt from these parts.
 """
 
 from __future__ import annotations

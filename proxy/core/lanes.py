@@ -1,10 +1,10 @@
-"""How many deliveries may be under way, to each receiver and in all, so that a slow one delays nobody else.
+"""Concurrency limits for deliveries, per receiver and in total, so that a slow receiver delays no other.
 
-A receiver is a server: all webhooks that lead to one share what it may have. It begins with one at a time. Each that succeeds
-doubles what it may have, up to a limit; each that fails halves it. And however many they are, those of one kind leave room for
-the better ones: all that fail or are slow may have half of the places, these and those of which nothing is known yet three
-quarters, the rest is for those that answer. What is free is shared evenly, and where it does not suffice those come first that
-have least and have waited longest: receivers among each other, and the webhooks of each.
+A receiver is a server: all webhooks that point to it share its limit. It starts with one delivery at a time. Each success doubles
+the limit, up to a maximum; each failure halves it. Receivers of one kind also leave room for better ones, however many there are:
+failing and slow receivers get at most half of the places, these and unproven ones three quarters, and the rest is reserved for
+receivers that respond. Free places are shared evenly. If they do not suffice, those with the fewest deliveries under way and the
+longest wait come first, among receivers and among the webhooks of each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The states of a webhook, and what moves it from one to another: the whole table.
+"""The states of a webhook and their transitions: the whole table.
 
-The first half is the specification's (section 3). It leaves `disabled` open: a receiver that answers 410 is gone for good, and
-an operator may put an end to any webhook. Out of it leads what the dashboard offers, or the operator. Nothing else moves a
-webhook, and what is not in the table does not happen.
+The first half is the specification's (section 3), which leaves `disabled` open: a receiver that returns 410 is gone for good, and
+an operator may disable any webhook. Only the dashboard and the operator can leave that state. A transition that is not in the
+table does not happen.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Token buckets, as one number each.
 
 A bucket holds one second's worth: `rate` tokens, refilled at `rate` per second. Its whole state is its *edge*, the
-moment at which it would have been empty: at time `now` it holds `(now - edge) * rate` tokens, at most `rate`. To take
-an amount is to move the edge later by `amount / rate` seconds; it fits while the edge stays in the past. An edge of
+time at which it would have been empty: at time `now` it holds `(now - edge) * rate` tokens, at most `rate`. Taking
+an amount moves the edge later by `amount / rate` seconds; it fits while the edge stays in the past. An edge of
 zero is a full bucket, so fresh memory needs no initialisation, and a changed rate needs no migration.
 
-Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that somebody else owns and
+Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that the caller owns and
 guards (store/windows shares one among the workers of a host): a key's request edge, then its unit edge.
 """
 

@@ -1,7 +1,7 @@
-"""A token's metadata, made one: names, an image, and traits as text, whatever shape they were written in.
+"""A token's metadata in one shape: names, an image, and traits as text, whatever form they were written in.
 
-The document is a stranger's. It is read as leniently as wallets read it, because contracts write JSON by hand: line ends inside
-strings, NaN, numbers of any length. What is taken from it is cleaned and cut to size; what does not read is None.
+The document is untrusted. It is parsed as leniently as wallets do, because contracts build JSON by hand: line breaks inside
+strings, NaN, numbers of any length. Values are cleaned and truncated; unreadable ones are None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Large calls read by their outline: what is long in them is mostly one string of hex digits.
+"""Large calls, parsed by their outline: most of their bytes are one string of hex digits.
 
-A parser looks at every byte of such a string. Here it is found by its quotes and written anew by orjson, which flies over
-what needs no escape: a string that comes out longer than it went in has one, or an end elsewhere, and the body is read in
-full instead. What is left, the outline, is a small call like any other and is read as strictly.
+A parser looks at every byte of such a string. Here it is found by its quotes and re-encoded by orjson, which is fast on text that
+needs no escapes. If the result is longer than the original, the string has an escape or ends elsewhere, and the body is parsed in
+full instead. The outline that remains is a small call like any other and is parsed as strictly.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is told of tokens: one shape for every family, exact amounts, and the order of a list.
+"""Token lists: one shape for every family, exact amounts, and a stable order.
 
-Order: what is worth most first; what has no price after that; then by symbol, then by contract, so that pages do not overlap.
+Order: the most valuable first, tokens without a price after those, then by symbol and contract, so that pages do not overlap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How many blocks to ask logs of at once: as many as give a reply of a good size, and no more than upstreams allow.
+"""The number of blocks to query logs for at once: enough for a reply of a good size, and no more than upstreams allow.
 
-Sizes double while replies are small, shrink in proportion when they are large, and never pass what was last refused; that
-limit is tried again after a while, since it may have been about those blocks alone.
+The size doubles while replies are small, shrinks in proportion when they are large, and stays below the size that was last
+refused. That limit is retried after a while, since it may have been specific to those blocks.
 """
 
 from __future__ import annotations

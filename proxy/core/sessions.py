@@ -1,7 +1,7 @@
-"""Signing in: the forms of tokens, the token against forged requests, and what a password must be.
+"""Sign-in: token formats, CSRF tokens, and password rules.
 
-A session's token is a secret between one browser and us: a cookie that no script can read. The *CSRF token* is made of it, so
-that it needs no place of its own; a page gets it as data, which a page of another origin cannot read, and sends it back in a
+A session token is a secret between one browser and the service: a cookie that no script can read. The *CSRF token* is derived
+from it, so it needs no storage. A page receives it as data, which a page of another origin cannot read, and returns it in a
 header.
 """
 

@@ -1,13 +1,12 @@
-"""How a delivery proves that it is ours: the headers of both formats, and the three of Standard Webhooks.
+"""Delivery signatures: the headers of both formats, and the three of Standard Webhooks.
 
     Format A    X-Service-Signature: hex of HMAC-SHA256 over "{timestamp}.{body}", and X-Service-Timestamp
     Format B    X-Platform-Signature: "sha256=" and hex of HMAC-SHA256 over the body
     Standard    webhook-signature: "v1," and base64 of HMAC-SHA256 over "{id}.{timestamp}.{body}"; several with spaces between
 
-A secret is text, `whsec_` and base64. Formats A and B are keyed by the text itself, as a receiver has it in its settings;
-Standard Webhooks is keyed by what the base64 stands for. After a rotation the old secret signs as well, for a day: in
-webhook-signature beside the new one, and, because the headers of the formats hold one digest, in a second header of the same
-name with -Previous.
+A secret is text, `whsec_` and base64. Formats A and B use the text itself as the key, as a receiver has it in its settings;
+Standard Webhooks uses the decoded base64. After a rotation the old secret signs as well, for a day: in webhook-signature beside
+the new one, and, because the headers of the formats hold one digest, in a second header of the same name with -Previous.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Amounts: raw integers, the decimal text that people read, and what they are worth. Exact at any size; no float comes near.
+"""Amounts: raw integers, decimal text, and values in dollars. Exact at any size, without floats.
 
-A raw amount has up to 78 digits and up to 255 of them may stand behind the point, so decimals are kept in a context that holds
-the product of any amount and any price, and rounding happens in one place, on purpose: in the text of a value in dollars.
+A raw amount has up to 78 digits, and up to 255 of them may be decimals. The decimal context holds the product of any amount and
+any price, and rounding happens in one place only: in the text of a dollar value.
 """
 
 from __future__ import annotations

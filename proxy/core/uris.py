@@ -1,8 +1,8 @@
-"""What a token's URIs mean: where a document is to be had, and how an image may be shown.
+"""Token URIs: where a document is located, and how an image may be shown.
 
-Contracts hold every form there is: `data:` in base64 or plainly, `ipfs://` with and without its mistakes, bare content ids,
-somebody's gateway, `ar://`, and plain web addresses. What is content-addressed is read through the operator's own gateway,
-whoever's gateway was named: the content is the same, and one less stranger is asked.
+Contracts use every form there is: `data:` in base64 or plain, `ipfs://` with and without common mistakes, bare content ids,
+third-party gateways, `ar://`, and plain web addresses. Content-addressed documents are read through the operator's own gateway,
+whichever gateway the URI names: the content is the same, and no third party is involved.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What keys use: how it is counted while calls run, and what charts make of it.
+"""Usage of keys: how it is counted while calls run, and how charts are built from it.
 
-A call is counted once, in the tally of its key: `key.sheet[plan.tally]`. Every second the tallies that were touched are
-*gathered*: added to those of all keys, which the metrics show, and to what is written to the store. So a call pays for one
-look-up more than before there was any of this: 0.1 µs.
+A call is counted once, in the tally of its key: `key.sheet[policy.tally]`. Every second the touched tallies are *gathered*: added
+to the totals that the metrics show, and to the batch that is written to the store. The cost is one look-up per call: 0.1 µs.
 
-Replies are counted by the time that they took, in fixed buckets; a quantile is read from their sums. This room knows nothing of
-where counts are kept, or of the clock.
+Reply times are counted in fixed buckets; a quantile is computed from their sums. This module deals neither with storage nor with
+the clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a delivery says around an event's data, in both formats, and the event's name.
+"""The envelope of a delivery in both formats, and the event's id.
 
-The name is made of whom it is for and what happened where: the same event always has the same. An event that was taken back and
-came again, because the chain went back to a block that it had dropped, is told anew under the name of its second time: under
-its first, receivers would take it for one that they know.
+The id is derived from the recipient and the place of the event, so the same event always has the same id. An event that was
+withdrawn and came back, because the chain returned to a dropped block, gets a new id: under the first one, receivers would treat
+it as a duplicate.
 """
 
 from __future__ import annotations

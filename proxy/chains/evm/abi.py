@@ -1,7 +1,7 @@
-"""The part of the contract ABI that we speak: calls with static arguments out, words, text and bytes back, and Multicall3.
+"""Encoding and decoding for the subset of the contract ABI that is used: static arguments, words, text, bytes, and Multicall3.
 
-What comes back is a stranger's bytes. Nothing here raises for them: what does not read is None, and no offset or length that a
-contract claims is believed beyond the bytes that are there.
+Return data is untrusted. Nothing here raises for it: unreadable data is None, and no offset or length that a contract claims is
+followed beyond the bytes that are there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A block's transactions, and the calls inside them, as they are matched.
+"""A block's transactions and the calls inside them, in the form that matching uses.
 
-Two tellings of calls are read: geth's `callTracer`, a tree for each transaction, and Parity's `trace_block`, a list with paths.
-Both are reduced to the transfers of coins that no transaction and no log tells of: calls, creations and self-destructions below
-the transaction itself, with a value, that were not undone. What runs another's code in its own name (DELEGATECALL, CALLCODE)
-moves nothing.
+Two trace formats are read: geth's `callTracer`, a tree for each transaction, and Parity's `trace_block`, a list with paths.
+Both are reduced to coin transfers that appear in no transaction and no log: calls, creations and self-destructions below the
+transaction itself, with a value, that were not reverted. DELEGATECALL and CALLCODE run foreign code in the caller's name and
+move nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Addresses: 20 bytes inside, EIP-55 text outside.
 
-Text is taken in any case. Where a mistake would cost something, ask `is_mistyped`: mixed case is a checksum, and one that does
-not hold is a typing error.
+Text is accepted in any case. If a typing error would be costly, check `is_mistyped`: mixed case is a checksum, and a wrong
+checksum is a typing error.
 """
 
 from __future__ import annotations

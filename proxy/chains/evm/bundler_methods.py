@@ -1,7 +1,7 @@
-"""The five methods of a bundler (ERC-7769), as a family of their own: what is not here does not exist on /bundler.
+"""The five methods of a bundler (ERC-7769), as a family. No other method exists on /bundler.
 
-Nothing is kept: an operation's answers change when it is mined. A send is a write, so it is never repeated after it may have
-left us. Errors pass as they came: their codes are the bundler's own language.
+No result is cached, because the results for an operation change when it is mined. A send is a write: it is never repeated after
+it may have been sent. Errors pass unchanged, because their codes are defined by the ERC.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a transaction should offer for its gas: three estimates from what recent blocks took.
+"""Gas price estimates: three tiers, computed from recent blocks.
 
-A block's *tip* at a percentile is what that share of its gas paid at most above the base fee. For each tier: the median over
-recent blocks that were not empty, but at least the chain's floor; and a most that lets the base fee rise on the way. A chain
-without a base fee has one price, and a little less or more of it. All amounts are whole wei: the same blocks give the same
-estimates wherever they are computed.
+A block's *tip* at a percentile is the most that this share of its gas paid above the base fee. Each tier is the median over
+recent blocks that were not empty, at least the chain's minimum, plus a maximum fee that leaves room for the base fee to rise. A
+chain without a base fee has one price, and tiers a little below and above it. All amounts are whole wei: the same blocks give
+the same estimates in every process.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The methods of EVM chains, and what their params and results say about blocks.
+"""The methods of EVM chains, and how their params and results refer to blocks.
 
-What is not in the table is refused: `personal_*`, `admin_*`, `engine_*`, `eth_sign*` and the rest.
+Methods outside the table are refused: `personal_*`, `admin_*`, `engine_*`, `eth_sign*` and others.
 
 A block parameter is a hex number, a tag, a hash, or an object (EIP-1898: `blockNumber` or `blockHash`; a log filter:
-`fromBlock`, `toBlock` or `blockHash`). What is none of these counts as `latest`: the upstream will complain, and if it does
-not, the answer is kept no longer than the head stands still. Go nodes match member names without case, so a member that
-only differs in case counts as much as the right one, and of several blocks named the oldest is the one the call is about.
+`fromBlock`, `toBlock` or `blockHash`). Anything else counts as `latest`: the upstream will return an error, and if it does not,
+the result is cached only until the head moves. Go nodes match member names case-insensitively, so a member that differs only in
+case counts as well, and if several blocks are named the call is about the oldest.
 """
 
 from __future__ import annotations

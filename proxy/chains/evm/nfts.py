@@ -1,7 +1,7 @@
-"""What an NFT's contract is asked about one token, and what its answers mean.
+"""The calls that read one NFT from its contract, and how to interpret the results.
 
-A standard is what ERC-165 says where the contract speaks it properly; else what the contract does: who has an owner for a token
-is ERC-721, who has balances by token is ERC-1155.
+The standard comes from ERC-165 if the contract implements it properly. Otherwise it follows from behaviour: a contract that
+returns an owner for a token is ERC-721, one that returns balances by token is ERC-1155.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the chain tells of user operations and wallets: the events of an EntryPoint, and of a SimpleAccount at its birth.
+"""Events of user operations and wallets: those of an EntryPoint, and of a SimpleAccount when it is deployed.
 
-A log that is not what its topic promises is no event: None, never an exception.
+A log that does not match its topic is not an event: the result is None, never an exception.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What an event says of what happened: the `data` of both formats, with the specification's fields where it gives them.
+"""The `data` of an event in both formats, with the specification's fields.
 
-What only the chain, or a token's owner, can tell is left open, and named in `lacks`: the receipt of a transaction (whether it
-went through), a token's symbol and decimals, an NFT's metadata. `completed` puts it in later; what a transaction that failed
-would have done has not happened, and is no event.
+Data that only the chain or a token's contract can supply is left open and listed in `lacks`: the receipt of a transaction (its
+status), a token's symbol and decimals, an NFT's metadata. `completed` adds it later. A failed transaction had no effects, so its
+transfers are not events.
 """
 
 from __future__ import annotations

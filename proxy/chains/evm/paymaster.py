@@ -1,9 +1,9 @@
-"""What a VerifyingPaymaster signs and reads, and what an account that it pays for is about to call.
+"""The data that a VerifyingPaymaster signs and reads, and the calls that a sponsored account is about to make.
 
-The hash covers every field of the operation but the two signatures, and the chain, the paymaster and the times between which it
-is good. The paymaster serves one EntryPoint for ever, so its address stands for that as well. The contract of 0.6 hashes the
-operation's calldata as it lies there, up to the paymaster's part, and counts what it has paid for each sender; from 0.7 on the
-fields are hashed one by one, and the paymaster's own gas limits among them.
+The hash covers every field of the operation except the two signatures, and the chain, the paymaster and the validity period. A
+paymaster serves one EntryPoint, so its address stands for that as well. The 0.6 contract hashes the operation's calldata as it
+is encoded, up to the paymaster's part, and a counter for each sender. From 0.7 on the fields are hashed one by one, including
+the paymaster's own gas limits.
 """
 
 from __future__ import annotations

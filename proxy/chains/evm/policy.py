@@ -1,10 +1,10 @@
-"""Gas policies: what their rules may be, and whether an operation meets them.
+"""Gas policies: their rules, and whether an operation meets them.
 
-Rules come as the contract's schema let them through; here they get their meaning, and what no schema can see is refused. A rule
-that is not given does not restrict. Dollars are whole pico-dollars: no rounding that anybody could see, and no float.
+Rules arrive validated by the API spec's schema; this module parses them and rejects what no schema can check. A rule that is
+absent does not restrict. Dollar amounts are whole pico-dollars: rounding stays invisible, and there are no floats.
 
-Two kinds of rules. What an operation is (its sender, its calls, its price, the time) is decided here. How much of something is
-left (dollars, operations, requests) is known to the ledger alone, which decides it in the statement that takes it.
+There are two kinds of rules. Those about the operation itself (its sender, its calls, its price, the time) are decided here.
+Those about remaining amounts (dollars, operations, requests) are decided by the ledger, in the statement that reserves them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A sample of each event type, for tests of a webhook: what would be told if this had happened.
+"""A sample of each event type, for webhook tests.
 
-Nothing of it has. Made by the very functions that tell of what has, so that its shape is theirs.
+The samples describe nothing that happened. They are built by the same functions as real events, so their shape is the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The methods of Solana and its kin, and what their params and results say about slots.
+"""The methods of Solana-like chains, and how their params and results refer to slots.
 
 A write is never repeated: a signature that may have landed must not be sent again.
 
-A commitment (`processed`, `confirmed`, `finalized`; none given means `finalized`) is a moving head like any tag, so only an
-answer pinned to one slot, read as finalized, is kept for ever: a block by its slot, a transaction by its signature. What
-was only processed may be on a fork that dies: it is kept not at all. Member names are matched with their case here.
+A commitment (`processed`, `confirmed`, `finalized`; the default is `finalized`) is a moving head like any tag. Only a result that
+is pinned to one slot and read as finalized is cached forever: a block by its slot, a transaction by its signature. Processed data
+may be on a fork that dies and is never cached. Member names are matched case-sensitively here.
 """
 
 from __future__ import annotations
