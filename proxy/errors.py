@@ -121,7 +121,7 @@ _BY_STATUS: dict[int, type[Fault]] = {
 
 
 def of_status(status: int, message: str) -> Fault:
-    """The fault for a status that somebody else's code (aiohttp's router or parser) chose."""
+    """The fault for a status that aiohttp's router or parser chose."""
     if kind := _BY_STATUS.get(status):
         return kind(message)
     return InvalidRequest(message) if 400 <= status < 500 else InternalError(message)

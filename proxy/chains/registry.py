@@ -1,8 +1,8 @@
 """The chains and networks, by all their names.
 
 Built from `config/chains/*.toml`: adding a chain needs no code. A path names a network in one of three ways:
-`ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia` (one network outright).
-Aliases and chain ids are accepted wherever names are.
+`ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia` (one network
+outright). Aliases and chain ids are accepted wherever names are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class PriceFeedContract:
-    """A contract that tells a price in US dollars, and how old its answer may be."""
+    """A contract that returns a price in US dollars, and the maximum age of that price."""
 
     address: str
     max_age_s: float
@@ -32,14 +32,14 @@ class PriceFeedContract:
 
 @dataclass(frozen=True, slots=True)
 class PriceListing:
-    """What a price API of CoinGecko's shape calls a chain and its coin."""
+    """The names of a chain and its coin in a CoinGecko-like price API."""
 
     platform: str
     coin: str
 
 
 class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": "class"}):
-    """What a chain's file says of one of its networks."""
+    """One network in a chain's file."""
 
     class_: NetworkClass
     block_time_s: float
@@ -150,7 +150,7 @@ class Registry:
         yield from self._networks
 
     def faults(self) -> Iterator[str]:
-        """What no schema of a single file can see."""
+        """Faults that the schema of a single file cannot detect."""
         seen: dict[str, str] = {}
         for chain in self.chains.values():
             # Its networks may share an id among themselves, and with no other chain's.

@@ -1,8 +1,8 @@
 """API keys: their format, digest, scopes, network class and restrictions.
 
-A key is `svc_live_` or `svc_test_`, thirty random base62 characters, and six characters of CRC32 over everything before them,
-so a mistyped or guessed key is refused without a look-up. Only the keyed digest of a key is ever stored. This module does not
-deal with storage or rate limits.
+A key is `svc_live_` or `svc_test_`, thirty random base62 characters, and six characters of CRC32 over everything before
+them, so a mistyped or guessed key is refused without a look-up. Only the keyed digest of a key is ever stored. This
+module does not deal with storage or rate limits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def mode_of(key: str) -> Mode:
 
 
 def hint_of(key: str) -> str:
-    """What may be shown of a key after its creation."""
+    """The part of a key that may be shown after its creation."""
     return f"{key[:9]}…{key[-4:]}"
 
 
@@ -102,12 +102,12 @@ def origin_of(text: str) -> str:
 
 
 class KeyRestrictions:
-    """Where a key may be used from. Each list that is not empty must hold."""
+    """IP ranges and origins that a key may be used from. Each list that is not empty must match."""
 
     def __init__(self, blocks: tuple[str, ...], origins: tuple[str, ...]) -> None:
         self.blocks = blocks
         self.origins = origins
-        # Read when they are first asked for: most processes that know a fence never hold anybody against it.
+        # Parsed at first use: most processes never check requests against them.
         self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
 
     def __eq__(self, other: object) -> bool:
@@ -149,7 +149,7 @@ def fence_of(blocks: list[str], origins: list[str]) -> KeyRestrictions | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one plan, or one account's own agreement, allows. A day of 0 has no limit."""
+    """The limits of a plan, or of one account's own agreement. 0 requests per day means no daily limit."""
 
     requests_per_second: int
     units_per_second: int
@@ -167,7 +167,7 @@ class Account:
         self.day_limit = day_limit
         # Leased and not used; below zero: used on credit.
         self.left = 0
-        # Of the day, beyond what is leased, as far as this worker knows: others may have taken of it since.
+        # The remaining daily quota beyond the lease, as last read: other workers may have used some since.
         self.remaining = day_limit
         self.exhausted = exhausted
 
@@ -177,7 +177,7 @@ class Account:
 
 
 class Key:
-    """A key as a worker sees it. A changed key is a new object, and the old one is told: `alive` goes false.
+    """A key as a worker sees it. A changed key is a new object, and `alive` of the old one becomes false.
 
     `slot` is the key's place among the host's shared buckets; `request_s` and `unit_s` are what one request and one
     unit cost there, in seconds of refill.
@@ -240,7 +240,7 @@ class Key:
         self.locked = disabled or fence is not None
         self.dies_at = dies_at
         self.alive = True
-        # What is counted of it; the keyring gives it one that is gathered.
+        # Its usage counts. The keyring replaces this by tallies that are gathered.
         self.sheet = KeyTallies(account.id, id)
 
     def may(self, scopes: int) -> bool:

@@ -1,8 +1,8 @@
 """The consequences of a delivery attempt: the delivery ends or gets its next due time, and sometimes its webhook changes too.
 
-Only a 2xx counts as success. 410 means that the receiver is gone for good. Everything else is retried on the format's schedule.
-After the last retry the formats differ: A pauses the webhook and keeps the event until it is resumed, B drops the event. A test
-delivery is tried once, and its failure does not affect the webhook.
+Only a 2xx counts as success. 410 means that the receiver is gone for good. Everything else is retried on the format's
+schedule. After the last retry the formats differ: A pauses the webhook and keeps the event until it is resumed, B drops
+the event. A test delivery is tried once, and its failure does not affect the webhook.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from proxy.core import retries
 from proxy.core.retries import Format
 
 DeliveryState = Literal["due", "parked", "delivered", "failed"]
-# What happens to the webhook itself: as in core/lifecycle.
+# The webhook's transition, as in core/lifecycle.
 WebhookEnd = Literal["exhaust", "gone"]
 
 

@@ -2,25 +2,28 @@
 
 Two stores, as there are two lifetimes (`proxy/chains/family.py`):
 
-*Recent* replies are good until the head moves: a plain dict. When the head moves the whole dict is put aside in O(1) and
-freed a few entries at a time by what comes to be recent later, since dropping half a million at once would stop the loop for
-25 ms.
+*Recent* replies are good until the head moves: a plain dict. When the head moves the whole dict is put aside in O(1)
+and freed a few entries at a time by what comes to be recent later, since dropping half a million at once would stop the
+loop for 25 ms.
 
-*Kept* replies are good for ever, so there may be millions of them and what an entry costs beside its bytes is what counts.
-A dict entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links another 100. So the kept store is built
-as a processor's cache is: the key picks one of n *sets*, and a set is one record `(keys, result, result, …)` where `keys` is
-the 16-byte keys in one string. `bytes.find` searches it at memory speed; a find that is not at a multiple of 16 is chance and
-counts as a miss. An entry costs 24 bytes beside the result's own object and nothing is ever rehashed. A record is a msgspec
-Struct without garbage collection: tuples or lists would be walked through by the collector, 20 to 30 ms at a time. Measured
-with 1,000,000 results of 300 bytes: process memory is 1.26 × the results alone (a dict with 16-byte keys: 1.51).
+*Kept* replies are good for ever, so there may be millions of them and what an entry costs beside its bytes is what
+counts. A dict entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links another 100. So the kept
+store is built as a processor's cache is: the key picks one of n *sets*, and a set is one record `(keys, result, result,
+…)` where `keys` is the 16-byte keys in one string. `bytes.find` searches it at memory speed; a find that is not at a
+multiple of 16 is chance and counts as a miss. An entry costs 24 bytes beside the result's own object and nothing is
+ever rehashed. A record is a msgspec Struct without garbage collection: tuples or lists would be walked through by the
+collector, 20 to 30 ms at a time. Measured with 1,000,000 results of 300 bytes: process memory is 1.26 × the results
+alone (a dict with 16-byte keys: 1.51).
 
-Age is order: a set holds its oldest reply first. A hit in the older half of a set moves the reply to the young end, and a hit
-also puts it among the recent ones, where the next is found at a dict's price: the sets are asked for a busy key once per
-head. To make room, the oldest reply goes from the fuller of two sets: the one just put to, and the one under a hand that
-walks round all sets. Choosing between two keeps the sets equally full, which taking from the hand alone would not.
+Age is order: a set holds its oldest reply first. A hit in the older half of a set moves the reply to the young end, and
+a hit also puts it among the recent ones, where the next is found at a dict's price: the sets are asked for a busy key
+once per head. To make room, the oldest reply goes from the fuller of two sets: the one just put to, and the one under a
+hand that walks round all sets. Choosing between two keeps the sets equally full, which taking from the hand alone would
+not.
 
-A key is a digest (`key_of`): 16 bytes that stand for the method and its params whatever their length. Two calls with the same
-digest would share an answer, so it is a cryptographic one: Python's own hash has 64 bits, too few for replies that matter.
+A key is a digest (`key_of`): 16 bytes that stand for the method and its params whatever their length. Two calls with
+the same digest would share an answer, so it is a cryptographic one: Python's own hash has 64 bits, too few for replies
+that matter.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ Lifetime = Literal["never", "head", "forever"]
 KEY_BYTES = 16
 # Digests that are remembered, and of calls up to which size.
 REMEMBERED, SHORT = 8192, 512
-# What an entry takes beside its result's bytes: the result's object (33 and rounding), its key, its place, a share of the set.
+# Overhead of an entry beside its result's bytes: the result's object (33 and rounding), its key, its place, a share of the set.
 KEPT_OVERHEAD = 80
 # The same for a recent one: the result's object, the key's object, a dict entry at the usual load.
 RECENT_OVERHEAD = 165
@@ -47,7 +50,7 @@ MAX_SETS = 1 << 17
 # No reply may push out more than this part of the others, and replies that live until the head moves take at most that part.
 LARGEST_PART = 16
 RECENT_PART = 4
-# Entries of a dropped dict that each put frees: more than one, so that it ends, and few, so that nobody waits.
+# Entries of a dropped dict that each put frees: more than one, so that it ends, and few, so that no call waits.
 FREED_PER_PUT = 8
 
 
@@ -70,7 +73,7 @@ def _digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=KEY_BYTES).digest()
 
 
-# What is asked often is asked again: to look its digest up takes a quarter of the time.
+# Frequent calls repeat: looking a digest up takes a quarter of the time of computing it.
 _digest_again = lru_cache(maxsize=REMEMBERED)(_digest)
 
 
@@ -110,7 +113,7 @@ class ReplyCache:
         return found
 
     def put(self, key: bytes, result: bytes, lifetime: Lifetime) -> None:
-        """Keeps the result. What is kept for ever is not put again: it cannot have changed."""
+        """Store the result. One that is kept forever is not stored again: it cannot have changed."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes: use key_of")
         if lifetime == "never" or len(result) > self.limit // LARGEST_PART:
@@ -131,8 +134,8 @@ class ReplyCache:
         self._make_room(at)
 
     def head_moved(self) -> None:
-        """Every recent reply is void from here on. So is one that was asked for before and comes after: whoever puts it
-        compares `moves` with what it was when the call was sent."""
+        """Invalidate all recent replies. A reply to a call that was sent before is invalid as well: callers of `put` compare
+        `moves` with its value when the call was sent."""
         self.moves += 1
         self._retire()
 
@@ -223,7 +226,7 @@ class ReplyCache:
 
 
 def _place(replies: _Set, key: bytes) -> int:
-    """Where in its set the reply is; negative where it is not."""
+    """The index of the reply in its set; negative if it is absent."""
     at = replies.keys.find(key)
     return -1 if at % KEY_BYTES else at // KEY_BYTES
 

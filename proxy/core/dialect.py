@@ -1,13 +1,13 @@
 """The dialects in which upstreams say no: one table from codes and phrases to what the error means.
 
 Vendors share no codes (-32005 is a rate limit here, too many logs there, a missing block elsewhere) and clients' texts
-change, so a rule is a set of codes, a phrase, or both, and the first rule that holds decides. Phrases come before bare codes
-and the particular before the general: "nonce too low" is found before the -32003 it comes with. What no rule knows is passed
-on as it came: a caller can read it, and we would only guess.
+change, so a rule is a set of codes, a phrase, or both, and the first rule that holds decides. Phrases come before bare
+codes and the particular before the general: "nonce too low" is found before the -32003 it comes with. What no rule
+knows is passed on as it came: a caller can read it, and we would only guess.
 
-What a kind of error means to the flow is its row in `KINDS`: whether another upstream may answer better, and whether the error
-speaks against the upstream that gave it. A pruned upstream is asked elsewhere but has done nothing wrong; one that is out of
-its own limits is asked elsewhere and left alone for a while.
+What a kind of error means to the flow is its row in `KINDS`: whether another upstream may answer better, and whether
+the error speaks against the upstream that gave it. A pruned upstream is asked elsewhere but has done nothing wrong; one
+that is out of its own limits is asked elsewhere and left alone for a while.
 
 Phrases are matched in the message alone, lower-cased. `data` is the contract's to fill: a revert reason may say anything.
 """
@@ -45,7 +45,7 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
     "nonce_too_low": ErrorMeaning(),
     "underpriced": ErrorMeaning(),
     "rejected": ErrorMeaning(),
-    # The range is split, or the caller is told one that works (`logrange`).
+    # The range is split, or the error suggests one that works (`log_range`).
     "range_too_large": ErrorMeaning(code=-32602),
     # Another upstream may have it, or may do it.
     "missing_data": ErrorMeaning(retry_elsewhere=True, code=-32014),
@@ -61,7 +61,7 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
 
 
 class UpstreamError(msgspec.Struct, frozen=True, gc=False):
-    """What an upstream's error means. `kind` decides; code and message are what was sent."""
+    """A classified upstream error. `kind` decides; code and message are those of the upstream."""
 
     kind: ErrorKind
     code: int
@@ -94,7 +94,7 @@ RULES: tuple[ErrorRule, ...] = (
     _codes("revert", 3),
     _phrases("revert", "execution reverted", "vm execution error", "vm exception", "transaction reverted",
              "transaction: revert", "always failing transaction", "transaction simulation failed"),
-    # What is said of a transaction that was sent.
+    # Errors about a transaction that was sent.
     _phrases("already_known", "already known", "known transaction", "alreadyknown", "already imported",
              "already in mempool", "already in the mempool", "already exists in mempool", "transaction already exists",
              "already have transaction"),
@@ -104,7 +104,7 @@ RULES: tuple[ErrorRule, ...] = (
     _phrases("rejected", "insufficient funds", "insufficient balance", "intrinsic gas", "exceeds block gas limit",
              "nonce too high", "txpool is full", "transaction pool is full", "invalid sender", "invalid signature",
              "invalid chain id", "signature verification failure"),
-    # Ranges before rates: "eth_getLogs is limited to" and "query exceeds limit" throttle nobody.
+    # Ranges before rates: "eth_getLogs is limited to" and "query exceeds limit" are not throttling.
     _phrases("range_too_large", "block range should work", "try with this block range", "retry with the range",
              "range is too wide", "range is too large", "range too large", "range too wide", "exceeds the range",
              "exceed maximum block range", "max block range", "maximum block range", "block range limit", "max range",
@@ -116,7 +116,7 @@ RULES: tuple[ErrorRule, ...] = (
              "query timeout exceeded. consider"),
     _codes("range_too_large", -32614),
     _phrases("range_too_large", "too big", "too large", codes=(-32005, -32008, -32012, -32600, -32602)),
-    # What is wrong with params may be told with the caller's own words in it: they must not pass for the upstream's trouble.
+    # Errors about params may quote the caller: such words must not be classified as the upstream's failure.
     _phrases("missing_data", "pruned", "block not found", "unknown block", "header not found", codes=(-32602,)),
     _codes("invalid", -32602),
     _phrases("rate_limited", "too many requests", "rate limit", "rate-limit", "ratelimit", "request limit",
@@ -170,14 +170,14 @@ class _Error(msgspec.Struct, gc=False):
 _error = msgspec.json.Decoder(_Error).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-# Of a longer text the rest adds nothing but time.
+# Longer texts are truncated to bound the time.
 _READ_CHARACTERS = 1000
-# What an upstream says of its deal with us, or of its plans and prices, is not for the caller.
+# Messages about our contract with the upstream, its plans and its prices are hidden from callers.
 _OUR_WORDS: dict[ErrorKind, str] = {
     "unauthorized": "the upstream refused the call",
     "rate_limited": "the upstream takes no more calls at the moment",
 }
-# Nor is where it stands, or what stands behind it: such an error is told without its own words.
+# So are addresses and internals of the upstream: such an error gets a neutral message.
 _PLACELESS: dict[ErrorKind, str] = {
     "server": "the upstream failed",
     "timeout": "the upstream timed out",
@@ -190,7 +190,7 @@ _INTERNAL_ERROR = -32603
 
 
 def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamError:
-    """What an upstream's error object means. `verdicts`: codes that are the answer, whatever the text says."""
+    """Classify an upstream's error object. `verdicts`: codes that are final, whatever the text."""
     try:
         told = _error(error)
     except _UNREADABLE:
@@ -236,7 +236,7 @@ def told(error: bytes, verdict: UpstreamError, *, in_our_codes: bool) -> bytes:
 
 
 def _words_instead(error: bytes, verdict: UpstreamError) -> str:
-    """What is said in place of words that are not for callers; empty where they are."""
+    """The neutral message for texts that callers must not see; empty if the text may pass."""
     if words := _OUR_WORDS.get(verdict.kind):
         return words
     placeless = _PLACELESS.get(verdict.kind, "")

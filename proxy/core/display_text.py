@@ -1,12 +1,12 @@
 """Strangers' text made fit to show: contracts and metadata are written by anybody.
 
-Control characters, text that turns the reading direction, and what cannot be seen at all are dropped, white space becomes one
-space, and what is too long is cut. It stays text: whoever puts it into a page still has to escape it.
+Control characters, text that turns the reading direction, and what cannot be seen at all are dropped, white space
+becomes one space, and what is too long is cut. It stays text: whoever puts it into a page still has to escape it.
 """
 
 from __future__ import annotations
 
-# What is read of a text before it is cut: cleaning a megabyte would cost more than it is worth.
+# Characters that are read before truncation: cleaning a megabyte would cost too much.
 _READ = 4
 SYMBOL, NAME, DESCRIPTION = 64, 256, 10_000
 

@@ -1,9 +1,9 @@
 """Which addresses of the network a stranger may send us to.
 
-A token's URI and a webhook's URL are written by strangers. What they may lead to is the public internet and nothing else: no
-host beside us, no cloud's metadata service, and no address that carries another one inside. The table is the two IANA
-registries of special-purpose addresses, and stricter where they allow what nobody publishes metadata at. Python's own
-`is_global` is not asked: in 3.11 it takes 192.0.0.192, 2002::/16, 64:ff9b::/96 and fec0::/10 for public.
+A token's URI and a webhook's URL are written by strangers. What they may lead to is the public internet and nothing
+else: no host beside us, no cloud's metadata service, and no address that carries another one inside. The table is the
+two IANA registries of special-purpose addresses, and stricter where they allow what nobody publishes metadata at.
+Python's own `is_global` is not asked: in 3.11 it takes 192.0.0.192, 2002::/16, 64:ff9b::/96 and fec0::/10 for public.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 class EgressPolicy:
-    """What an operator allows beside the public internet, and what not even there."""
+    """Addresses that the operator allows beside the public internet, and addresses denied in any case."""
 
     __slots__ = ("allow", "deny")
 
@@ -67,7 +67,7 @@ class EgressPolicy:
         return f"<EgressPolicy +{[*map(str, self.allow)]} -{[*map(str, self.deny)]}>"
 
     def may(self, text: str) -> bool:
-        """Whether this address may be connected to. What is not plainly an address may not: a zone is never public."""
+        """Whether connections to this address are allowed. Anything but a plain address is refused: a zone is never public."""
         try:
             address = ip_address(text)
         except ValueError:

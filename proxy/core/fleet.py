@@ -1,7 +1,7 @@
 """The upstream health that all workers report, combined.
 
-Each worker learns the health of its upstreams from its own calls (core/routing). For the operator these views are merged: counts
-are added, averages are weighted by calls, and the state is the worst that any worker reports.
+Each worker learns the health of its upstreams from its own calls (core/routing). For the operator these views are
+merged: counts are added, averages are weighted by calls, and the state is the worst that any worker reports.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class UpstreamView:
         self.answered += view["answered"]
         self.failed += view["failed"]
         self.took = [have + more for have, more in zip(self.took, view["took"], strict=True)]
-        # One who has asked nothing yet knows nothing, and still counts for something where nobody does.
+        # A worker without calls has no data, but counts if no worker has any.
         weight = sum(view["took"]) + 0.01
         self._failing += weight * view["failing"]
         self._latency_s += weight * view["latency_s"]

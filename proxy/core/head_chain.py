@@ -1,14 +1,15 @@
 """The last blocks that listeners received, and the effect of a new head on them.
 
-A new head continues the chain, or is already part of it, or its parent is missing. In the last case (a gap or a reorganisation)
-the blocks between have to be fetched, one parent after the other, until one follows a known block. This module decides and the
-caller fetches: a *path* is a list of blocks, each of which follows the one before it, and `next_missing` names the block to put
-in front of it, until none is missing. Then `apply` returns which blocks are removed, newest first, and which are new, oldest
-first. A listener that applies these steps always holds one unbroken chain.
+A new head continues the chain, or is already part of it, or its parent is missing. In the last case (a gap or a
+reorganisation) the blocks between have to be fetched, one parent after the other, until one follows a known block. This
+module decides and the caller fetches: a *path* is a list of blocks, each of which follows the one before it, and
+`next_missing` names the block to put in front of it, until none is missing. Then `apply` returns which blocks are
+removed, newest first, and which are new, oldest first. A listener that applies these steps always holds one unbroken
+chain.
 
-The *floor* is the oldest remembered block. A path that goes below it may still meet the chain's own past: `next_older` names the
-block to put under the floor to find out. If that block is not available, or there is no room for more, the chain was reset, and
-all remembered blocks are removed.
+The *floor* is the oldest remembered block. A path that goes below it may still meet the chain's own past: `next_older`
+names the block to put under the floor to find out. If that block is not available, or there is no room for more, the
+chain was reset, and all remembered blocks are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ DEPTH = 256
 
 
 class ChainBlock(msgspec.Struct, frozen=True, gc=False):
-    """`head` is what listeners are told of it. `has_logs`: its bloom filter says that there are some."""
+    """`head` is the notification for listeners. `has_logs`: its bloom filter reports some."""
 
     number: int
     hash: str
@@ -33,7 +34,7 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
 
 
 class BrokenPath(ValueError):
-    """Blocks that do not follow each other: whoever gave them is wrong or lies."""
+    """Blocks that do not follow each other: the upstream is faulty or lies."""
 
 
 class HeadChain:
@@ -55,7 +56,7 @@ class HeadChain:
         return self._blocks[0].number if self._blocks else 0
 
     def knows(self, block_hash: str) -> bool:
-        """Whether the block is part of the chain as it was told, and not so old that it was forgotten."""
+        """Whether the block is part of the remembered chain."""
         return block_hash in self._by_hash
 
     def at(self, number: int) -> ChainBlock | None:
@@ -100,7 +101,7 @@ class HeadChain:
         return reversed(self._blocks)
 
     def apply(self, path: Sequence[ChainBlock]) -> tuple[list[ChainBlock], list[ChainBlock]]:
-        """What is taken back, newest first, and what is new, oldest first. Of a path that was told already, nothing."""
+        """The removed blocks, newest first, and the new ones, oldest first. Both are empty for a known path."""
         self._check(path)
         added = [block for block in path if block.hash not in self._by_hash]
         if not added:

@@ -1,12 +1,12 @@
 """The head of a network, from the reports of several upstreams, any of which may lag or lie.
 
-*Agreed.* The highest block that enough upstreams have reported. With three or more upstreams this is the second highest report,
-so that one false report cannot move the network; with two, the higher one if it is plausible for the time that has passed; with
-one, its report. Upstreams that are far behind or silent have no vote. The agreed head of several upstreams never goes back,
-except if all reports are far below it: then the chain was reset.
-*Tip.* The highest block that a caller has received. A single upstream may be slightly ahead of the others, and a caller that has
-seen its block must not get an older one afterwards. It may only be slightly ahead, because it may lie; lag is measured against
-the agreed head.
+*Agreed.* The highest block that enough upstreams have reported. With three or more upstreams this is the second highest
+report, so that one false report cannot move the network; with two, the higher one if it is plausible for the time that
+has passed; with one, its report. Upstreams that are far behind or silent have no vote. The agreed head of several
+upstreams never goes back, except if all reports are far below it: then the chain was reset.
+*Tip.* The highest block that a caller has received. A single upstream may be slightly ahead of the others, and a caller
+that has seen its block must not get an older one afterwards. It may only be slightly ahead, because it may lie; lag is
+measured against the agreed head.
 *Final.* The block below which results never change: the finality depth below the agreed head.
 """
 
@@ -20,7 +20,7 @@ from proxy.core.routing import UpstreamHealth
 LEAP = 5.0
 # A report older than this has no vote: at the least two questions went unanswered.
 STALE_S = 20.0
-# What the memory that workers share can hold: a number beyond it is no block's.
+# The largest number that the shared memory holds: a larger one is not a block.
 HIGHEST = (1 << 63) - 1
 
 
@@ -69,7 +69,7 @@ class NetworkHead:
         return not self.agreed or number <= self._furthest(now)
 
     def raise_to(self, number: int) -> None:
-        """A block that was told to a caller: nobody is told an older head after that."""
+        """A caller has received this block: no older head is returned after that."""
         self.tip = max(self.tip, number)
 
     def _agreed_by(self, voters: list[int], now: float) -> int:

@@ -1,11 +1,12 @@
 """The effect of transfers on holdings: sums by holder and contract, and by token id for NFTs.
 
-A `Transfer` is one movement, whichever event it came from. `HoldingChanges` are the sums of many, and all that the index writes:
-at most two rows for a transfer, and one for a holder who trades a hundred times in a block. They pack into bytes and can be
-reversed, which is how a dropped block is undone.
+A `Transfer` is one movement, whichever event it came from. `HoldingChanges` are the sums of many, and all that the
+index writes: at most two rows for a transfer, and one for a holder who trades a hundred times in a block. They pack
+into bytes and can be reversed, which is how a dropped block is undone.
 
-Keys are bytes in the order of the tables' keys (holder, contract, token id), so sorting them gives the order in which rows are
-locked and two writers never deadlock. The zero address holds nothing: a transfer from it mints, a transfer to it burns.
+Keys are bytes in the order of the tables' keys (holder, contract, token id), so sorting them gives the order in which
+rows are locked and two writers never deadlock. The zero address holds nothing: a transfer from it mints, a transfer to
+it burns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The JSON-RPC 2.0 envelope: parsed strictly, never forwarded, rebuilt.
 
-Go nodes match member names case-insensitively and let the last one win, so an envelope that is checked here and forwarded as it
-came could run as something else. Therefore only the four members of the specification are accepted, by exact name; the method is
-ASCII text; `id` and `params` stay raw bytes (an id beyond 64 bits is returned as it was sent); and the upstream's request is
-rebuilt from these parts.
+Go nodes match member names case-insensitively and let the last one win, so an envelope that is checked here and
+forwarded as it came could run as something else. Therefore only the four members of the specification are accepted, by
+exact name; the method is ASCII text; `id` and `params` stay raw bytes (an id beyond 64 bits is returned as it was
+sent); and the upstream's request is rebuilt from these parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNAUTHORIZED = -32016
 TIMEOUT = -32015
 
 MAX_BATCH = 100
-# An id is echoed: longer ones serve nobody.
+# Ids are echoed; longer ones have no use.
 MAX_ID_BYTES = 256
 MAX_METHOD = 128
 # No method's params are nested as deeply.
@@ -161,7 +161,7 @@ HEAD = b'{"jsonrpc":"2.0","id":'
 
 
 def request_tail(method: str) -> bytes:
-    """What stands between a call's id and its params."""
+    """The bytes between a call's id and its params."""
     return b',"method":"%b","params":' % method.encode("ascii")
 
 
@@ -190,7 +190,7 @@ def error(code: int, message: str, data: Any = None) -> bytes:
 
 
 class UpstreamReply(msgspec.Struct, gc=False):
-    """What an upstream answered: exactly one of `result` and `error` is not empty."""
+    """An upstream's reply. Exactly one of `result` and `error` is not empty."""
 
     id: msgspec.Raw = msgspec.Raw()
     result: msgspec.Raw = msgspec.Raw()

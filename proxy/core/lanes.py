@@ -1,10 +1,11 @@
 """Concurrency limits for deliveries, per receiver and in total, so that a slow receiver delays no other.
 
-A receiver is a server: all webhooks that point to it share its limit. It starts with one delivery at a time. Each success doubles
-the limit, up to a maximum; each failure halves it. Receivers of one kind also leave room for better ones, however many there are:
-failing and slow receivers get at most half of the places, these and unproven ones three quarters, and the rest is reserved for
-receivers that respond. Free places are shared evenly. If they do not suffice, those with the fewest deliveries under way and the
-longest wait come first, among receivers and among the webhooks of each.
+A receiver is a server: all webhooks that point to it share its limit. It starts with one delivery at a time. Each
+success doubles the limit, up to a maximum; each failure halves it. Receivers of one kind also leave room for better
+ones, however many there are: failing and slow receivers get at most half of the places, these and unproven ones three
+quarters, and the rest is reserved for receivers that respond. Free places are shared evenly. If they do not suffice,
+those with the fewest deliveries under way and the longest wait come first, among receivers and among the webhooks of
+each.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Lanes:
         lane.window = min(self.each, lane.window * 2) if ok else max(1, lane.window // 2)
 
     def clear(self) -> None:
-        """Nothing is under way any more: whoever had begun it was stopped."""
+        """Reset: no delivery is under way any more, because the deliverer was stopped."""
         self._busy = dict.fromkeys(self._busy, 0)
         for lane in self._lanes.values():
             lane.busy = 0
@@ -132,7 +133,7 @@ def _shared(lane: Lane, webhooks: list[str], room: int) -> dict[str, int]:
 
 
 def _after(left: dict[LaneKind, int], kind: LaneKind, room: int) -> dict[LaneKind, int]:
-    """What is left when one of this kind has taken so much: the total bounds all."""
+    """The free places for one kind; the total bounds all kinds."""
     good = left["good"] - room
     new = min(good, left["new"] - (room if kind != "good" else 0))
     return {"slow": min(new, left["slow"] - (room if kind == "slow" else 0)), "new": new, "good": good}

@@ -1,8 +1,8 @@
 """The states of a webhook and their transitions: the whole table.
 
-The first half is the specification's (section 3), which leaves `disabled` open: a receiver that returns 410 is gone for good, and
-an operator may disable any webhook. Only the dashboard and the operator can leave that state. A transition that is not in the
-table does not happen.
+The first half is the specification's (section 3), which leaves `disabled` open: a receiver that returns 410 is gone for
+good, and an operator may disable any webhook. Only the dashboard and the operator can leave that state. A transition
+that is not in the table does not happen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRANSITIONS: dict[tuple[WebhookState | None, WebhookTrigger], WebhookState] = {
     ("disabled", "resume"): "active",
     ("disabled", "enable"): "active",
 }
-# What is asked for and is so already changes nothing.
+# A request for the current state changes nothing.
 _ALREADY: dict[tuple[WebhookState | None, WebhookTrigger], WebhookState] = {
     ("active", "activate"): "active",
     ("active", "resume"): "active",

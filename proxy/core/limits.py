@@ -19,7 +19,7 @@ TOLERANCE_S: Final = 1e-6
 
 
 class BucketEdges(Protocol):
-    """What `take` needs of the memory that holds the buckets: a `memoryview` of doubles has it."""
+    """The interface of the memory that holds the buckets. A `memoryview` of doubles implements it."""
 
     def __getitem__(self, place: int, /) -> float: ...
     def __setitem__(self, place: int, edge: float, /) -> None: ...

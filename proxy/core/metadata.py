@@ -17,7 +17,7 @@ from proxy.core import display_text, nesting, uris
 
 MOST_TRAITS = 256
 LONGEST_VALUE = 1000
-# Nobody's metadata is nested as deeply.
+# Deeper than any real metadata.
 DEEPEST = 200
 
 # The names that each thing goes by, the usual one first.
@@ -68,7 +68,7 @@ def words(body: bytes) -> dict[str, str] | None:
         return None
     if not isinstance(data, dict):
         return None
-    # Half of a character is text to JSON, and to nobody else.
+    # JSON allows lone surrogates; UTF-8 does not.
     members = ((name, value) for name, value in data.items() if isinstance(value, str))
     return {name.encode(errors="replace").decode(): value.encode(errors="replace").decode() for name, value in members}
 

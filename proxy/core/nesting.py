@@ -1,4 +1,4 @@
-"""How deeply JSON is nested, told without reading it: parsers stop only where the interpreter's own limit happens to be."""
+"""Nesting depth of JSON, measured without parsing: parsers only stop at the interpreter's own recursion limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Large calls, parsed by their outline: most of their bytes are one string of hex digits.
 
-A parser looks at every byte of such a string. Here it is found by its quotes and re-encoded by orjson, which is fast on text that
-needs no escapes. If the result is longer than the original, the string has an escape or ends elsewhere, and the body is parsed in
-full instead. The outline that remains is a small call like any other and is parsed as strictly.
+A parser looks at every byte of such a string. Here it is found by its quotes and re-encoded by orjson, which is fast on
+text that needs no escapes. If the result is longer than the original, the string has an escape or ends elsewhere, and
+the body is parsed in full instead. The outline that remains is a small call like any other and is parsed as strictly.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import orjson
 
 from proxy.core.jsonrpc import NOT_JSON, MalformedCall, RawCall, checked, read_envelope
 
-# Of the outline: a body with more besides its longest string is made of something else.
+# Maximum size of the outline: a body with more than this besides its longest string has another shape.
 MOST_AROUND = 4096
-# What stands in the outline for the string that was taken out. Everything else in it is ASCII.
+# Replaces the removed string in the outline. Everything else in it is ASCII.
 _MARK = '"…"'.encode()
 
 

@@ -1,6 +1,7 @@
 """Token lists: one shape for every family, exact amounts, and a stable order.
 
-Order: the most valuable first, tokens without a price after those, then by symbol and contract, so that pages do not overlap.
+Order: the most valuable first, tokens without a price after those, then by symbol and contract, so that pages do not
+overlap.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from proxy.core import units
 
 # Structs, since a list has hundreds of them: a frozen dataclass takes 1 µs to make, and these 0.1.
 class TokenInfo(msgspec.Struct, frozen=True, gc=False):
-    """What a contract says of itself; None where it does not, or not sensibly."""
+    """A contract's own name, symbol and decimals; None if absent or not usable."""
 
     contract: str
     name: str | None = None
@@ -50,7 +51,7 @@ read_balances = msgspec.json.Decoder(Balances).decode
 
 
 def listed(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
-    """Items of the contract's balance list, in its order. What is at zero is left out."""
+    """Items of the balance list in order. Zero balances are left out."""
     rated = [(each.worth, each) for each in holdings if each.raw > 0]
     rated.sort(key=lambda pair: _place(pair[1].token))
     # The sort is stable: a second one by value keeps the first among equals, and needs no negative decimals, which round.

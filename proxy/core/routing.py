@@ -3,13 +3,13 @@
 Everything here is arithmetic on what is passed in; time is an argument. A `Health` belongs to one upstream and changes
 with every call; a `Group` is the upstreams of one network and chooses among them.
 
-*Choice.* Two candidates are drawn by weight. The first is taken unless the second is plainly better by score, the wait to
-expect: so upstreams that are equally fast share by weight, a slow or loaded one is passed by, and one that looks best to
-everybody is not run over. *Breaker.* Closed while calls succeed; open after a run of failures or when most fail; then one
-trial call at a time, and each failed trial doubles the pause. A call that another upstream answered first, although it was
-asked later, counts as failed: so one that has fallen silent is left alone long before its calls time out. *Lag.* An upstream
-behind the network's head by more than the allowance takes no reads until it has caught up. *Tiers.* A higher tier is used
-only when no upstream of a lower one can be.
+*Choice.* Two candidates are drawn by weight. The first is taken unless the second is plainly better by score, the wait
+to expect: so upstreams that are equally fast share by weight, a slow or loaded one is passed by, and one that looks
+best to everybody is not run over. *Breaker.* Closed while calls succeed; open after a run of failures or when most
+fail; then one trial call at a time, and each failed trial doubles the pause. A call that another upstream answered
+first, although it was asked later, counts as failed: so one that has fallen silent is left alone long before its calls
+time out. *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
+*Tiers.* A higher tier is used only when no upstream of a lower one can be.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-# What an upstream may ask for in Retry-After: longer is taken for a mistake.
+# The longest Retry-After that is obeyed: longer ones are taken for a mistake.
 LONGEST_REST_S = 300.0
 # How much worse the first of two drawn may be and still be taken: within that, upstreams are equally fast.
 EQUALLY_FAST = 1.5
@@ -58,7 +58,7 @@ FORGET_AT = 2048
 
 
 class UpstreamHealth:
-    """What is known of one upstream."""
+    """The health of one upstream."""
 
     __slots__ = (
         "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good",
@@ -81,7 +81,7 @@ class UpstreamHealth:
         mark: str = "",
     ) -> None:
         self.label = label
-        # What it is known by wherever it stands in the settings.
+        # Identifies it independently of its position in the settings.
         self.mark = mark
         self.index = index
         self.weight = weight
@@ -119,7 +119,7 @@ class UpstreamHealth:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
         return f"<UpstreamHealth {self.label} {figures}>"
 
-    # What happened
+    # Events
 
     def succeeded(self, took_s: float) -> None:
         self.good += 1
@@ -135,7 +135,7 @@ class UpstreamHealth:
             self._forget_half()
 
     def complained(self) -> None:
-        """It told of trouble of its own, which may be the call's doing. A trial is over; the next call is another."""
+        """It returned a server error, which the call may have caused. A trial ends; the next call is another trial."""
         self.bad += 1
         self.trial_until = 0.0
 
@@ -153,7 +153,7 @@ class UpstreamHealth:
             self.open(now)
 
     def overdue(self, began: float, now: float) -> None:
-        """A call had no answer in time. One that has told its head meanwhile is well: it is the call that takes so long."""
+        """A call timed out. An upstream that has reported its head meanwhile is healthy: the call itself is slow."""
         if self.head_at > began:
             self.complained()
         else:
@@ -186,7 +186,7 @@ class UpstreamHealth:
         self.refresh(now)
 
     def refresh(self, now: float) -> None:
-        """A pause ends by itself: somebody has to look at the clock."""
+        """A pause ends by time alone, so the clock has to be checked."""
         self.free = now >= self.paused_until and not (self.pause_s or self.rate_s or self.cordoned)
 
     def saw_head(self, number: int, now: float) -> None:
@@ -211,7 +211,7 @@ class UpstreamHealth:
         self.histogram = [count // 2 for count in self.histogram]
         self.samples = sum(self.histogram)
 
-    # What follows from it
+    # Decisions
 
     def takes_calls(self, now: float) -> bool:
         """Whether the breaker lets a call through; half open, one trial at a time."""
@@ -339,8 +339,8 @@ def _drawn(fit: list[UpstreamHealth], draw: int) -> UpstreamHealth:
 
 
 class RetryBudget:
-    """Extra load that retries and hedges may cause: a share of the calls, saved up. What is saved must cover all calls that are
-    under way on an upstream when it goes down; a little is there from the start."""
+    """Extra load that retries and hedges may cause: a share of the calls, saved up. The savings must cover all calls that
+    are under way on an upstream when it goes down; a few are granted from the start."""
 
     __slots__ = ("_most", "_saved", "_share")
 

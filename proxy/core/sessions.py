@@ -1,8 +1,8 @@
 """Sign-in: token formats, CSRF tokens, and password rules.
 
-A session token is a secret between one browser and the service: a cookie that no script can read. The *CSRF token* is derived
-from it, so it needs no storage. A page receives it as data, which a page of another origin cannot read, and returns it in a
-header.
+A session token is a secret between one browser and the service: a cookie that no script can read. The *CSRF token* is
+derived from it, so it needs no storage. A page receives it as data, which a page of another origin cannot read, and
+returns it in a header.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-# Who an operation is for: nobody in particular, the holder of an account, or an operator.
+# Who may call an operation: anyone, the holder of an account, or an operator.
 SessionKind = Literal["none", "account", "admin"]
 
 ADMIN_PREFIX = "adm_"
@@ -50,7 +50,7 @@ def is_foreign(*, fetch_site: str, origin: str, hosts: Collection[str]) -> bool:
 
 
 def password_fault(password: str, *, email: str = "") -> str:
-    """What is wrong with a new password; empty: nothing."""
+    """Why a new password is not accepted; empty if it is."""
     if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD:
         return f"must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters"
     if len(set(password)) < 5:

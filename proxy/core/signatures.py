@@ -4,9 +4,10 @@
     Format B    X-Platform-Signature: "sha256=" and hex of HMAC-SHA256 over the body
     Standard    webhook-signature: "v1," and base64 of HMAC-SHA256 over "{id}.{timestamp}.{body}"; several with spaces between
 
-A secret is text, `whsec_` and base64. Formats A and B use the text itself as the key, as a receiver has it in its settings;
-Standard Webhooks uses the decoded base64. After a rotation the old secret signs as well, for a day: in webhook-signature beside
-the new one, and, because the headers of the formats hold one digest, in a second header of the same name with -Previous.
+A secret is text, `whsec_` and base64. Formats A and B use the text itself as the key, as a receiver has it in its
+settings; Standard Webhooks uses the decoded base64. After a rotation the old secret signs as well, for a day: in
+webhook-signature beside the new one, and, because the headers of the formats hold one digest, in a second header of the
+same name with -Previous.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def secret_of(key: bytes) -> str:
 
 @lru_cache(10_000)
 def key_of(secret: str) -> bytes:
-    """What the text stands for; ValueError where it is none of ours."""
+    """The bytes of a secret; ValueError if the text is not one of ours."""
     if not secret.startswith(PREFIX):
         raise ValueError(f"a signing secret begins with {PREFIX}")
     return b64decode(secret[len(PREFIX) :], validate=True)

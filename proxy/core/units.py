@@ -1,14 +1,14 @@
 """Amounts: raw integers, decimal text, and values in dollars. Exact at any size, without floats.
 
-A raw amount has up to 78 digits, and up to 255 of them may be decimals. The decimal context holds the product of any amount and
-any price, and rounding happens in one place only: in the text of a dollar value.
+A raw amount has up to 78 digits, and up to 255 of them may be decimals. The decimal context holds the product of any
+amount and any price, and rounding happens in one place only: in the text of a dollar value.
 """
 
 from __future__ import annotations
 
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
-# Of 256-bit amounts times prices, each of at most as many digits again.
+# Enough digits for 256-bit amounts times prices of as many digits again.
 EXACT = Context(prec=400, rounding=ROUND_HALF_EVEN)
 MOST_DECIMALS = 255
 # Beyond these a price is no price but a mistake, or made to be multiplied until it fills the memory.
@@ -27,12 +27,12 @@ def formatted(raw: int, decimals: int) -> str:
 
 
 def worth(raw: int, decimals: int, price: Decimal) -> Decimal:
-    """What an amount is worth at a price for one whole token: exact."""
+    """The exact value of an amount at a price for one whole token."""
     return EXACT.scaleb(EXACT.multiply(Decimal(raw), price), -decimals)
 
 
 def is_price(value: Decimal) -> bool:
-    """Whether what somebody says can be the price of anything."""
+    """Whether a reported number is a plausible price."""
     return value.is_finite() and _LEAST <= value <= _MOST and len(value.as_tuple().digits) <= _DIGITS
 
 

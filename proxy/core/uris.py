@@ -1,8 +1,8 @@
 """Token URIs: where a document is located, and how an image may be shown.
 
-Contracts use every form there is: `data:` in base64 or plain, `ipfs://` with and without common mistakes, bare content ids,
-third-party gateways, `ar://`, and plain web addresses. Content-addressed documents are read through the operator's own gateway,
-whichever gateway the URI names: the content is the same, and no third party is involved.
+Contracts use every form there is: `data:` in base64 or plain, `ipfs://` with and without common mistakes, bare content
+ids, third-party gateways, `ar://`, and plain web addresses. Content-addressed documents are read through the operator's
+own gateway, whichever gateway the URI names: the content is the same, and no third party is involved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from base64 import b64decode
 from dataclasses import dataclass
 
-# A longer one is not worth anybody's time; images on the chain have up to some hundred kilobytes.
+# Longer URIs are ignored; on-chain images have up to some hundred kilobytes.
 LONGEST = 512 * 1024
 
 _DATA = re.compile(r"data:([^,]*),(.*)", re.IGNORECASE | re.DOTALL)
@@ -65,7 +65,7 @@ def with_id(uri: str, token_id: int) -> str:
 
 
 def locate(uri: str, gateways: Gateways) -> InlineDocument | RemoteDocument | None:
-    """Where a token's document is; None where the URI means nothing."""
+    """The location of a token's document; None if the URI is not usable."""
     uri = uri.strip()
     if found := _DATA.fullmatch(uri):
         return _inline(found[1], found[2])

@@ -1,10 +1,11 @@
 """Usage of keys: how it is counted while calls run, and how charts are built from it.
 
-A call is counted once, in the tally of its key: `key.sheet[policy.tally]`. Every second the touched tallies are *gathered*: added
-to the totals that the metrics show, and to the batch that is written to the store. The cost is one look-up per call: 0.1 µs.
+A call is counted once, in the tally of its key: `key.sheet[policy.tally]`. Every second the touched tallies are
+*gathered*: added to the totals that the metrics show, and to the batch that is written to the store. The cost is one
+look-up per call: 0.1 µs.
 
-Reply times are counted in fixed buckets; a quantile is computed from their sums. This module deals neither with storage nor with
-the clock.
+Reply times are counted in fixed buckets; a quantile is computed from their sums. This module deals neither with storage
+nor with the clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BUCKETS = len(LATENCY_S) + 1
 UsageStep = Literal["minute", "hour", "day"]
 # Each step with its seconds, and the most of them in one chart: a longer one is asked for in larger steps.
 STEPS: dict[UsageStep, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 744), "day": (86_400, 1100)}
-# Up to so many seconds a chart is drawn in these steps, where nobody says in which.
+# The default step of a chart, by the maximum length of its period in seconds.
 _AUTO: tuple[tuple[int, UsageStep], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
 
 
@@ -82,7 +83,7 @@ class KeyTallies(dict[Tally, Tally]):
         super().__init__()
         self.account = account
         self.key = key
-        # Where those who gather find what was begun since the last time.
+        # Tallies that were touched since they were last gathered.
         self.touched: TouchedTallies = [] if touched is None else touched
 
     def __missing__(self, whole: Tally) -> Tally:
@@ -98,7 +99,7 @@ TouchedTallies = list[tuple[KeyTallies, Tally]]
 
 
 def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
-    """What each key used since the last time, with its account; nothing is counted twice."""
+    """The usage of each key since the last call, with its account. Nothing is counted twice."""
     found = []
     for sheet, whole in touched:
         own = sheet.pop(whole)
@@ -137,7 +138,7 @@ class UsageSums:
 
 
 def quantile_ms(took: Sequence[int], share: float) -> float | None:
-    """Where this share of the replies had come: as if they were spread evenly inside their bucket. None: there were none."""
+    """The quantile of reply times, interpolated evenly inside its bucket; None if there were no replies."""
     left = share * sum(took)
     if not left:
         return None
@@ -183,7 +184,7 @@ OTHER = "other"
 
 
 def lines_of(points: Iterable[tuple[str | None, int, UsageSums]]) -> list[ChartLine]:
-    """Of points by name and time: the line with the most requests first; last the one that has no name, of all others."""
+    """Lines of points by name and time, those with the most requests first; last the unnamed line of all others."""
     lines: dict[str | None, ChartLine] = {}
     for name, at, used in points:
         line = lines.get(name)

@@ -1,8 +1,8 @@
 """The envelope of a delivery in both formats, and the event's id.
 
-The id is derived from the recipient and the place of the event, so the same event always has the same id. An event that was
-withdrawn and came back, because the chain returned to a dropped block, gets a new id: under the first one, receivers would treat
-it as a duplicate.
+The id is derived from the recipient and the place of the event, so the same event always has the same id. An event that
+was withdrawn and came back, because the chain returned to a dropped block, gets a new id: under the first one,
+receivers would treat it as a duplicate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encoding and decoding for the subset of the contract ABI that is used: static arguments, words, text, bytes, and Multicall3.
 
-Return data is untrusted. Nothing here raises for it: unreadable data is None, and no offset or length that a contract claims is
-followed beyond the bytes that are there.
+Return data is untrusted. Nothing here raises for it: unreadable data is None, and no offset or length that a contract
+claims is followed beyond the bytes that are there.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _TRUE = (1).to_bytes(WORD, "big")
 # The offset of a tuple's bytes behind its three words.
 _BEHIND = (3 * WORD).to_bytes(WORD, "big")
 _PAD = b"\0" * WORD
-# Of a word the last eight bytes: no offset and no length that is there needs more.
+# The last eight bytes of a word: no valid offset or length needs more.
 _SHORT = "24xQ"
 # A result: whether it succeeded, its offset, its length.
 _RESULT = struct.Struct(f">31xB{_SHORT}{_SHORT}").unpack_from
@@ -128,7 +128,7 @@ REVERTED = b""
 
 
 def aggregated(data: bytes | None, count: int) -> list[bytes | None] | None:
-    """What each call returned: `SILENT` where it failed without a word, `REVERTED` where it failed with one.
+    """The result of each call: `SILENT` if it failed without data, `REVERTED` if it failed with data.
 
     None where this is no such answer, as from an address without that contract.
     """

@@ -1,9 +1,9 @@
 """A block's transactions and the calls inside them, in the form that matching uses.
 
-Two trace formats are read: geth's `callTracer`, a tree for each transaction, and Parity's `trace_block`, a list with paths.
-Both are reduced to coin transfers that appear in no transaction and no log: calls, creations and self-destructions below the
-transaction itself, with a value, that were not reverted. DELEGATECALL and CALLCODE run foreign code in the caller's name and
-move nothing.
+Two trace formats are read: geth's `callTracer`, a tree for each transaction, and Parity's `trace_block`, a list with
+paths. Both are reduced to coin transfers that appear in no transaction and no log: calls, creations and
+self-destructions below the transaction itself, with a value, that were not reverted. DELEGATECALL and CALLCODE run
+foreign code in the caller's name and move nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def transactions_of(header: Header) -> list[MatchTransaction]:
 
 
 def read_transactions(given: list[Any]) -> list[MatchTransaction]:
-    """Of transactions that are decoded already. ValueError where they are none."""
+    """From transactions that are decoded already. ValueError if they are not valid."""
     return [_tx(each) for each in msgspec.convert(given, list[_Transaction])]
 
 
@@ -65,7 +65,7 @@ def _tx(found: _Transaction) -> MatchTransaction:
 
 
 def calls_of_tree(transaction: str, tree: Mapping[str, Any]) -> list[InternalTransfer]:
-    """From what `callTracer` tells of a transaction."""
+    """From `callTracer`'s result for a transaction."""
     return [*_below(transaction, tree, ())]
 
 
@@ -87,7 +87,7 @@ def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> I
 
 
 def calls_of_list(traces: list[Mapping[str, Any]]) -> list[InternalTransfer]:
-    """From what `trace_block` tells of a block."""
+    """From `trace_block`'s result for a block."""
     undone = {
         (trace["transactionHash"], tuple(trace["traceAddress"]))
         for trace in traces

@@ -51,7 +51,7 @@ def is_mistyped(text: str) -> bool:
 FORMAT = AddressFormat(parse, checksum, "0x and 40 hex digits", str.lower)
 
 
-# Where a contract will be
+# Addresses of new contracts
 
 
 def created(deployer: bytes, nonce: int) -> bytes:

@@ -1,7 +1,7 @@
 """The five methods of a bundler (ERC-7769), as a family. No other method exists on /bundler.
 
-No result is cached, because the results for an operation change when it is mined. A send is a write: it is never repeated after
-it may have been sent. Errors pass unchanged, because their codes are defined by the ERC.
+No result is cached, because the results for an operation change when it is mined. A send is a write: it is never
+repeated after it may have been sent. Errors pass unchanged, because their codes are defined by the ERC.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """SimpleAccount factories: the address of a wallet before it exists, as the factory's `getAddress` computes it.
 
-A factory deploys an ERC-1967 proxy with CREATE2. The address follows from the factory, the caller's salt, and the proxy's
-creation code with its two arguments: the account's implementation and the call that sets the owner. The implementation is the
-first contract that the factory created, in its constructor. The proxy of each factory version is data: `config/factories`.
+A factory deploys an ERC-1967 proxy with CREATE2. The address follows from the factory, the caller's salt, and the
+proxy's creation code with its two arguments: the account's implementation and the call that sets the owner. The
+implementation is the first contract that the factory created, in its constructor. The proxy of each factory version is
+data: `config/factories`.
 """
 
 from __future__ import annotations

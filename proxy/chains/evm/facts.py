@@ -7,9 +7,9 @@ Read from events alone, by their first topic and their shape:
     Deposit(to, value), Withdrawal(from, value)  wrapped coins of WETH9's kind, which make and destroy without a Transfer.
                                                  Others emit both: then the Transfer counts
 
-Anybody may emit anything under these names. What does not have the shape (other topics, short data, arrays that lie about
-their length, an address with more than 20 bytes) is *odd*: counted, and no fact. Nothing here raises on what a contract says.
-ABI decoding is by hand and by slices of hex: it runs for every log of every block.
+Any contract may emit anything under these names. A log of another shape (other topics, short data, arrays that lie
+about their length, an address with more than 20 bytes) is *odd*: counted, and no fact. Nothing here raises on what a
+contract says. ABI decoding is by hand and by slices of hex: it runs for every log of every block.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ChainLog(msgspec.Struct, rename="camel", gc=False):
 
 
 class Receipt(msgspec.Struct, rename="camel", gc=False):
-    """What became of one transaction, as far as its logs go."""
+    """The logs and outcome of one transaction."""
 
     block_hash: str
     logs: list[ChainLog]
@@ -69,10 +69,10 @@ class Header(msgspec.Struct, rename="camel", gc=False):
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """What is known of one block, or of a range of final ones. `hash` and `time` are the last block's, `parent` the first's.
+    """Facts of one block, or of a range of final ones. `hash` and `time` are the last block's, `parent` the first's.
 
-    `header` is there for one block alone: a range is read where nobody wants more than its logs. `has_all_logs`: not only those
-    with certain topics.
+    `header` is set for a single block only: ranges are read if only logs are needed. `has_all_logs`: not only those with
+    certain topics.
     """
 
     first: int
@@ -99,7 +99,7 @@ read_header: Callable[[bytes], Header | None] = msgspec.json.Decoder(Header | No
 def facts_of(
     first: Header, last: Header, logs: list[ChainLog], *, alone: bool, has_all_logs: bool = False
 ) -> BlockFacts:
-    """Of one block `alone`, or of a range. ValueError where the upstream's numbers are none, or its logs belong elsewhere."""
+    """Facts of one block (`alone`) or of a range. ValueError for invalid numbers, or logs of other blocks."""
     low, high = int(first.number, 16), int(last.number, 16)
     _check(logs, low, high, last)
     transfers, odd = transfers_of(logs)
@@ -207,15 +207,15 @@ def _wrapped(log: ChainLog) -> Transfer:
     if len(log.topics) != 2:
         raise ValueError("a deposit of another shape")
     made = log.topics[0] == DEPOSIT
-    nobody = _PAD + ZERO.hex()
-    sender, recipient = (nobody, log.topics[1]) if made else (log.topics[1], nobody)
+    no_one = _PAD + ZERO.hex()
+    sender, recipient = (no_one, log.topics[1]) if made else (log.topics[1], no_one)
     return _moved(log, FUNGIBLE, sender, recipient, 0, _word(log.data, 0))
 
 
 def _without_told_twice(found: list[Transfer], wrapped: Set[int]) -> list[Transfer]:
-    """Without the deposits and withdrawals (those at the places `wrapped`) that a Transfer of their transaction tells of."""
-    told = {_name(transfer) for place, transfer in enumerate(found) if place not in wrapped}
-    return [transfer for place, transfer in enumerate(found) if place not in wrapped or _name(transfer) not in told]
+    """Without the deposits and withdrawals (those at the places `wrapped`) that a Transfer of their transaction reports too."""
+    seen = {_name(transfer) for place, transfer in enumerate(found) if place not in wrapped}
+    return [transfer for place, transfer in enumerate(found) if place not in wrapped or _name(transfer) not in seen]
 
 
 def _name(transfer: Transfer) -> tuple[str, bytes, bytes, bytes, int]:
@@ -246,7 +246,7 @@ def _word(data: str, place: int) -> int:
 
 
 def _array(data: str, place: int) -> list[int]:
-    """A dynamic array of words, by its offset. What it says of its length is believed only as far as there is data."""
+    """A dynamic array of words, by its offset. Its length is trusted only as far as there is data."""
     offset = _word(data, place)
     if offset % 32 or offset > len(data):
         raise ValueError("an offset that leads nowhere")

@@ -1,9 +1,9 @@
 """Gas price estimates: three tiers, computed from recent blocks.
 
-A block's *tip* at a percentile is the most that this share of its gas paid above the base fee. Each tier is the median over
-recent blocks that were not empty, at least the chain's minimum, plus a maximum fee that leaves room for the base fee to rise. A
-chain without a base fee has one price, and tiers a little below and above it. All amounts are whole wei: the same blocks give
-the same estimates in every process.
+A block's *tip* at a percentile is the most that this share of its gas paid above the base fee. Each tier is the median
+over recent blocks that were not empty, at least the chain's minimum, plus a maximum fee that leaves room for the base
+fee to rise. A chain without a base fee has one price, and tiers a little below and above it. All amounts are whole wei:
+the same blocks give the same estimates in every process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ HISTORY_BLOCKS = 10
 
 @dataclass(frozen=True, slots=True)
 class TierTarget:
-    """What a tier takes: the percentile of tips, how much of the next base fee in percent, and how many blocks it may wait."""
+    """A tier: the percentile of tips, the percentage of the next base fee, and the blocks that it may wait."""
 
     percentile: int
     base_percent: int
     blocks: int
-    # Of eth_gasPrice, where there is no base fee.
+    # The percentage of eth_gasPrice on chains without a base fee.
     price_percent: int
 
 
@@ -76,7 +76,7 @@ def of_history(history: Any, *, floor_wei: int, block_time_s: float) -> Fees:
 
 
 def of_gas_price(price_wei: int, block: int, *, floor_wei: int, block_time_s: float) -> Fees:
-    """Of a chain without a base fee: all of the price is the tip."""
+    """Fees of a chain without a base fee: the whole price is the tip."""
     estimates: dict[Tier, Estimate] = {}
     for tier, aim in AIMS.items():
         price = max(floor_wei, _share(price_wei, aim.price_percent))

@@ -9,9 +9,9 @@
     NEW_BLOCK                              nothing
     PENDING_TRANSACTION                    addresses; direction, min_value, selectors
 
-and all but the last, for which there is no block yet: `finality` (included, safe, finalized) or `confirmations`. Where tokens
-move: `exclude_spam`, which leaves out transfers of nothing. Values are of the smallest unit, in decimal text. Addresses are
-read apart (`addresses_of`): there may be a hundred thousand.
+and all but the last, for which there is no block yet: `finality` (included, safe, finalized) or `confirmations`. Where
+tokens move: `exclude_spam`, which leaves out transfers of nothing. Values are of the smallest unit, in decimal text.
+Addresses are read apart (`addresses_of`): there may be a hundred thousand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MEMBERS: dict[WatchKind, frozenset[str]] = {
     "block": _COMMON,
     "pending": frozenset({"addresses", "direction", "min_value", "selectors"}),
 }
-# At least one of these must be there: nobody is sent a whole chain by mistake.
+# At least one of these is required, so that no webhook receives a whole chain by mistake.
 _NEEDS: dict[WatchKind, tuple[str, ...]] = {
     "activity": ("addresses",),
     "token": ("addresses", "contracts", "from", "to"),
@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class BadConfig(ValueError):
-    """What is wrong with a config, with the name of the member."""
+    """Names the member of a config that is wrong, and why."""
 
 
 def takes_addresses(event_type: str) -> bool:

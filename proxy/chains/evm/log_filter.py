@@ -32,14 +32,14 @@ MOST_PATHS = 1024
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 _TOPIC = re.compile(r"0x[0-9a-fA-F]{64}")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}")
-# `fromBlock` is where a replay begins: whoever subscribes reads it.
+# `fromBlock` is where a replay begins; the subscription reads it.
 _MEMBERS = frozenset(("address", "topics", "fromBlock"))
 # Some clients say what is meant anyway.
 _NO_END = (None, "latest", "pending")
 
 
 class FilterLog(Protocol):
-    """What a filter sees of a log. Values are lower case."""
+    """The parts of a log that filters use. Values are lower case."""
 
     @property
     def address(self) -> str: ...

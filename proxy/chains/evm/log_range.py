@@ -1,12 +1,13 @@
 """Ranges of `eth_getLogs`: read, split, rebuilt and joined, and what an upstream's refusal says about the range it allows.
 
-A range is closed: [first, last]. It is split into [a, mid] and [mid + 1, b], so no block is asked for twice and none is left
-out, and the logs of the parts, joined in order, are the logs of the whole. The rest of the filter (addresses, topics) goes
-through byte for byte and so do the logs: results are joined as bytes, an element is never decoded.
+A range is closed: [first, last]. It is split into [a, mid] and [mid + 1, b], so no block is asked for twice and none is
+left out, and the logs of the parts, joined in order, are the logs of the whole. The rest of the filter (addresses,
+topics) goes through byte for byte and so do the logs: results are joined as bytes, an element is never decoded.
 
-Only a filter that names its range plainly is split: numbers, `earliest`, or `latest` (the head as the caller of this module
-knows it). `safe`, `finalized`, `pending` and a filter by block hash are no ranges of numbers and go upstream as they came; so
-does a filter in which a member's name differs from the right one in case only, which some upstreams would take for it.
+Only a filter that names its range plainly is split: numbers, `earliest`, or `latest` (the head as the caller of this
+module knows it). `safe`, `finalized`, `pending` and a filter by block hash are no ranges of numbers and go upstream as
+they came; so does a filter in which a member's name differs from the right one in case only, which some upstreams would
+take for it.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ _ALLOWED = tuple(
 )
 # How an upstream counts results, not blocks: nothing about the range follows from it.
 _RESULTS = re.compile(rf"{_COUNT}\s*(?:results|logs|entries|bytes|mb)", re.IGNORECASE)
-# Of a longer text the rest adds nothing but time.
+# Longer texts are truncated to bound the time.
 _READ_CHARACTERS = 1000
 
 
@@ -166,7 +167,7 @@ def allowed_blocks(message: str) -> int | None:
 def narrowed(asked: LogRange, message: str) -> LogRange | None:
     """The first part of a refused range that, by the upstream's own words, would be answered; else its first half.
 
-    None for a single block: nothing smaller can be asked. What the upstream suggests is believed only inside the range.
+    None for a single block, which cannot be split. The upstream's suggestion is used only inside the range.
     """
     if (halves := asked.halves()) is None:
         return None

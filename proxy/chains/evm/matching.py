@@ -1,7 +1,7 @@
 """Finds the webhooks that match the contents of a block.
 
-A transaction is looked up by its two addresses, a transfer by these and by its contract (chains/evm/watch_index). Each webhook
-found that way is checked against the rest of its filter. The cost does not depend on the number of webhooks.
+A transaction is looked up by its two addresses, a transfer by these and by its contract (chains/evm/watch_index). Each
+webhook found that way is checked against the rest of its filter. The cost does not depend on the number of webhooks.
 """
 
 from __future__ import annotations

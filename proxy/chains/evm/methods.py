@@ -3,9 +3,9 @@
 Methods outside the table are refused: `personal_*`, `admin_*`, `engine_*`, `eth_sign*` and others.
 
 A block parameter is a hex number, a tag, a hash, or an object (EIP-1898: `blockNumber` or `blockHash`; a log filter:
-`fromBlock`, `toBlock` or `blockHash`). Anything else counts as `latest`: the upstream will return an error, and if it does not,
-the result is cached only until the head moves. Go nodes match member names case-insensitively, so a member that differs only in
-case counts as well, and if several blocks are named the call is about the oldest.
+`fromBlock`, `toBlock` or `blockHash`). Anything else counts as `latest`: the upstream will return an error, and if it
+does not, the result is cached only until the head moves. Go nodes match member names case-insensitively, so a member
+that differs only in case counts as well, and if several blocks are named the call is about the oldest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 def block_ref(method: Method, params: bytes) -> BlockRef:
     """The block that the call is about.
 
-    The usual case is told without decoding: where the array ends in `,"latest"]` its last item is that very string (a
+    The usual case is recognised without decoding: if the array ends in `,"latest"]` its last item is that very string (a
     quote inside a string is escaped, so it cannot follow a comma), and with as many commas as `block_at` nothing comes
     after the block parameter. 0.3 µs instead of 0.8.
     """
@@ -156,7 +156,7 @@ def _by_ref(method: Method, result: bytes, ref: BlockRef, head: int, final: int)
 
 
 def _by_span(params: bytes, result: bytes, head: int, final: int) -> Lifetime:
-    """Logs of a closed range are final when its last block is; an open range ends at the head; pending is nobody's."""
+    """Logs of a closed range are final when its last block is; an open range ends at the head; pending is not cached."""
     blocks = _blocks_of(_item(params, 0))
     refs = [ref for named in blocks.values() for ref in named]
     if PENDING in refs or any(len(named) > 1 for named in blocks.values()):
@@ -170,7 +170,7 @@ def _by_span(params: bytes, result: bytes, head: int, final: int) -> Lifetime:
 
 
 class _Mined(msgspec.Struct, gc=False):
-    """Where a block, transaction, receipt, log or trace says which block it is of; null while it is pending."""
+    """The block number in a block, transaction, receipt, log or trace; null while it is pending."""
 
     number: str | int | msgspec.UnsetType | None = msgspec.UNSET
     blockNumber: str | int | msgspec.UnsetType | None = msgspec.UNSET

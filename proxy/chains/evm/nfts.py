@@ -16,13 +16,13 @@ _INTERFACES = tuple(
     abi.call("supportsInterface(bytes4)", bytes.fromhex(each))
     for each in ("01ffc9a7", "ffffffff", "80ac58cd", "d9b67a26")
 )
-# An address that nobody has a reason to send tokens to: only whether there is an answer counts.
+# An address that should hold no tokens: only whether the call succeeds matters.
 _SOMEBODY = (1).to_bytes(20, "big")
 
 
 @dataclass(frozen=True, slots=True)
 class NftContractFacts:
-    """One token, as its contract tells. `exists` and `supply` are None where the contract does not say."""
+    """One token, from its contract. `exists` and `supply` are None if the contract does not report them."""
 
     standard: int
     owner: bytes | None

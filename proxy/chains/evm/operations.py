@@ -24,13 +24,13 @@ INCLUDED = topic("UserOperationEvent(bytes32,address,address,uint256,bool,uint25
 REVERTED = topic("UserOperationRevertReason(bytes32,address,uint256,bytes)")
 DEPLOYED = topic("AccountDeployed(bytes32,address,address,address)")
 BEFORE_EXECUTION = topic("BeforeExecution()")
-# By the account itself, whoever asked the factory for it.
+# Emitted by the account itself, whoever called the factory.
 INITIALIZED = topic("SimpleAccountInitialized(address,address)")
 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a log is, and whose it is."""
+    """The position and contract of a log."""
 
     contract: bytes
     block: int
@@ -79,7 +79,7 @@ def included(log: ChainLog) -> IncludedOperation | None:
 
 
 def born(log: ChainLog) -> LogPlace | None:
-    """Where a wallet was deployed, if this log says so; its contract is the wallet."""
+    """The place of a wallet's deployment, if this log reports one. Its contract is the wallet."""
     return _place(log) if len(log.topics) == 3 and log.topics[0] == INITIALIZED else None
 
 
@@ -104,7 +104,7 @@ def read_logs(found: object) -> list[ChainLog]:
 
 
 def logs_of(event: IncludedOperation, logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of a transaction's logs those between the operation before and this one: what its own call emitted.
+    """The logs that an operation emitted: those between the previous operation's event and its own.
 
     Operations are executed one after the other, each with its event at the end; the first begins behind BeforeExecution.
     """

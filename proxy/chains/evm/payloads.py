@@ -1,8 +1,8 @@
 """The `data` of an event in both formats, with the specification's fields.
 
-Data that only the chain or a token's contract can supply is left open and listed in `lacks`: the receipt of a transaction (its
-status), a token's symbol and decimals, an NFT's metadata. `completed` adds it later. A failed transaction had no effects, so its
-transfers are not events.
+Data that only the chain or a token's contract can supply is left open and listed in `lacks`: the receipt of a
+transaction (its status), a token's symbol and decimals, an NFT's metadata. `completed` adds it later. A failed
+transaction had no effects, so its transfers are not events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _read_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """Where it happened, and when (ISO 8601). `symbol` and `decimals` are of the network's coin. No `block`: the mempool."""
+    """The place and time (ISO 8601) of an event. `symbol` and `decimals` are of the network's coin. No `block`: the mempool."""
 
     chain: str
     symbol: str
@@ -39,7 +39,7 @@ class EventPlace:
 
 @dataclass(frozen=True, slots=True)
 class EventToken:
-    """What is known of one; None where it does not say."""
+    """A token's own data; None where it has none."""
 
     symbol: str | None
     decimals: int | None
@@ -111,7 +111,7 @@ def completed(
 ) -> dict[str, Any] | None:
     """The data with what it lacked; None where there is no event."""
     if receipt is not None:
-        # Before Byzantium a receipt told of no status.
+        # Receipts from before Byzantium have no status.
         has_failed = int(receipt.get("status") or "0x1", 16) == 0
         if KINDS[event_type] != "mined" and has_failed:
             return None

@@ -1,9 +1,9 @@
 """The data that a VerifyingPaymaster signs and reads, and the calls that a sponsored account is about to make.
 
-The hash covers every field of the operation except the two signatures, and the chain, the paymaster and the validity period. A
-paymaster serves one EntryPoint, so its address stands for that as well. The 0.6 contract hashes the operation's calldata as it
-is encoded, up to the paymaster's part, and a counter for each sender. From 0.7 on the fields are hashed one by one, including
-the paymaster's own gas limits.
+The hash covers every field of the operation except the two signatures, and the chain, the paymaster and the validity
+period. A paymaster serves one EntryPoint, so its address stands for that as well. The 0.6 contract hashes the
+operation's calldata as it is encoded, up to the paymaster's part, and a counter for each sender. From 0.7 on the fields
+are hashed one by one, including the paymaster's own gas limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STUB_SIGNATURE = b"\xff" * 15 + b"\xf0" + bytes(16) + b"\x7a" + b"\xaa" * 31 + b
 
 @dataclass(frozen=True, slots=True)
 class PaymasterTerms:
-    """Who pays, where, and when. `sender_nonce`: how often the paymaster of 0.6 has paid for the sender."""
+    """The paymaster, its chain and the validity period. `sender_nonce`: how often a 0.6 paymaster has paid for the sender."""
 
     paymaster: bytes
     chain_id: int
@@ -53,7 +53,7 @@ def data_of(terms: PaymasterTerms, signature: bytes) -> bytes:
 
 
 def message(operation: UserOperation, terms: PaymasterTerms) -> bytes:
-    """What the paymaster's signer signs: the 32 bytes of EIP-191 over the contract's own hash."""
+    """The digest to sign: the 32 bytes of EIP-191 over the contract's own hash."""
     return _keccak(_SIGNED + hash_of(operation, terms))
 
 
@@ -134,12 +134,12 @@ def worst_gas(operation: UserOperation) -> int:
     )
 
 
-# What an account will call
+# The account's calls
 
 
 @dataclass(frozen=True, slots=True)
 class InnerCall:
-    """One call that the account makes. Of its data only the place in the operation's is kept, since parts may overlap."""
+    """One call that the account makes. Its data is stored as a range of the operation's, because parts may overlap."""
 
     target: bytes
     value_wei: int
@@ -209,7 +209,7 @@ class _Reader:
         return count, first
 
     def call(self, start: int, *, target_at: int) -> InnerCall:
-        """Of three members in a row: address, value, bytes. The offset of the bytes counts from `start`."""
+        """A call of three members in a row: address, value, bytes. The offset of the bytes counts from `start`."""
         return self.inner(self.address(target_at), self.number(target_at + abi.WORD), start, target_at + 2 * abi.WORD)
 
     def inner(self, target: bytes, value_wei: int, start: int, offset_at: int) -> InnerCall:

@@ -1,10 +1,12 @@
 """Gas policies: their rules, and whether an operation meets them.
 
-Rules arrive validated by the API spec's schema; this module parses them and rejects what no schema can check. A rule that is
-absent does not restrict. Dollar amounts are whole pico-dollars: rounding stays invisible, and there are no floats.
+Rules arrive validated by the API spec's schema; this module parses them and rejects what no schema can check. A rule
+that is absent does not restrict. Dollar amounts are whole pico-dollars: rounding stays invisible, and there are no
+floats.
 
-There are two kinds of rules. Those about the operation itself (its sender, its calls, its price, the time) are decided here.
-Those about remaining amounts (dollars, operations, requests) are decided by the ledger, in the statement that reserves them.
+There are two kinds of rules. Those about the operation itself (its sender, its calls, its price, the time) are decided
+here. Those about remaining amounts (dollars, operations, requests) are decided by the ledger, in the statement that
+reserves them.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from proxy.core.units import formatted
 ResetPeriod = Literal["never", "daily", "weekly", "monthly"]
 LimitScope = Literal["policy", "user"]
 PolicyStatus = Literal["active", "paused"]
-# Of a dollar.
+# Decimals of a dollar amount.
 DECIMALS = 12
 # More is no amount of money, and would not fit the ledger.
 MOST_DIGITS = 24
 MOST_EXPIRY_S = 300
-# Of what a hurried transaction offers: above it nobody has a reason to go, but for who wants what the paymaster pays too much.
+# Times the fast price: a higher offer only serves a bundler that wants to earn the difference.
 MOST_TIMES_FAST = 2
 
 
@@ -119,8 +121,8 @@ def usd(amount: int) -> str:
 
 
 def cost(wei: int, *, price: int, decimals: int) -> int:
-    """What so much of the native coin is worth, in pico-dollars, at so many of them for one whole coin. Rounded up, so that a
-    part that costs less than the whole never counts for more."""
+    """The value of an amount of wei in pico-dollars; `price` is that of one whole coin. Rounded up, so that no part costs more
+    than the whole."""
     coin: int = 10**decimals
     return -(-wei * price // coin)
 

@@ -1,4 +1,4 @@
-"""Signed transactions: only what can be told from their bytes."""
+"""Signed transactions: facts that follow from their bytes alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHORT_LIST, _LONG_LIST = 0xC0, 0xF7
 
 
 def hash_of_sent(params: bytes) -> bytes | None:
-    """The hash, as JSON, of the transaction in the params of eth_sendRawTransaction; None where it cannot be told."""
+    """The hash, as JSON, of the transaction in the params of eth_sendRawTransaction; None if it cannot be determined."""
     try:
         raw = bytes.fromhex(_params(params)[0].removeprefix("0x"))
     except (msgspec.DecodeError, ValueError, IndexError):
@@ -23,7 +23,7 @@ def hash_of_sent(params: bytes) -> bytes | None:
 
 
 def _without_blobs(rlp: bytes) -> bytes:
-    """The transaction itself: the first item of the list, where that is a list too; empty where it cannot be told."""
+    """The transaction itself: the first item of the list, where that is a list too; empty if it cannot be determined."""
     head, length = _list_sizes(rlp)
     inner = rlp[head:]
     if not 0 < head <= len(rlp) or len(inner) != length:

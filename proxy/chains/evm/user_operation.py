@@ -1,9 +1,9 @@
 """User operations (ERC-4337): their two shapes, checked field by field, packed, and hashed as the EntryPoint does.
 
-Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory and its
-data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8 hashes the same
-packed fields by EIP-712. An `Operation` holds the packed fields of either shape, as bytes and numbers; what was missing from a
-draft is zero or empty in it.
+Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory
+and its data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8
+hashes the same packed fields by EIP-712. An `Operation` holds the packed fields of either shape, as bytes and numbers;
+what was missing from a draft is zero or empty in it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def version_of(entry_point: str, entry_points: Mapping[str, str]) -> str:
 
 
 def parse(given: Any, version: str, *, draft: bool = False) -> UserOperation:
-    """The operation, or BadOperation. Of a draft only sender, nonce and call data must be there."""
+    """The operation, or BadOperation. A draft needs only sender, nonce and call data."""
     if not isinstance(given, Mapping):
         raise BadOperation("userOperation: must be an object")
     return _v06(given, draft=draft) if version == "0.6" else _v07(given, version, draft=draft)

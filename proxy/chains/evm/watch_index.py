@@ -1,15 +1,14 @@
 """Webhooks in the memory of who follows a chain, so that what happens finds them instead of being looked for.
 
-A webhook stands in one table, under the rarest thing that its filter names: addresses before senders, recipients, tokens and
-contracts. What a block holds looks itself up there (chains/evm/matching), so its cost follows what
-it holds and not how many webhooks there are.
- Where many stand under one contract, or under nothing at all, they are ranked by the least value they care for, and
-those that care for more are not looked at. What is left of a filter is checked on those that are found. Logs have an index of
-their own (chains/evm/log_filter).
+A webhook stands in one table, under the rarest thing that its filter names: addresses before senders, recipients,
+tokens and contracts. What a block holds looks itself up there (chains/evm/matching), so its cost follows what it holds
+and not how many webhooks there are. Where many stand under one contract, or under nothing at all, they are ranked by
+the least value they care for, and those that care for more are not looked at. What is left of a filter is checked on
+those that are found. Logs have an index of their own (chains/evm/log_filter).
 
-Tables hold the watcher itself where one alone stands under a key, which is nearly always, and a list otherwise: a million
-addresses are a million entries that share their webhooks. One that is removed is marked and passed over; the tables are made
-anew when a good part of them is dead.
+Tables hold the watcher itself where one alone stands under a key, which is nearly always, and a list otherwise: a
+million addresses are a million entries that share their webhooks. One that is removed is marked and passed over; the
+tables are made anew when a good part of them is dead.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ KINDS: dict[str, WatchKind] = {
 CATEGORIES: dict[int, Category] = {FUNGIBLE: "erc20", 721: "erc721", 1155: "erc1155"}
 # More pairs of contract and token than these are found by the contract alone.
 MOST_PAIRS = 1024
-# Bits for each address in `Marks`, when they are made; they are made anew at half as many. One in so many addresses that are
+# Bits for each address in `Marks`, when they are made; they are rebuilt at half as many. One in so many addresses that are
 # not watched is looked up for nothing. More would not fit where a processor has them at hand.
 SPARSE = 16
 # Two bits of a byte, in as many ways as there are, some of them twice.
@@ -58,7 +57,7 @@ FEW_DEAD = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchFilter:
-    """What a webhook wants beside its addresses; what is empty does not restrict."""
+    """A webhook's filter without its addresses. Empty members do not restrict."""
 
     direction: Direction | None = None
     categories: frozenset[str] = frozenset()
@@ -155,7 +154,7 @@ class RankedWatchers:
 
 
 class AddressBits:
-    """Two bits of one byte for each address that anybody watches, by its hash: most that a block names are seen to be of no
+    """Two bits of one byte for each watched address, by its hash: most that a block names are seen to be of no
     interest without a look into tables of many megabytes, which costs ten times as much. Bits of what is not watched any more
     stay until a rebuild."""
 
@@ -216,7 +215,7 @@ class WatchTables:
             self.marks.add(cast("dict[bytes, Watchers]", table))
 
     def by_address(self, kind: WatchKind) -> WatchTable:
-        """Where a list of addresses leads."""
+        """The tables that hold a list of addresses."""
         match kind:
             case "activity":
                 return self.activity
@@ -252,10 +251,10 @@ class WatchIndex:
         return self._known.get(webhook_id)
 
     def has(self, *kinds: WatchKind) -> bool:
-        """Whether anybody watches such things."""
+        """Whether any webhook watches this kind."""
         return any(self._kinds[kind] for kind in kinds)
 
-    # Who is there
+    # Membership
 
     def put(self, watcher: Watcher) -> None:
         """A new one, or one in another's place; without its addresses."""

@@ -9,7 +9,7 @@ from hashlib import sha256
 from proxy.chains.family import AddressFormat
 
 SIZE = 32
-# What token lists number the networks by; the chain itself has no such number.
+# Network ids in token lists; the chain itself has none.
 LIST_IDS = {"mainnet": 101, "testnet": 102, "devnet": 103}
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _VALUES = {digit: value for value, digit in enumerate(_ALPHABET)}

@@ -2,9 +2,10 @@
 
 A write is never repeated: a signature that may have landed must not be sent again.
 
-A commitment (`processed`, `confirmed`, `finalized`; the default is `finalized`) is a moving head like any tag. Only a result that
-is pinned to one slot and read as finalized is cached forever: a block by its slot, a transaction by its signature. Processed data
-may be on a fork that dies and is never cached. Member names are matched case-sensitively here.
+A commitment (`processed`, `confirmed`, `finalized`; the default is `finalized`) is a moving head like any tag. Only a
+result that is pinned to one slot and read as finalized is cached forever: a block by its slot, a transaction by its
+signature. Processed data may be on a fork that dies and is never cached. Member names are matched case-sensitively
+here.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 An account is a stranger's as far as its metadata goes. Nothing here raises for what does not read: it is None.
 
-Token account: mint (32), owner (32), amount (8, little end first). Mint: authority (4 + 32), supply (8), decimals (1), whether
-it is initialised (1), freeze authority (4 + 32). Token-2022 pads both to 165 bytes and puts a byte for the kind of account and
-extensions behind them: kind (2), length (2), value.
+Token account: mint (32), owner (32), amount (8, little end first). Mint: authority (4 + 32), supply (8), decimals (1),
+whether it is initialised (1), freeze authority (4 + 32). Token-2022 pads both to 165 bytes and puts a byte for the kind
+of account and extensions behind them: kind (2), length (2), value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN, TOKEN_2022 = (
 )
 PROGRAMS = (TOKEN, TOKEN_2022)
 METADATA_PROGRAM = "metaqbxxUerdq28cj1RbAWkYQm3ybzjb6a8bt518x1s"
-# Of a token account, all that is read of it.
+# The part of a token account that is read.
 ACCOUNT_BYTES = 72
 _MINT_BYTES = 82
 _SUPPLY, _DECIMALS, _INITIALISED = slice(36, 44), 44, 45
@@ -31,7 +31,7 @@ _TOKEN_METADATA = 19
 _KEYS = 64
 # The metadata program's accounts begin with their kind.
 _METADATA_V1 = 4
-# Longer names are nobody's: the program itself allows 32 bytes, Token-2022 what fits into an account.
+# Longer names are ignored: the program allows 32 bytes, Token-2022 as many as fit into an account.
 _LONGEST = 1024
 
 
@@ -59,14 +59,14 @@ class MintName:
 
 
 def held(data: bytes) -> HeldToken | None:
-    """What a token account holds."""
+    """The balance of a token account."""
     if len(data) < ACCOUNT_BYTES:
         return None
     return HeldToken(data[:32], int.from_bytes(data[64:72], "little"))
 
 
 def mint(data: bytes) -> Mint | None:
-    """What a mint's account says; None where it is no mint."""
+    """The data of a mint; None if the account is not one."""
     is_extended = len(data) > _KIND_AT and data[_KIND_AT] == _MINT_KIND
     if len(data) != _MINT_BYTES and not is_extended:
         return None
@@ -90,7 +90,7 @@ def own_naming(data: bytes) -> MintName | None:
 
 @lru_cache(16_384)  # 0.15 ms each
 def metadata_address(mint: bytes) -> bytes:
-    """Where the metadata program keeps a mint's name."""
+    """The account in which the metadata program stores a mint's name."""
     program = address.parse(METADATA_PROGRAM)
     assert program is not None
     return address.derived((b"metadata", program, mint), program)
