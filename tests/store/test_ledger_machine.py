@@ -172,11 +172,13 @@ class Model:
             found.held, found.cost, found.state, found.landed, found.block = found.held + found.cost, 0, "open", b"", 0
 
     def close(self, final: int, time: int, landed: dict[tuple[bytes, int], tuple[Landed, int, bytes]]) -> None:
-        """What Settling does, all at once."""
-        for name, each in list(self.all.items()):
-            is_due = (each.state == "open" and each.until < time) or (each.state == "spent" and each.block <= final)
-            if not is_due:
-                continue
+        """One pass of SettlementLoop. Reservations that become due during the pass wait for the next one."""
+        due = [
+            (name, each)
+            for name, each in self.all.items()
+            if (each.state == "open" and each.until < time) or (each.state == "spent" and each.block <= final)
+        ]
+        for name, each in due:
             on_chain = landed.get((each.sender, each.nonce))
             if on_chain is not None and self.settle(*on_chain) is each:
                 each.state, each.held, each.signed = "final", 0, []
