@@ -1,13 +1,13 @@
-"""The dialects in which upstreams say no: one table from codes and phrases to what the error means.
+"""Classifies upstream errors: one table from codes and phrases to meanings.
 
-Vendors share no codes (-32005 is a rate limit here, too many logs there, a missing block elsewhere) and clients' texts
-change, so a rule is a set of codes, a phrase, or both, and the first rule that holds decides. Phrases come before bare
-codes and the particular before the general: "nonce too low" is found before the -32003 it comes with. What no rule
-knows is passed on as it came: a caller can read it, and we would only guess.
+Vendors share no codes (-32005 is a rate limit here, too many logs there, a missing block elsewhere) and error texts
+change. A rule is therefore a set of codes, a phrase, or both, and the first rule that matches decides. Phrases come
+before bare codes and specific rules before general ones: "nonce too low" is found before the -32003 it comes with. An
+error without a rule passes unchanged: the caller can read it, and any meaning would be a guess.
 
-What a kind of error means to the flow is its row in `KINDS`: whether another upstream may answer better, and whether
-the error speaks against the upstream that gave it. A pruned upstream is asked elsewhere but has done nothing wrong; one
-that is out of its own limits is asked elsewhere and left alone for a while.
+The row of a kind in `KINDS` is its effect on the flow: whether another upstream may give a better reply, and whether
+the error counts against the upstream. With a pruned upstream the call is sent elsewhere without blame; with one that
+has reached its own limits it is sent elsewhere and the upstream is left alone for a while.
 
 Phrases are matched in the message alone, lower-cased. `data` is the contract's to fill: a revert reason may say anything.
 """

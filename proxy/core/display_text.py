@@ -1,7 +1,7 @@
-"""Strangers' text made fit to show: contracts and metadata are written by anybody.
+"""Untrusted text made safe to display: anyone can write contracts and metadata.
 
-Control characters, text that turns the reading direction, and what cannot be seen at all are dropped, white space
-becomes one space, and what is too long is cut. It stays text: whoever puts it into a page still has to escape it.
+Control characters, direction overrides and invisible characters are removed, white space becomes one space, and long
+text is truncated. The result is still plain text: a page that includes it has to escape it.
 """
 
 from __future__ import annotations

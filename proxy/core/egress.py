@@ -1,9 +1,9 @@
-"""Which addresses of the network a stranger may send us to.
+"""Which network addresses user-supplied URLs may lead to.
 
-A token's URI and a webhook's URL are written by strangers. What they may lead to is the public internet and nothing
-else: no host beside us, no cloud's metadata service, and no address that carries another one inside. The table is the
-two IANA registries of special-purpose addresses, and stricter where they allow what nobody publishes metadata at.
-Python's own `is_global` is not asked: in 3.11 it takes 192.0.0.192, 2002::/16, 64:ff9b::/96 and fec0::/10 for public.
+A token's URI and a webhook's URL are untrusted. They may only lead to the public internet: not to neighbouring hosts,
+a cloud's metadata service, or an address that embeds another one. The table consists of the two IANA registries of
+special-purpose addresses, and is stricter for ranges that have no legitimate use here. Python's `is_global` is not
+used: in 3.11 it treats 192.0.0.192, 2002::/16, 64:ff9b::/96 and fec0::/10 as public.
 """
 
 from __future__ import annotations

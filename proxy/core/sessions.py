@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-# Who may call an operation: anyone, the holder of an account, or an operator.
+# The callers of an operation: anyone, the holder of an account, or an operator.
 SessionKind = Literal["none", "account", "admin"]
 
 ADMIN_PREFIX = "adm_"

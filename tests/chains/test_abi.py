@@ -1,4 +1,4 @@
-"""The ABI against eth-abi, which is somebody else's; and against bytes that are nobody's."""
+"""The ABI against eth-abi, an independent implementation, and against random bytes."""
 
 from __future__ import annotations
 

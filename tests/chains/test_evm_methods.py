@@ -1,4 +1,4 @@
-"""What EVM calls and answers say about blocks."""
+"""Blocks in the params and results of EVM calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tag(name: str) -> BlockRef:
         ("eth_getBalance", '{"address":"0x1","block":"0x1"}', LATEST),
         ("eth_getBalance", "", LATEST),
         ("eth_getBalance", "[" * 5000, LATEST),
-        # What looks like the usual ending, and is not.
+        # Params that only look like the usual ending.
         ("eth_getBalance", f'[{ADDRESS},"0x10","latest"]', number(16)),
         ("eth_getBalance", '["a,\\"latest"]', LATEST),
         ("eth_getStorageAt", f'[{ADDRESS},"0x0","latest"]', LATEST),

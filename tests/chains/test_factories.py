@@ -1,4 +1,4 @@
-"""Where contracts will be: EIP-1014's examples, and SimpleAccount factories."""
+"""Addresses of future contracts: EIP-1014's examples, and SimpleAccount factories."""
 
 from __future__ import annotations
 

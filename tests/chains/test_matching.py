@@ -134,7 +134,7 @@ calls = st.builds(
 )
 blocks = st.builds(
     MatchBlock,
-    # Of one hash each: a selector is looked up by it.
+    # One hash each: a selector is looked up by it.
     transactions=st.lists(transactions, max_size=5, unique_by=lambda tx: tx.hash),
     transfers=st.lists(transfers, max_size=8),
     logs=st.lists(logs, max_size=6),
@@ -142,7 +142,7 @@ blocks = st.builds(
 
 
 def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
-    """What matches, by comparing everything with everything: (webhook, the fact, the side)."""
+    """All matches, found by comparing everything with everything: (webhook, the fact, the side)."""
     wanted = hook.watcher.filter
     found: list[tuple[str, int, str | None]] = []
     name = hook.watcher.id

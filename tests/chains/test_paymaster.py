@@ -1,4 +1,4 @@
-"""What a paymaster signs for, and which calls are read out of an operation. The contracts themselves are in tests/flows."""
+"""A paymaster's hashes, and the calls inside an operation. The contracts themselves are in tests/flows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Solana's calls and answers say about slots."""
+"""Slots in the params and results of Solana's calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts of the token programs against solders' own layouts, and against bytes that are nobody's."""
+"""Accounts of the token programs against solders' own layouts, and against random bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash of a transaction, as it is told from the bytes that are sent."""
+"""The hash of a transaction, computed from the bytes that are sent."""
 
 from __future__ import annotations
 

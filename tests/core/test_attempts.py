@@ -1,4 +1,4 @@
-"""What follows from an attempt, to the second, for both formats."""
+"""The consequences of an attempt, to the second, for both formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What upstreams' errors mean. The texts are those that clients and vendors send."""
+"""Classification of upstream errors. The texts are those that clients and vendors send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses that nobody may send us to."""
+"""Addresses that user-supplied URLs must not reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chain as it was told: whatever forks there are, a listener who does what it is told holds the canonical chain."""
+"""A listener that applies all steps holds the canonical chain, whatever forks there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.core.head_chain import BrokenPath, ChainBlock, HeadChain
 
 
 class World:
-    """Every block that was ever made, and a listener that believes what it is told."""
+    """Every block ever made, and a listener that applies each step."""
 
     def __init__(self, depth: int = 128) -> None:
         genesis = ChainBlock(0, "g", "")
@@ -40,10 +40,10 @@ class World:
             return [], []
         removed, added = self.chain.apply(self.path_to(head))
         for block in removed:
-            # The view begins with the first head that was told; what the chain knows from before is not in it.
+            # The view begins with the first head; older blocks are not in it.
             assert not self.view or self.view.pop() == block
         for block in added:
-            # What is too old to be remembered is told no more.
+            # Blocks that are too old to be remembered are not removed.
             assert not self.view or block.parent == self.view[-1].hash
             self.view.append(block)
         del self.view[: -self.depth]
@@ -134,7 +134,7 @@ def test_reorganisation_below_the_first_block_looks_for_where_the_chains_part() 
     assert world.chain.floor == 10
     new = world.line_of(world.extend(fork, 5))
     removed, added = world.announce(new[-1])
-    # Those under the floor were never told, so they are not in the view: the chain alone knows them.
+    # Blocks under the floor were never sent, so they are not in the view.
     assert numbers(removed) == [10, 9, 8, 7]
     assert added == new[7:]
 
@@ -168,7 +168,7 @@ def test_listener_holds_the_canonical_chain_after_any_forks(steps: list[tuple[in
         if heard:
             told = [world.view[:], *world.announce(head)]
             assert world.view == world.line_of(head)
-            # What is taken back and told anew in one step would be told for nothing.
+            # A block that is removed and added again in one step would be sent for nothing.
             assert not set(map(id, told[1])) & set(map(id, told[2]))
     assert world.chain.tip == world.view[-1]
 

@@ -134,7 +134,7 @@ def test_upstream_that_steps_back_a_little_does_not_take_the_tip_with_it() -> No
     assert (chain.heads.tip, chain.said) == (100, "still")
 
 
-# What callers were told
+# The tip
 
 
 def test_told_block_raises_the_tip_and_nobody_is_out_for_it() -> None:

@@ -1,4 +1,4 @@
-"""Room for deliveries: nobody takes another's, however slow."""
+"""Delivery limits: no receiver takes the places of another, however slow it is."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SPECIFIED: list[tuple[WebhookState | None, WebhookTrigger, WebhookState]] = [
     ("paused", "delete", "removed"),
     ("disabled", "delete", "removed"),
 ]
-# What the specification leaves open: transitions into or out of `disabled`.
+# Transitions that the specification leaves open: into or out of `disabled`.
 OURS: list[tuple[WebhookState | None, WebhookTrigger, WebhookState]] = [
     ("active", "gone", "disabled"),
     ("paused", "gone", "disabled"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.core import limits
 from proxy.core.limits import TOLERANCE_S, fits_ever, full_in, give_back, remaining, take
 
-# Where a monotonic clock may stand: a machine just started, one that has run for four months.
+# Values of a monotonic clock: a machine just started, one that has run for four months.
 STARTS = st.sampled_from([1.0, 1234.5678, 1e5, 1e7])
 RATES = st.sampled_from([1, 3, 7, 10, 100, 200, 999, 2000, 100_000])
 # A sum of doubles near 1e7 is off by at most an ulp (2e-9) each time.

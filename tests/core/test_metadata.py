@@ -1,4 +1,4 @@
-"""Metadata of tokens: one form out of many, and nothing that harms whoever shows it."""
+"""Metadata of tokens: one form out of many, and nothing harmful to display."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_nan_is_no_value() -> None:
 
 
 def test_half_of_a_character_is_dropped() -> None:
-    """A lone surrogate is text to JSON and to nobody else."""
+    """JSON allows a lone surrogate; UTF-8 does not."""
     half = "\\ud800"
     body = f'{{"name": "a{half}b", "image": "https://x/{half}", "attributes": [{{"trait_type": "{half}", "value": "{half}"}}]}}'
     found = read(body.encode())

@@ -290,7 +290,7 @@ def test_short_way_is_closed_by_a_pause_a_rest_or_a_limit_and_opened_again_in_ti
     assert health.free
 
 
-# Who may be chosen at all
+# Eligible upstreams
 
 
 def test_higher_tier_is_used_only_when_no_lower_one_can_be() -> None:

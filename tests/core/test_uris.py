@@ -17,7 +17,7 @@ KEY = "k51qzi5uqu5dlvj2baxnqndepeb86cbk3ng7n3i46uzyxzyqj2xjonzllnv0v8"
 TX = "bNbA3TEQVL60xlgCcqdz4ZPHFZ711cZ3hmkpGttDt_U"
 
 
-# Where a document is
+# Document locations
 
 
 @pytest.mark.parametrize(

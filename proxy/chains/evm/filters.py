@@ -9,9 +9,9 @@
     NEW_BLOCK                              nothing
     PENDING_TRANSACTION                    addresses; direction, min_value, selectors
 
-and all but the last, for which there is no block yet: `finality` (included, safe, finalized) or `confirmations`. Where
-tokens move: `exclude_spam`, which leaves out transfers of nothing. Values are of the smallest unit, in decimal text.
-Addresses are read apart (`addresses_of`): there may be a hundred thousand.
+and all but the last, for which there is no block yet: `finality` (included, safe, finalized) or `confirmations`.
+Transfer types also take `exclude_spam`, which leaves out transfers of zero. Values are in the smallest unit, as decimal
+text. Addresses are parsed separately (`addresses_of`): there may be a hundred thousand.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MatchBlock:
-    """What a block holds, as far as it is matched."""
+    """The parts of a block that are matched."""
 
     transactions: Sequence[MatchTransaction] = ()
     transfers: Sequence[Transfer] = ()
@@ -99,7 +99,7 @@ def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
 
 
 def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:
-    """Those with an address that somebody may watch. Written out, for speed, as is its twin: they see every fact."""
+    """Facts with an address that may be watched. Written out, for speed, as is its twin: they see every fact."""
     bits, mask = marks.bits, marks.mask
     return [
         tx
@@ -161,7 +161,7 @@ def _activity_of_transfers(table: WatchTable, transfers: Iterable[Transfer]) -> 
 
 
 def _wants_transfer(watcher: Watcher, transfer: Transfer, direction: Direction) -> bool:
-    """Of a filter for functions only transactions are wanted: a transfer calls none."""
+    """A filter for functions matches transactions only: a transfer calls none."""
     wanted = watcher.filter
     return (
         not watcher.gone

@@ -1,14 +1,14 @@
-"""Webhooks in the memory of who follows a chain, so that what happens finds them instead of being looked for.
+"""An index of webhooks in the follower's memory, so that the contents of a block find their webhooks by look-up.
 
-A webhook stands in one table, under the rarest thing that its filter names: addresses before senders, recipients,
-tokens and contracts. What a block holds looks itself up there (chains/evm/matching), so its cost follows what it holds
-and not how many webhooks there are. Where many stand under one contract, or under nothing at all, they are ranked by
-the least value they care for, and those that care for more are not looked at. What is left of a filter is checked on
-those that are found. Logs have an index of their own (chains/evm/log_filter).
+A webhook is stored in one table, under the rarest thing that its filter names: addresses before senders, recipients,
+tokens and contracts. The contents of a block are looked up there (chains/evm/matching), so the cost depends on the
+block and not on the number of webhooks. Webhooks that share one contract, or have no key at all, are sorted by their
+minimum value, and those with a higher minimum are skipped. The rest of a filter is checked on the webhooks found. Logs
+have a separate index (chains/evm/log_filter).
 
-Tables hold the watcher itself where one alone stands under a key, which is nearly always, and a list otherwise: a
-million addresses are a million entries that share their webhooks. One that is removed is marked and passed over; the
-tables are made anew when a good part of them is dead.
+A table entry is the watcher itself if it is the only one under its key, which is nearly always, and a list otherwise:
+a million addresses are a million entries that share their webhooks. A removed webhook is marked and skipped; the
+tables are rebuilt when a large part of them is dead.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class AddressBits:
 
 @dataclass(slots=True)
 class WatchTables:
-    """Where a webhook stands, by what it watches. `marks`: the addresses of all its tables of addresses."""
+    """The tables that hold a webhook, by kind. `marks`: the addresses of all its tables of addresses."""
 
     marks: AddressBits = field(default_factory=AddressBits)
     activity: WatchTable = field(default_factory=dict)
@@ -322,7 +322,7 @@ class WatchIndex:
         self._dead = 0
 
     def _keys(self, watcher: Watcher) -> Iterator[tuple[WatchTable, Hashable]]:
-        """Where one stands that has no list of addresses, and is found by exactly one of its keys."""
+        """The table of a webhook that has no address list and is found by exactly one of its keys."""
         wanted, tables = watcher.filter, self.tables
         match watcher.kind:
             case "mined":
