@@ -262,3 +262,26 @@ def test_any_value_is_no_operation(value: Any, version: str) -> None:
 def test_any_value_in_a_field_is_a_fault_that_names_it(value: Any, name: str) -> None:
     with pytest.raises(BadOperation, match=f"^{name}: "):
         user_operation.parse({**PLAIN, name: value}, "0.7")
+
+
+DELEGATE = bytes(range(20))
+
+
+def test_delegate_is_read_from_a_delegation_indicator() -> None:
+    """EIP-7702: 0xef0100 and the address."""
+    assert user_operation.delegate_of(bytes.fromhex("ef0100") + DELEGATE) == DELEGATE
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"",
+        bytes.fromhex("ef0100"),
+        bytes.fromhex("ef0100") + DELEGATE[:19],
+        bytes.fromhex("ef0100") + DELEGATE + b"\0",
+        bytes.fromhex("ef0101") + DELEGATE,
+        bytes.fromhex("6080604052"),
+    ],
+)
+def test_other_code_delegates_to_nothing(code: bytes) -> None:
+    assert user_operation.delegate_of(code) is None

@@ -179,8 +179,11 @@ def _check_together(given: Mapping[str, Any], group: tuple[str, ...], needed: tu
 
 
 def delegate_of(code: bytes) -> bytes | None:
-    """The address that an account's code delegates to (EIP-7702: 0xef0100 and the address); None for other code."""
-    return code[3:23] if code.startswith(_DELEGATION) else None
+    """The address that an account's code delegates to; None for other code.
+
+    EIP-7702: the code is a "delegation indicator `(0xef0100 || address)`", 23 bytes and no more.
+    """
+    return code[3:] if len(code) == 23 and code.startswith(_DELEGATION) else None
 
 
 def _delegate(given: Mapping[str, Any]) -> bytes | None:
