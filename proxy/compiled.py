@@ -1,8 +1,8 @@
-"""The hot path as machine code, where it was compiled: the same sources, translated by mypyc.
+"""Importing the hot path as machine code, if it was compiled.
 
-`python -m proxy compile` puts extension modules into the environment, and whoever imports this package then finds those in
-the place of their sources. They stand under a mark, a digest of every source and of the interpreter: after any change the
-sources run again, until they are compiled anew. Nothing depends on it but the time that a call takes.
+`python -m proxy compile` translates these modules with mypyc and installs extension modules into the environment, which are
+then imported in place of the sources. Their directory is named after a digest of every source and of the interpreter: after any
+change the sources run again until they are compiled again. Only the duration of a call depends on it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-# What a call comes through. A module that shares classes with another is best compiled with it: across the border every
-# attribute is looked up by its name.
+# The modules on the path of a call. Modules that share classes are best compiled together: between compiled and plain modules
+# every attribute is looked up by name.
 MODULES = (
     "proxy.core.access",
     "proxy.core.limits",
@@ -46,15 +46,15 @@ MODULES = (
     "proxy.wire.write_buffer",
     "proxy.wire.upstream",
 )
-# Set to anything: the sources run, compiled or not.
+# If this is set, the sources run, compiled or not.
 SOURCE_ONLY = "PENSTOCK_SOURCE"
 SUFFIX = EXTENSION_SUFFIXES[0]
-MARK_BYTES = 12
+DIGEST_BYTES = 12
 ROOT = Path(__file__).resolve().parent
 
 
 class Finder(MetaPathFinder):
-    """Finds modules in a directory of extension modules that carry their whole names."""
+    """Finds modules in a directory of extension modules that are named by their full dotted names."""
 
     def __init__(self, directory: Path) -> None:
         found = [file for file in directory.glob(f"*{SUFFIX}") if file.stat().st_size]
@@ -64,11 +64,11 @@ class Finder(MetaPathFinder):
         return f"<Finder {len(self.files)} modules>"
 
     def is_whole(self) -> bool:
-        """Whether every module is there, and the library that they share."""
+        """Whether all modules exist, and the library that they share."""
         return self.files.keys() > set(MODULES)
 
     def load(self) -> None:
-        """The library that the modules share, of which they are only the names: ImportError if it is not for this machine."""
+        """Load the library that contains the code of all modules. Raises ImportError if it was built for another machine."""
         for library in self.files.keys() - set(MODULES):
             import_module(library)
 
@@ -80,22 +80,22 @@ class Finder(MetaPathFinder):
 
 
 def place() -> Path:
-    """Where the compiled form of these very sources is, or would be."""
-    mark = blake2b(SUFFIX.encode(), digest_size=MARK_BYTES)
+    """The directory for the compiled form of the current sources."""
+    digest = blake2b(SUFFIX.encode(), digest_size=DIGEST_BYTES)
     for source in sorted(glob("**/*.py", root_dir=ROOT, recursive=True)):
         with open(f"{ROOT}/{source}", "rb") as file:
-            mark.update(b"\0%b\0%b" % (os.fsencode(source), file.read()))
-    return shelf() / mark.hexdigest()
+            digest.update(b"\0%b\0%b" % (os.fsencode(source), file.read()))
+    return root() / digest.hexdigest()
 
 
-def shelf() -> Path:
-    """Where all compiled forms are, of these sources and of others."""
+def root() -> Path:
+    """The directory of all compiled forms, of these sources and of others."""
     return Path(sysconfig.get_path("platlib"), "penstock_compiled")
 
 
 def use() -> None:
-    """From here on, import what is compiled, if all of it is there."""
-    if SOURCE_ONLY in os.environ or not shelf().is_dir():
+    """Import compiled modules from now on, if all of them exist."""
+    if SOURCE_ONLY in os.environ or not root().is_dir():
         return
     finder = Finder(place())
     if not finder.is_whole():

@@ -1,4 +1,4 @@
-"""`compile`: translate the hot path to machine code, for this interpreter and these sources (proxy/compiled.py)."""
+"""`compile`: translate the hot path to machine code for this interpreter and these sources (see proxy/compiled.py)."""
 
 from __future__ import annotations
 
@@ -19,78 +19,78 @@ from typing import Any
 from proxy import compiled, settings
 from proxy.errors import StartError
 
-# What nobody compiled anew for so long is of sources that are gone.
-FORGET_S = 86_400.0
-# To debug machine code nobody needs us; and what level 3 adds is time to compile.
+# Builds older than this are removed: their sources are most likely gone.
+MAX_AGE_S = 86_400.0
+# No debug symbols. Level 3 only takes longer to compile.
 _LEVELS = {"MYPYC_OPT_LEVEL": "2", "MYPYC_DEBUG_LEVEL": "0"}
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("compile", help="translate the hot path to machine code: calls cost less")
+    parser = commands.add_parser("compile", help="compile the hot path to machine code, which makes calls faster")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     place = compiled.place()
-    if not _is_good(place):
+    if not _is_usable(place):
         if faults := [*missing()]:
-            raise StartError([f"the hot path runs from its sources: {fault}" for fault in faults])
-        print("compiling the hot path: a minute ...", flush=True)
+            raise StartError([f"the hot path was not compiled and runs from its sources: {fault}" for fault in faults])
+        print("compiling the hot path, which takes about a minute ...", flush=True)
         try:
             _compile(place)
         except OSError as exc:
-            raise StartError([f"the hot path runs from its sources: {exc}"]) from None
+            raise StartError([f"the hot path was not compiled and runs from its sources: {exc}"]) from None
     print("the hot path is compiled")
     return 0
 
 
 def missing() -> Iterator[str]:
-    """What it takes to compile and is not here."""
+    """The tools that compiling needs and that are missing."""
     if find_spec("mypyc") is None or find_spec("setuptools") is None:
-        yield "to compile it takes mypy and setuptools (pip install mypy setuptools)"
+        yield "compiling needs mypy and setuptools: run pip install mypy setuptools"
     compiler = str(settings.environment().get("CC") or sysconfig.get_config_var("CC")).split()[0]
     if not shutil.which(compiler):
-        yield f"to compile it takes a C compiler, and {compiler} is not on PATH (on Debian: apt-get install gcc)"
+        yield f"compiling needs a C compiler, and {compiler} is not on PATH: on Debian, run apt-get install gcc"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        yield "to compile it takes Python's headers (on Debian: apt-get install python3-dev)"
+        yield "compiling needs Python's headers: on Debian, run apt-get install python3-dev"
 
 
 def _compile(place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as directory:
-        bench, built = Path(directory, "bench"), Path(directory, "built")
-        _translate(bench)
+        work, built = Path(directory, "work"), Path(directory, "built")
+        _translate(work)
         built.mkdir(mode=0o755)
-        for file in bench.rglob(f"*{compiled.SUFFIX}"):
-            if (inside := file.relative_to(bench)).parts[0] != "build":
+        for file in work.rglob(f"*{compiled.SUFFIX}"):
+            if (inside := file.relative_to(work)).parts[0] != "build":
                 file.rename(built / ".".join(inside.parts))
         _try(built)
-        _settle(built)
-        # What cannot be used makes way, and so does what is of other sources and old: all at once, as it came.
+        _sync(built)
+        # Remove a build that cannot be used, and old builds of other sources, each by one rename.
         for other in place.parent.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if other.stat().st_mtime < time.time() - FORGET_S or (other == place and not _is_good(place)):
+                if other.stat().st_mtime < time.time() - MAX_AGE_S or (other == place and not _is_usable(place)):
                     other.rename(Path(directory, other.name))
-        if not place.exists():  # else somebody was quicker, and has made the same
+        if not place.exists():  # Otherwise another process has made the same build meanwhile.
             built.rename(place)
 
 
-def _translate(bench: Path) -> None:
-    shutil.copytree(compiled.ROOT, bench / "proxy", ignore=shutil.ignore_patterns("__pycache__", "static"))
+def _translate(work: Path) -> None:
+    shutil.copytree(compiled.ROOT, work / "proxy", ignore=shutil.ignore_patterns("__pycache__", "static"))
     sources = [f"{name.replace('.', '/')}.py" for name in compiled.MODULES]
     argv = [sys.executable, "-m", "mypyc", "--config-file=", "--ignore-missing-imports", *sources]
-    _run(argv, cwd=bench, env={**settings.environment(), **_LEVELS})
+    _run(argv, cwd=work, env={**settings.environment(), **_LEVELS})
 
 
-def _settle(directory: Path) -> None:
-    """On the disk, before it has its name: a name that outlives a crash must not stand for empty files."""
+def _sync(directory: Path) -> None:
+    """Flush the files to disk before they get their final name, so that a crash cannot leave empty files under it."""
     for path in (*directory.iterdir(), directory):
         opened = os.open(path, os.O_RDONLY)
         os.fsync(opened)
         os.close(opened)
 
 
-def _is_good(built: Path) -> bool:
+def _is_usable(built: Path) -> bool:
     try:
         _try(built)
     except StartError:
@@ -99,7 +99,7 @@ def _is_good(built: Path) -> bool:
 
 
 def _try(built: Path) -> None:
-    """What cannot be imported must not stand in the sources' way."""
+    """Import every module in a new process. Raises StartError: a broken build must not replace the sources."""
     code = (
         "import importlib, pathlib, sys; from proxy import compiled; "
         "finder = compiled.Finder(pathlib.Path(sys.argv[1])); sys.meta_path.insert(0, finder); finder.load(); "
@@ -116,4 +116,4 @@ def _try(built: Path) -> None:
 def _run(argv: list[str], *, cwd: Path, env: dict[str, str]) -> None:
     done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
-        raise StartError([f"the hot path could not be compiled and runs from its sources:\n{done.stdout}{done.stderr}"])
+        raise StartError([f"compiling the hot path failed, and it runs from its sources:\n{done.stdout}{done.stderr}"])

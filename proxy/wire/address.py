@@ -1,4 +1,4 @@
-"""Where an upstream is, and how it is reached."""
+"""The address of an upstream, and connecting to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAddress:
-    """Where an upstream is and what every request to it begins with."""
+    """An upstream's host and port, and the start of every request to it."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class UpstreamAddress:
     def of(cls, url: str, headers: Mapping[str, str]) -> UpstreamAddress:
         parsed = URL(url, encoded=True)
         host, port = parsed.host or "", parsed.port or (443 if parsed.scheme == "https" else 80)
-        # RFC 3986, 3.2.2: an IPv6 address stands in brackets wherever a port may follow.
+        # RFC 3986, 3.2.2: an IPv6 address is written in brackets where a port may follow.
         named = f"[{host}]" if ":" in host else host
         lines = [
             f"POST {parsed.raw_path_qs} HTTP/1.1",
@@ -44,7 +44,7 @@ class UpstreamAddress:
         return cls(host, port, tls, "\r\n".join([*lines, "Content-Length: "]).encode("latin-1"))
 
     async def dial(self, protocol: Callable[[], P]) -> P:
-        """A new connection, in the care of the protocol; or OSError or TimeoutError."""
+        """Open a connection. Raises OSError or TimeoutError."""
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             loop = asyncio.get_running_loop()
             _, made = await loop.create_connection(protocol, self.host, self.port, ssl=self.tls)

@@ -1,8 +1,8 @@
-"""Documents at addresses that strangers wrote, fetched without harm.
+"""Fetching documents from untrusted URLs.
 
-What a stranger can do is send us somewhere, send us much, or send it slowly. So every address is checked as text and again as
-it is connected to, redirects included; all of it together has one deadline; and no more bytes are read, or made by expanding
-them, than the limit. Nothing here raises for what is found outside: how it ended is part of what is returned.
+A hostile URL can point anywhere, return a lot, or return it slowly. So every address is checked as text and again when it is
+connected to, redirects included. A fetch has one deadline, and a limit on the bytes that are read or result from decompression.
+Failures are not raised: the outcome is part of the return value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MOVED = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {
     "User-Agent": f"penstock/{__version__}",
     "Accept": "application/json, image/svg+xml, */*;q=0.5",
-    # Whoever compresses all the same is read within the same bounds.
+    # Servers that compress all the same are read within the same limits.
     "Accept-Encoding": "identity",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How a fetch ended, and what came."""
+    """The outcome of a fetch, and the document."""
 
     outcome: FetchOutcome
     body: bytes = b""
@@ -46,7 +46,7 @@ class _Ended(Exception):
 
 
 class Fetcher:
-    """`get` for strangers' addresses; `get(own=True)` for the operator's, which may be private."""
+    """`get` is for untrusted URLs; `get(own=True)` for the operator's, which may be private."""
 
     def __init__(self, guard: Guard, *, timeout_s: float, max_bytes: int) -> None:
         self._guard = guard
@@ -70,7 +70,7 @@ class Fetcher:
         except (ClientError, OSError) as exc:
             was_blocked = isinstance(exc, Blocked) or isinstance(getattr(exc, "os_error", None), Blocked)
             return Fetched("refused" if was_blocked else "unreachable")
-        except ValueError:  # what is neither a name nor a header to the one who has to send it
+        except ValueError:  # The URL has a host or a header that cannot be sent.
             return Fetched("invalid")
 
     async def _follow(self, text: str, *, own: bool) -> Fetched:
@@ -81,7 +81,7 @@ class Fetcher:
                     return await self._read(response)
                 target = response.headers.get("Location", "")
             following = url.join(URL(target))
-            # The operator's own address may only send us on to itself; from anywhere else it is a stranger's word.
+            # The operator's address may redirect to itself. Any other target is untrusted.
             own = own and following.origin() == url.origin()
             url = following if own else self._guard.check(str(following))
         raise _Ended("refused")
@@ -106,7 +106,7 @@ class Fetcher:
         if response.status != 200:
             raise _Ended("not_found" if response.status in (404, 410) else "unreachable")
         if response.content_type.startswith("image/"):
-            # It is shown by others, and read by nobody here.
+            # Clients show images; their bytes are not needed here.
             return Fetched("ok", media_type=response.content_type)
         if (response.content_length or 0) > self._max_bytes:
             raise _Ended("too_large")
@@ -124,12 +124,12 @@ class Fetcher:
 
 
 def expanded(body: bytes, encoding: str, limit: int) -> bytes:
-    """The body without its compression, of at most this length."""
+    """The decompressed body. Raises if it exceeds the limit."""
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise _Ended("invalid")
-    # 32 + 15: the head says whether it is gzip or zlib.
+    # 32 + 15: detect gzip or zlib from the header.
     expander = zlib.decompressobj(47)
     try:
         whole = expander.decompress(body, limit + 1)

@@ -1,9 +1,9 @@
-"""The one way out to addresses that strangers name: URLs are judged as text, connections by the address they go to.
+"""Protection against server-side request forgery: all connections to untrusted URLs are made through a guard.
 
-The text alone proves nothing, because a name may resolve to anything and to something else a second later. So the connector
-asks again for each socket that is about to be opened, with the very address that the kernel will be given: an address literal
-in whatever spelling, a name that was rebound, the target of a redirect. Name look-ups have threads of their own: a name server
-that never answers must not keep the rest of the program from resolving its upstreams.
+A URL is checked as text, and each connection by the address it goes to. The text alone proves nothing, because a name may
+resolve to any address, and to another one a second later. So the connector checks every socket before it is opened, with the
+address that the kernel will get: an address literal in any spelling, a name that was rebound, the target of a redirect. Name
+lookups use separate threads, so that a name server that never replies cannot block the lookups of upstreams.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from yarl import URL
 
 from proxy.core.egress import EgressPolicy
 
-# Longer than any honest address, shorter than what would be a burden to parse.
+# Longer than any legitimate URL, and short enough to parse cheaply.
 LONGEST_URL = 2048
-# Look-ups under way at once; and connections.
+# Concurrent name lookups and connections.
 LOOKUPS = 8
 CONNECTIONS = 64
 PER_HOST = 8
 KEEPALIVE_S = 5.0
 
-# urllib drops tabs and line ends without a word, and some parsers take a backslash for a slash: nothing is read two ways here.
+# urllib silently drops tabs and line ends, and some parsers read a backslash as a slash: such ambiguous URLs are refused.
 _UNSAFE = re.compile(r"[\x00-\x20\x7f\\]")
 _WITH_USER = re.compile(r"[a-z+.-]*://[^/?#]*@", re.IGNORECASE)
-# WHATWG URL, 3.5: a host whose last label is a number is an IPv4 address in some spelling or other, or it is invalid.
+# WHATWG URL, 3.5: a host whose last label is a number is an IPv4 address in some spelling, or invalid.
 _ENDS_IN_NUMBER = re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$", re.IGNORECASE)
 _DOTTED = re.compile(r"(?:0|[1-9][0-9]{0,2})(?:\.(?:0|[1-9][0-9]{0,2})){3}", re.ASCII)
 
 
 class UrlRefused(ValueError):
-    """A URL that may not be followed. The text says why, for the one who wrote it."""
+    """A URL that must not be used. The message explains why to its author."""
 
 
 class Blocked(OSError):
-    """A connection that was about to go where none may go. All are alike, so that an answer tells nothing about our network."""
+    """A connection to a forbidden address. The message is always the same, so that it reveals nothing about our network."""
 
     def __init__(self) -> None:
-        super().__init__("the address may not be reached")
+        super().__init__("connections to this address are not allowed")
 
 
 class Guard:
@@ -66,35 +66,35 @@ class Guard:
         return f"<Guard {'/'.join(self._schemes)} {sorted(self._ports) or 'any port'} {self.reach!r}>"
 
     def check(self, text: str) -> URL:
-        """The URL, parsed as it will be connected to. Its host may still turn out to be one of ours: see `session`."""
+        """Parse and check a URL. Its host may still resolve to a private address: see `session`."""
         if len(text) > LONGEST_URL:
             raise UrlRefused(f"is longer than {LONGEST_URL} characters")
         if _UNSAFE.search(text):
-            raise UrlRefused("has a space, a control character or a backslash in it")
+            raise UrlRefused("must not contain spaces, control characters or backslashes")
         try:
             url = URL(text)
             host, port = url.host, url.port
-        except ValueError:  # a port that is none, a host that cannot be encoded
+        except ValueError:  # An invalid port, or a host that cannot be encoded.
             raise UrlRefused("is not a valid URL") from None
         if url.scheme not in self._schemes:
             raise UrlRefused(f"must begin with {' or '.join(f'{scheme}://' for scheme in self._schemes)}")
         if _WITH_USER.match(text):
-            raise UrlRefused("must not hold a user or a password")
+            raise UrlRefused("must not contain a user name or a password")
         if not host:
             raise UrlRefused("has no host")
         if not port or (self._ports and port not in self._ports):
-            raise UrlRefused(f"must use the port {' or '.join(map(str, sorted(self._ports))) or 'that it means'}")
+            raise UrlRefused(f"must use the port {' or '.join(map(str, sorted(self._ports))) or 'of its scheme'}")
         self._check_host(url.raw_host or host)
         return url
 
     def _check_host(self, host: str) -> None:
         is_literal = ":" in host or _DOTTED.fullmatch(host) is not None
         if not is_literal and "%" in host:
-            raise UrlRefused("has a host that is no name")
+            raise UrlRefused("has an invalid host")
         if not is_literal and _ENDS_IN_NUMBER.search(host):
-            raise UrlRefused("has a host that is neither a name nor an address in its usual form")
+            raise UrlRefused("has a host that is neither a name nor a regular address")
         if is_literal and not self.reach.may(host):
-            raise UrlRefused("has a host that may not be reached: it is not a public address")
+            raise UrlRefused("must have a public address as its host")
 
     def session(
         self,
@@ -105,7 +105,7 @@ class Guard:
         per_host: int = PER_HOST,
         keepalive_s: float = KEEPALIVE_S,
     ) -> ClientSession:
-        """A client whose every connection is checked. It keeps no cookies, expands nothing and knows no proxy."""
+        """A client whose connections are all checked. It stores no cookies, does not decompress and uses no proxy."""
         connector = TCPConnector(
             limit=connections,
             limit_per_host=per_host,
@@ -124,7 +124,7 @@ class Guard:
         )
 
     def open_socket(self, info: AddrInfoType) -> socket.socket:
-        """For the address that it will be connected to, and no other."""
+        """Open a socket for this address, if it is allowed."""
         family, kind, proto, _, address = info
         if not self.reach.may(str(address[0])):
             raise Blocked
@@ -132,7 +132,7 @@ class Guard:
 
 
 class GuardedResolver(AbstractResolver):
-    """The system's resolver, on a few threads of its own."""
+    """The system's resolver, on separate threads."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="lookup")

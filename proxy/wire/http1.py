@@ -1,7 +1,7 @@
-"""HTTP/1.1 replies as bytes: heads and chunks. No sockets here.
+"""Parsing HTTP/1.1 replies: heads and chunked bodies, without I/O.
 
-Of an upstream's head only the framing matters; nothing else of it ever reaches a client. Two lengths, a length beside a
-transfer encoding, or anything that is not plainly HTTP/1.x is an error: such a connection is dropped.
+Only the framing of an upstream's head is used; none of its headers reaches a client. Two lengths, a length beside a transfer
+encoding, or anything that is not plainly HTTP/1.x is an error, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Literal
 
 CHUNKED = -1
 UNTIL_CLOSE = -2
-# Heads longer than this are no upstream's.
+# The longest head that is accepted.
 MAX_HEAD_BYTES = 65_536
 
-# What a chunk's size or a trailer may take in one line.
+# The longest line of a chunk's size or of a trailer.
 MAX_CHUNK_LINE = 4096
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
-# Every byte that may stand in a head, but for the line ends.
+# The bytes that are allowed in a head, without line ends.
 _PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _READ = frozenset((b"connection", b"content-length", b"content-encoding", b"transfer-encoding", b"retry-after"))
@@ -30,7 +30,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,11})[ \t]*(?:;.*)?", re.DOTALL)
 
 
 class BadReply(Exception):
-    """The bytes are not a reply that we can frame."""
+    """The bytes are not a reply with valid framing."""
 
 
 class ReplyHead:
@@ -43,7 +43,7 @@ class ReplyHead:
         self.length = length
         self.close = close
         self.plain = plain
-        # As it came, or empty.
+        # As received, or empty.
         self.retry_after = retry_after
 
     def __repr__(self) -> str:
@@ -51,12 +51,12 @@ class ReplyHead:
 
     @property
     def wants_rest(self) -> bool:
-        """Whether the upstream asks to be left alone: always by a 429, and by a 503 that says for how long."""
+        """Whether the upstream limits our rate: with a 429, or with a 503 that includes Retry-After."""
         return self.status == 429 or (self.status == 503 and self.retry_after_s > 0)
 
     @property
     def retry_after_s(self) -> int:
-        """RFC 9110, 10.2.3: seconds, or a date; 0 where it says neither."""
+        """RFC 9110, 10.2.3: seconds or a date. 0 if the header is missing or invalid."""
         text = self.retry_after
         if text.isdigit():
             return int(text) if len(text) < 6 else 0
@@ -68,9 +68,9 @@ class ReplyHead:
 
 
 def read_head(head: bytes) -> ReplyHead:
-    """The head, which ends in an empty line; or BadReply."""
+    """Parse a head that ends with an empty line. Raises BadReply."""
     lines = head[:-4].split(b"\r\n")
-    # Without every permitted byte only the line ends may be left: what ends a line is not for us to guess.
+    # Without the allowed bytes only the line ends may be left: a bare CR or LF is ambiguous.
     if len(head.translate(None, _PLAIN)) != 2 * len(lines) + 2:
         raise BadReply("control bytes")
     status = _STATUS.fullmatch(lines[0])
@@ -92,7 +92,7 @@ def read_head(head: bytes) -> ReplyHead:
     )
 
 
-# For many connections to servers that repeat themselves: the same bytes mean the same.
+# For many connections to servers that send the same heads.
 read_known_head = lru_cache(maxsize=64)(read_head)
 
 
@@ -111,7 +111,7 @@ def _framing(lines: list[bytes]) -> dict[bytes, bytes]:
 
 @lru_cache(maxsize=1024)
 def _kind(name: bytes) -> bytes:
-    """The name in lower case, if it is one that is read here. Upstreams use few names: most are known already."""
+    """The name in lower case if it is used here, else empty. Upstreams use few names, so the cache mostly hits."""
     if not _NAME.fullmatch(name):
         raise BadReply("header name")
     low = name.lower()
@@ -134,7 +134,7 @@ def _length(found: dict[bytes, bytes], status: int) -> int:
 
 
 class Chunks:
-    """An incremental reader of a chunked body: bytes in, data out, and what follows the body."""
+    """An incremental parser of a chunked body."""
 
     __slots__ = ("_left", "_line", "_state", "_trailed", "done", "rest")
 
@@ -147,7 +147,7 @@ class Chunks:
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The body bytes in this piece. When `done`, `rest` holds what came after the body."""
+        """Returns the body bytes in this data. When `done`, `rest` contains the bytes after the body."""
         out: list[bytes] = []
         at, end = 0, len(data)
         while at < end and not self.done:

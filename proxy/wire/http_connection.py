@@ -15,7 +15,7 @@ from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chu
 from proxy.wire.upstream import MAX_REPLY_BYTES, STALE, TOO_LARGE, Piece, ReplySink, Upstream, UpstreamConnection
 
 LARGE: Final = 65_536
-# A large reply is offered once its beginning is long enough to be recognised.
+# A large reply is offered once this much of it has arrived: enough to recognise it.
 BEGINNING = 512
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
@@ -32,13 +32,13 @@ class HttpConnection(UpstreamConnection):
     def __init__(self, upstream: Upstream) -> None:
         super().__init__(upstream)
         self._part = b""
-        # The last head and what it meant: an upstream mostly repeats itself.
+        # The last head and its meaning: upstreams mostly repeat themselves.
         self._known_bytes = NEVER
         self._known: ReplyHead | None = None
         self._known_total = 0
-        # Whether no reply is half read.
+        # Whether no reply is partly read.
         self._usual = True
-        # While a body is under way: its head, the bytes to come, and what is collected or streamed.
+        # While a body is being read: its head, the bytes left, and the pieces collected so far.
         self._head: ReplyHead | None = None
         self._left = 0
         self._chunks: Chunks | None = None
@@ -52,13 +52,13 @@ class HttpConnection(UpstreamConnection):
         state = "lost" if self.transport is None else f"{len(self.sinks)} in flight"
         return f"<HttpConnection {self.upstream.label} {state}>"
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        # The usual case, without a step too many: the head as last time, the body whole, one call under way.
+        # The usual case, kept short: the same head as last time, a whole body, and one call in flight.
         if (
             data.startswith(self._known_bytes)
             and len(data) == self._known_total
@@ -84,7 +84,7 @@ class HttpConnection(UpstreamConnection):
             self.fail(TOO_LARGE if str(exc) == TOO_LARGE else f"malformed reply: {exc}")
 
     def eof_received(self) -> None:
-        # At once, and not when the transport is down: no call may be sent into a connection that ends.
+        # At once, and not when the transport is closed: no call may be sent on a connection that is ending.
         self.upstream.lost(self)
         if self._head is not None and self._head.length == UNTIL_CLOSE:
             self._finish_body()
@@ -96,12 +96,12 @@ class HttpConnection(UpstreamConnection):
         self._fail_all(STALE if is_stale else "connection lost")
 
     def pause_writing(self) -> None:
-        pass  # A request is at most one body cap in size, and the upstream's pool bounds how many there are.
+        pass  # The size of a request is limited, and the pool limits how many are in flight.
 
     def resume_writing(self) -> None:
         pass
 
-    # What sinks and the upstream's pool call
+    # Called by sinks and by the upstream's pool
 
     def pause(self) -> None:
         if self.transport is not None:
@@ -115,18 +115,17 @@ class HttpConnection(UpstreamConnection):
             self.transport.resume_reading()
 
     def is_stuck(self, now: float, after_s: float) -> bool:
-        """Whether the upstream, and not its reader, has stopped in the middle of a streamed reply."""
         return not self._paused and now - self.idle_since > after_s
 
     def leave(self, sink: ReplySink) -> None:
-        """The sink no longer wants its reply. Its connection goes with it: the reply must not reach the next one."""
+        """Discard the sink's reply. If no other sink is left, the connection is closed, so that the reply cannot reach a later
+        call."""
         if sink in self.sinks:
             self.sinks[self.sinks.index(sink)] = ABSENT_SINK
             if all(other is ABSENT_SINK for other in self.sinks):
                 self.abort()
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
-        """Somebody else takes the reply."""
         self.sinks[self.sinks.index(sink)] = successor
 
     def abort(self) -> None:
@@ -135,12 +134,12 @@ class HttpConnection(UpstreamConnection):
             self.transport.abort()
 
     def fail(self, reason: str) -> None:
-        # First: whoever is told may ask again, and not here.
+        # First, because a failed sink may retry at once, and must not get this connection.
         self.abort()
         if reason == TOO_LARGE and self.sinks:
             self._head = None
             self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
-            reason = STALE  # It was we who closed it.
+            reason = STALE  # The other calls fail only because this side closes the connection.
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
@@ -170,7 +169,7 @@ class HttpConnection(UpstreamConnection):
             body_end = body_at + length
             if length >= 0 and body_end <= end and length <= LARGE and head.status >= 200:
                 if not self.sinks:
-                    raise BadReply("nobody asked")
+                    raise BadReply("no call is in flight")
                 sink = self.sinks.popleft()
                 at = body_end
                 self._after_reply(head)
@@ -187,7 +186,7 @@ class HttpConnection(UpstreamConnection):
                     return
 
     def _keep_part(self, part: bytes) -> None:
-        # Bytes that cannot become a head are not waited for.
+        # Fail at once if the bytes cannot become a head.
         if not _START.startswith(part[: len(_START)]):
             raise BadReply("no head")
         if len(part) > MAX_HEAD_BYTES:
@@ -197,13 +196,13 @@ class HttpConnection(UpstreamConnection):
     def _learn(self, raw: bytes) -> ReplyHead:
         head = read_head(raw)
         self._known_bytes, self._known = raw, head
-        # A reply that must be handled with care never has this size.
+        # Replies that need special handling never match this size.
         is_plain = 0 <= head.length <= LARGE and head.status >= 200 and not head.close
         self._known_total = len(raw) + head.length if is_plain else -1
         return head
 
     def _after_reply(self, head: ReplyHead) -> None:
-        """Give the connection back before its sink is told: the sink may want the next call to go out on it."""
+        """Return the connection to the pool before its sink is notified, which may send the next call on it."""
         if head.close:
             self.upstream.retire(self)
         else:
@@ -214,9 +213,10 @@ class HttpConnection(UpstreamConnection):
 
     def _begin_body(self, head: ReplyHead) -> None:
         if not self.sinks:
-            raise BadReply("nobody asked")
-        # Behind a streamed reply others may wait: only a connection with one call may be paused by its reader. And the end
-        # of one that ends with the connection cannot be told from a break: what was passed on could not be taken back.
+            raise BadReply("no call is in flight")
+        # Only a connection with one call may be paused by its reader: other replies could wait behind a streamed one. A reply
+        # that ends with the connection is not streamed either, because its end looks like a failure, and pieces that were
+        # passed on cannot be taken back.
         self._may_stream = self.upstream.depth == 1 and head.length != UNTIL_CLOSE
         if head.length > MAX_REPLY_BYTES and not self._may_stream:
             raise BadReply(TOO_LARGE)
@@ -228,7 +228,7 @@ class HttpConnection(UpstreamConnection):
         self._streams = False
 
     def _continue_body(self, data: Piece) -> Piece:
-        """Take what belongs to the body under way; what is left belongs to the next reply."""
+        """Read the rest of the body. Returns the bytes after it, which belong to the next reply."""
         assert self._head is not None
         piece: Piece
         rest: Piece = b""
@@ -243,7 +243,7 @@ class HttpConnection(UpstreamConnection):
             done = self._left == 0
         if piece:
             self._take_piece(piece)
-        # Whoever took the piece may have ended the connection.
+        # The sink that took the piece may have closed the connection.
         if done and not self._is_between_replies():
             self._finish_body()
         return rest
@@ -262,7 +262,7 @@ class HttpConnection(UpstreamConnection):
             raise BadReply(TOO_LARGE)
 
     def _offer(self, head: ReplyHead) -> None:
-        """Once in a reply."""
+        """Offer a large reply to its sink. Called once per reply."""
         self._may_stream = False
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
@@ -275,7 +275,7 @@ class HttpConnection(UpstreamConnection):
         head, collected = self._head, self._collected
         assert head is not None
         self._head, self._collected, self._chunks = None, [], None
-        # The last piece may have made its reader pause us: whoever comes next must be able to read.
+        # The reader may have paused the connection at the last piece: the next reply must be read.
         self.resume()
         sink = self.sinks.popleft()
         self._after_reply(head)

@@ -20,24 +20,24 @@ from proxy.wire.http_connection import HttpConnection
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
-# Calls that wait for a connection: beyond that the upstream is as good as down.
+# Calls that may wait for a connection. Above this the upstream counts as down.
 MAX_WAITING = 4096
-# Many servers close a connection that was idle for 5 s: a call that may be sent only once does not take that chance.
+# Many servers close connections after 5 s without a call. A call that must not be sent twice avoids those idle for this long.
 WARM_S = 1.0
 
-# The ids of the short way, all of one length: so the length of a request follows from its method and params.
+# The ids of the short path. All have the same length, so that the length of a request follows from its method and params.
 _IDS: Final = [b"%d" % number for number in range(700, 956)]
 
 
 def _length(size: int) -> bytes:
-    """The end of a request's head and the beginning of its body, for params and method of this size."""
+    """The end of a request's head and the start of its body, for a method and params of this size."""
     return b"%d\r\n\r\n%b" % (size + len(HEAD) + 3 + 1, HEAD)
 
 
 _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 
-# In parts: a large one is never copied together.
+# In parts, so that large requests are not copied.
 UpstreamRequest: TypeAlias = tuple[bytes, ...]
 
 
@@ -74,7 +74,7 @@ class HttpUpstream(Upstream):
         self._waiting: deque[QueuedCall] = deque()
         self._connecting = 0
         self._tasks: set[asyncio.Task[UpstreamConnection]] = set()
-        # The connection that takes this turn's calls, where several may be under way on one.
+        # With depth > 1: the connection that takes the calls of this loop turn, and their bytes.
         self._corked: UpstreamConnection | None = None
         self._out: list[bytes] = []
 
@@ -84,10 +84,8 @@ class HttpUpstream(Upstream):
         )
 
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
-        """Send a call if a connection can take it at once: the short way. The id that it went out under.
-
-        Ids rotate on each connection. Replies come in order, so a stray one meets the next call at the latest, which has
-        another id: a few are enough to know every reply by.
+        """Ids rotate on each connection. Replies arrive in order, so a stray one meets the next call at the latest, which has
+        another id: a few ids suffice.
         """
         idle = self.idle
         if idle:
@@ -115,11 +113,6 @@ class HttpUpstream(Upstream):
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
     ) -> UpstreamConnection | None:
-        """Send a call, given in parts. The connection that it went out on, or None while it waits for one.
-
-        `once`: it may be sent only once, so it takes no connection that may have been closed already. `fresh`: it has just
-        met such a connection, and goes to a new one or to one that has just answered.
-        """
         request = (self.head, b"%d\r\n\r\n" % sum(map(len, body)), *body)
         if fresh:
             self._wait(sink, request)
@@ -139,7 +132,7 @@ class HttpUpstream(Upstream):
         return None
 
     def _write(self, connection: UpstreamConnection, request: UpstreamRequest) -> None:
-        """In the order in which the connection's sinks were added, whichever way they came."""
+        """Write in the order in which the connection's sinks were added."""
         if connection is self._corked:
             self._out += request
         elif sum(map(len, request)) > DEFER_BELOW:
@@ -159,7 +152,7 @@ class HttpUpstream(Upstream):
         return connection
 
     def _cork(self) -> UpstreamConnection | None:
-        """Calls of one turn go to the connection with the fewest under way until it is full, and leave in one segment."""
+        """The calls of one loop turn go to the connection with the fewest calls in flight until it is full, in one segment."""
         connection = min(self._open, key=_load, default=None)
         if connection is None or len(connection.sinks) >= self.depth:
             return None
@@ -174,7 +167,7 @@ class HttpUpstream(Upstream):
         connection, self._corked = self._corked, None
         out, self._out = self._out, []
         if out and connection is not None and connection.transport is not None:
-            # What was queued for this connection before it was corked goes first.
+            # Data that was queued for this connection before goes first.
             self._write_buffer.flush()
             connection.transport.write(b"".join(out))
 
@@ -187,7 +180,7 @@ class HttpUpstream(Upstream):
         self._open_another()
 
     def _open_another(self) -> None:
-        """If somebody waits, and there is room."""
+        """Open a connection if a call waits for one and the limit allows it."""
         if len(self._open) + self._connecting < self.limit and self._connecting < len(self._waiting):
             self._connecting += 1
             task = self._loop.create_task(self._address.dial(self._connection))
@@ -206,7 +199,7 @@ class HttpUpstream(Upstream):
             self._fail_waiting("connection timed out" if isinstance(failed, TimeoutError) else "connection refused")
             return
         connection = task.result()
-        # An upstream that closes what it has just accepted can be quicker than this task.
+        # An upstream may close the connection before this task runs.
         if connection.transport is None or connection.transport.is_closing():
             self._fail_waiting("connection lost")
             return
@@ -214,7 +207,7 @@ class HttpUpstream(Upstream):
         self.release(connection)
 
     def _fail_waiting(self, reason: str) -> None:
-        """Nobody waits for a connection that cannot be had, unless another one is open to wait for."""
+        """Fail one waiting call, or all of them if no connection is open."""
         if self._open:
             if self._waiting:
                 self._waiting.popleft().sink.on_fail(self, reason, sent=False)
@@ -223,7 +216,6 @@ class HttpUpstream(Upstream):
             self._waiting.popleft().sink.on_fail(self, reason, sent=False)
 
     def release(self, connection: UpstreamConnection) -> None:
-        """The connection can take a call."""
         while self._waiting and len(connection.sinks) < self.depth:
             first = self._waiting.popleft()
             connection.sinks.append(first.sink)
@@ -235,7 +227,6 @@ class HttpUpstream(Upstream):
                 self.idle.append(connection)
 
     def tick(self, now: float) -> None:
-        """Called by the sweep: let every call under way look at the clock."""
         self.update_time(now)
         for connection in tuple(self._open):
             for sink in tuple(connection.sinks):
@@ -244,7 +235,7 @@ class HttpUpstream(Upstream):
             waiting.sink.on_tick(None, now)
 
     def retire(self, connection: UpstreamConnection) -> None:
-        """The upstream wants it closed, or it is too old to trust. Calls behind the last reply are never answered."""
+        """Calls behind the last reply would never be answered, so they fail."""
         if connection.sinks:
             connection.abort()
             return
@@ -253,7 +244,6 @@ class HttpUpstream(Upstream):
             connection.transport.close()
 
     def lost(self, connection: UpstreamConnection) -> None:
-        """It takes no more calls: it has ended, or is about to."""
         self._open.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)
@@ -263,7 +253,6 @@ class HttpUpstream(Upstream):
         self._open_another()
 
     def leave(self, sink: ReplySink) -> None:
-        """The sink no longer wants its reply, wherever its call is."""
         for connection in tuple(self._open):
             if sink in connection.sinks:
                 connection.leave(sink)
@@ -271,7 +260,6 @@ class HttpUpstream(Upstream):
         self._waiting = deque(waiting for waiting in self._waiting if waiting.sink is not sink)
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
-        """Somebody else takes the place of one who waits for a connection."""
         for waiting in self._waiting:
             if waiting.sink is sink:
                 waiting.sink = successor

@@ -1,4 +1,4 @@
-"""Letters by SMTP; where none is configured, a line in the log."""
+"""Sending mail by SMTP. Without an SMTP server, mail is written to the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("penstock.mail")
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMail:
-    """`id` names it: who gets it twice can tell."""
+    """`id` becomes the Message-ID, so that duplicates can be recognised."""
 
     id: str
     to: str
@@ -26,7 +26,7 @@ class OutgoingMail:
 
 
 class Undelivered(Exception):
-    """The server did not take it. `final`: it never will."""
+    """The server did not accept the mail. `final`: it never will."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -40,36 +40,36 @@ class Mailer:
     def __repr__(self) -> str:
         return f"<Mailer {self._settings.host or 'to the log'}>"
 
-    async def send(self, letter: OutgoingMail, *, at: float) -> None:
-        """Returns when the server has taken it."""
+    async def send(self, mail: OutgoingMail, *, at: float) -> None:
+        """Returns when the server has accepted the mail."""
         if not self._settings.host:
-            log.warning("mail not sent: no SMTP server is configured (mail.host)", extra={"mail": letter.text})
+            log.warning("mail not sent: no SMTP server is configured (mail.host)", extra={"mail": mail.text})
             return
         try:
-            await self._send(self._message(letter, at))
+            await self._send(self._message(mail, at))
         except aiosmtplib.SMTPResponseException as exc:
-            # RFC 5321, 4.2.1: 5yz is a permanent refusal; one of our password is the operator's to mend.
+            # RFC 5321, 4.2.1: 5yz is a permanent refusal. A refused password is not final: the operator can correct it.
             is_final = 500 <= exc.code < 600 and not isinstance(exc, aiosmtplib.SMTPAuthenticationError)
-            raise Undelivered(f"the server answered {exc.code}", final=is_final) from None
+            raise Undelivered(f"the server replied {exc.code}", final=is_final) from None
         except aiosmtplib.SMTPRecipientsRefused as exc:
             is_final = all(500 <= refused.code < 600 for refused in exc.recipients)
             raise Undelivered("the server refused the address", final=is_final) from None
         except (aiosmtplib.SMTPException, OSError, TimeoutError) as exc:
             raise Undelivered(type(exc).__name__, final=False) from None
         except ValueError:
-            raise Undelivered("the address is not one", final=True) from None
+            raise Undelivered("the address is not valid", final=True) from None
 
-    def _message(self, letter: OutgoingMail, at: float) -> EmailMessage:
+    def _message(self, mail: OutgoingMail, at: float) -> EmailMessage:
         message = EmailMessage()
         message["From"] = self._settings.sender
-        message["To"] = letter.to
-        message["Subject"] = letter.subject
+        message["To"] = mail.to
+        message["Subject"] = mail.subject
         message["Date"] = formatdate(at)
-        message["Message-ID"] = f"<{letter.id}@{self._settings.sender.rpartition('@')[2].rstrip('>')}>"
-        # RFC 3834, 5: so that nobody's holiday answers it.
+        message["Message-ID"] = f"<{mail.id}@{self._settings.sender.rpartition('@')[2].rstrip('>')}>"
+        # RFC 3834, 5: prevents automatic replies.
         message["Auto-Submitted"] = "auto-generated"
-        message.set_content(letter.text)
-        message.add_alternative(letter.html, subtype="html")
+        message.set_content(mail.text)
+        message.add_alternative(mail.html, subtype="html")
         return message
 
     async def _send(self, message: EmailMessage) -> None:

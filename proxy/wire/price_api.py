@@ -1,7 +1,7 @@
-"""A price API of CoinGecko's shape, at the address that the operator gave: it may be private, so nothing guards the way there.
+"""A client of a price API in CoinGecko's format. The operator configures its address, which may be private.
 
-Nobody waits for it for long, and after a failure nobody asks for a while. It is believed for what it says and no more: a price
-that is not positive is none.
+Requests have a short timeout, and after a failure the API is not called for a while. A price that is not positive counts as
+missing.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from yarl import URL
 
 from proxy.core import units
 
-# The answer for 500 tokens has 40 KB.
+# The reply for 500 tokens has 40 KB.
 LARGEST = 1 << 20
-# How long nobody asks after a failure; or longer, where it says so.
+# The pause after a failure. Retry-After may extend it, up to the longest.
 AWAY_S = 10.0
 LONGEST_AWAY_S = 3600.0
 
 
 class PriceApiUnavailable(Exception):
-    """It did not answer, or not with prices. That is no price's fault: the last one known may still be good."""
+    """The API did not reply with prices. The last known ones may still be good."""
 
 
 class Quote(msgspec.Struct, frozen=True):
-    """One price in the API's answer, and its time in seconds."""
+    """One price in the API's reply, and its time in seconds."""
 
     usd: Decimal | None = None
     last_updated_at: int | None = None
 
 
-_ANSWER = msgspec.json.Decoder(dict[str, Quote])
+_REPLY = msgspec.json.Decoder(dict[str, Quote])
 
 
 class PriceApi:
@@ -60,27 +60,27 @@ class PriceApi:
         return f"<PriceApi {'away' if self._clock() < self._away_until else 'there'}>"
 
     async def coin(self, name: str) -> Quote | None:
-        """The price of a chain's own coin."""
-        found = await self._ask(self._url / "simple" / "price", {"ids": name})
+        """The price of a chain's native coin."""
+        found = await self._call(self._url / "simple" / "price", {"ids": name})
         return _sound(found.get(name))
 
     async def tokens(self, platform: str, contracts: Iterable[str]) -> dict[str, Quote]:
-        """The prices of a chain's tokens that are known, by the contracts as they were given."""
+        """The known prices of a chain's tokens, by contract as given."""
         left = iter(contracts)
         known: dict[str, Quote] = {}
         while some := list(islice(left, self._per_request)):
-            found = await self._ask(
+            found = await self._call(
                 self._url / "simple" / "token_price" / platform, {"contract_addresses": ",".join(some)}
             )
             known |= _named(some, found)
         return known
 
-    async def _ask(self, url: URL, query: dict[str, str]) -> dict[str, Quote]:
+    async def _call(self, url: URL, query: dict[str, str]) -> dict[str, Quote]:
         if self._clock() < self._away_until:
-            raise PriceApiUnavailable("after a failure")
-        asked = url.with_query({**query, "vs_currencies": "usd", "include_last_updated_at": "true"})
+            raise PriceApiUnavailable("paused after a failure")
+        full = url.with_query({**query, "vs_currencies": "usd", "include_last_updated_at": "true"})
         try:
-            return _ANSWER.decode(await self._read(asked))
+            return _REPLY.decode(await self._read(full))
         except (ClientError, OSError, TimeoutError, msgspec.DecodeError, PriceApiUnavailable) as exc:
             self._away_until = max(self._away_until, self._clock() + AWAY_S)
             raise PriceApiUnavailable(type(exc).__name__) from None
@@ -113,7 +113,7 @@ def _sound(quote: Quote | None) -> Quote | None:
 
 
 def _named(contracts: Sequence[str], found: dict[str, Quote]) -> dict[str, Quote]:
-    """By the contracts as they were asked: the API may answer in another case."""
+    """The quotes by contract as requested: the API may reply in another case."""
     by_lower = {name.lower(): quote for name, quote in found.items()}
     pairs = ((contract, _sound(found.get(contract) or by_lower.get(contract.lower()))) for contract in contracts)
     return {contract: quote for contract, quote in pairs if quote is not None}

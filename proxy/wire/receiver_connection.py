@@ -1,11 +1,11 @@
-"""Connections to receivers of webhooks, on bare transports: one POST at a time on each, kept for a moment.
+"""Connections to webhook receivers on bare transports: one POST at a time on each, kept open for a moment.
 
-A third of what aiohttp's client takes for the same, of which there are thousands in a second. The guard's rules are the same:
-names are looked up by its resolver, and the socket is opened by its hand, for the very address that the kernel is given.
+This costs a third of what aiohttp's client does, at thousands of deliveries per second. The guard's rules are the same: its
+resolver looks names up, and it opens each socket for the address that the kernel will get.
 
-What a receiver says counts from its head on. The body of a success is read in passing, so that the line can be used again; of
-anything else a beginning is kept for its owner to read. A line whose reply goes on for too long, or is more than the limit,
-is cut.
+The outcome is known once the head arrives. The body of a success is read and dropped, so that the connection can be reused; of
+any other body the beginning is kept for the receiver's owner. A connection whose reply takes too long, or exceeds the limit, is
+closed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from proxy.wire.guard import Guard, GuardedResolver
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
 
 MAX_REPLY = 64 * 1024
-# Of a body that is shown: more is not waited for. And how long after the head any body may take.
+# Bytes of an unsuccessful body that are kept, and how long after the head a body may take.
 SHOWN = 1200
 BODY_S = 1.0
-# Many servers close a connection that is idle for 2 s or 5 s: it must be ours that goes first.
+# Many servers close idle connections after 2 s or 5 s: this side closes them first.
 KEEPALIVE_S = 1.5
-# The next address of a name is tried beside one that has not answered by then (RFC 8305, 5).
+# After this time without a connection, the next address of a name is tried as well (RFC 8305, 5).
 STAGGER_S = 0.25
-# Dates are shorter.
+# The longest Retry-After that is kept. Dates are shorter.
 LONGEST_RETRY_AFTER = 64
 
 # Scheme, host and port.
@@ -40,7 +40,7 @@ Origin = tuple[str, str, int]
 
 
 class ConnectionBroken(ConnectionError):
-    """The line broke. `unused`: before anything of a reply had come."""
+    """The connection was lost. `unused`: before any part of a reply arrived."""
 
     def __init__(self, *, unused: bool) -> None:
         super().__init__("the connection was lost")
@@ -48,7 +48,7 @@ class ConnectionBroken(ConnectionError):
 
 
 class ReceiverReply:
-    """A reply, as far as it matters."""
+    """The parts of a reply that are used."""
 
     __slots__ = ("body", "retry_after", "status")
 
@@ -59,19 +59,19 @@ class ReceiverReply:
 
 
 class ReceiverConnection(asyncio.Protocol):
-    """One connection. `ask` when it is idle; it says by `on_idle` when it is again."""
+    """One connection. `post` may be called while it is idle; it reports `on_idle` when it is idle again."""
 
-    def __init__(self, lines: ReceiverConnections, origin: Origin) -> None:
-        self._lines = lines
+    def __init__(self, pool: ReceiverConnections, origin: Origin) -> None:
+        self._pool = pool
         self.origin = origin
         self.idle_since = 0.0
         self.is_used = False
         self.is_open = False
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[ReceiverReply] | None = None
-        # When an answer must be there; and when its body must be.
+        # The deadlines of the reply and of its body.
         self._deadline: asyncio.TimerHandle | None = None
-        self._cut: asyncio.TimerHandle | None = None
+        self._body_deadline: asyncio.TimerHandle | None = None
         self._raw = b""
         self._head: ReplyHead | None = None
         self._chunks: Chunks | None = None
@@ -86,8 +86,8 @@ class ReceiverConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self.is_open = True
 
-    def ask(self, request: bytes, within_s: float) -> asyncio.Future[ReceiverReply]:
-        """What it says; TimeoutError after that."""
+    def post(self, request: bytes, within_s: float) -> asyncio.Future[ReceiverReply]:
+        """The reply. Raises TimeoutError after this time."""
         assert self._transport is not None
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
@@ -105,9 +105,9 @@ class ReceiverConnection(asyncio.Protocol):
             self._fail(exc)
 
     def _take_head(self, data: bytes) -> bytes:
-        """What follows the head; until it is whole it is kept. Heads of 1xx are passed over."""
+        """Collect the head. Returns the bytes after it. Heads of 1xx are skipped."""
         if self._waiter is None:
-            raise BadReply("unasked for")
+            raise BadReply("no request is in flight")
         self._raw += data
         while (end := self._raw.find(b"\r\n\r\n")) >= 0:
             raw, rest = self._raw[: end + 4], self._raw[end + 4 :]
@@ -118,7 +118,7 @@ class ReceiverConnection(asyncio.Protocol):
                 self._begin(head)
                 return rest
         if len(self._raw) > MAX_HEAD_BYTES:
-            raise BadReply("long head")
+            raise BadReply("head too long")
         return b""
 
     def _begin(self, head: ReplyHead) -> None:
@@ -127,7 +127,7 @@ class ReceiverConnection(asyncio.Protocol):
         self._body.clear()
         self._read = 0
         if 200 <= head.status < 300:
-            self._tell()
+            self._resolve()
 
     def _take_body(self, data: bytes) -> None:
         head = self._head
@@ -140,31 +140,31 @@ class ReceiverConnection(asyncio.Protocol):
             self._end(head)
             return
         if self._waiter is not None and len(self._body) >= SHOWN:
-            self._tell()
+            self._resolve()
         if self._read > MAX_REPLY:
-            self.cut()
-        elif self._cut is None:
-            self._cut = asyncio.get_running_loop().call_later(BODY_S, self.cut)
+            self.abort()
+        elif self._body_deadline is None:
+            self._body_deadline = asyncio.get_running_loop().call_later(BODY_S, self.abort)
 
     def _is_whole(self, head: ReplyHead) -> bool:
         if self._chunks is not None:
             return self._chunks.done
         if head.length != UNTIL_CLOSE and self._read > head.length:
-            raise BadReply("more than its length")
+            raise BadReply("longer than its Content-Length")
         return self._read == head.length
 
     def _end(self, head: ReplyHead) -> None:
-        """The reply is over: the line is idle, unless its receiver is done with it."""
+        """The reply is complete: the connection is idle, unless the receiver wants it closed."""
         has_more = self._chunks is not None and bool(self._chunks.rest)
-        self._tell()
+        self._resolve()
         self._stop_timer()
         self._head = None
         if head.close or has_more:
-            self.cut()
+            self.abort()
         else:
-            self._lines.on_idle(self)
+            self._pool.on_idle(self)
 
-    def _tell(self) -> None:
+    def _resolve(self) -> None:
         waiter = self._take_waiter()
         if waiter is not None and not waiter.done():
             assert self._head is not None
@@ -182,35 +182,35 @@ class ReceiverConnection(asyncio.Protocol):
         waiter = self._take_waiter()
         if waiter is not None and not waiter.done():
             waiter.set_exception(exc)
-        self.cut()
+        self.abort()
 
-    def cut(self) -> None:
-        """What has come of a reply is all there is."""
+    def abort(self) -> None:
+        """Close the connection. A reply whose head has arrived is complete."""
         self._stop_timer()
         if self._head is not None:
-            self._tell()
+            self._resolve()
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
 
     def _stop_timer(self) -> None:
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
+        if self._body_deadline is not None:
+            self._body_deadline.cancel()
+            self._body_deadline = None
 
     def eof_received(self) -> None:
-        """A body without a length ends here; the transport closes by itself."""
+        """A body without a length ends here. The transport closes itself."""
         if self._head is not None:
-            self.cut()
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._stop_timer()
         if self._head is not None:
-            self._tell()
+            self._resolve()
         else:
             self._fail(ConnectionBroken(unused=not self._raw))
-        self._lines.on_lost(self)
+        self._pool.on_lost(self)
 
 
 class ReceiverConnections:
@@ -229,20 +229,20 @@ class ReceiverConnections:
         return f"<ReceiverConnections {sum(map(len, self._idle.values()))} idle>"
 
     def kept(self, origin: Origin) -> ReceiverConnection | None:
-        """One that is open and idle, the one that was used last."""
-        lines = self._idle.get(origin)
-        while lines:
-            line = lines.pop()
-            if not lines:
+        """The idle connection that was used last, if one is open."""
+        connections = self._idle.get(origin)
+        while connections:
+            connection = connections.pop()
+            if not connections:
                 del self._idle[origin]
-            if line.is_open:
-                return line
+            if connection.is_open:
+                return connection
         return None
 
     async def connect(self, origin: Origin) -> ReceiverConnection:
-        """A new one; OSError where there is none to be had, Blocked where there may be none."""
+        """Open a connection. Raises OSError, or Blocked if the address is not allowed."""
         scheme, host, port = origin
-        line = ReceiverConnection(self, origin)
+        connection = ReceiverConnection(self, origin)
         sock = await aiohappyeyeballs.start_connection(
             await self._addresses(host, port),
             happy_eyeballs_delay=STAGGER_S,
@@ -253,7 +253,7 @@ class ReceiverConnections:
             with suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().create_connection(
-                lambda: line,
+                lambda: connection,
                 sock=sock,
                 ssl=self._tls if scheme == "https" else None,
                 server_hostname=host.rstrip(".") if scheme == "https" else None,
@@ -261,7 +261,7 @@ class ReceiverConnections:
         except BaseException:
             sock.close()
             raise
-        return line
+        return connection
 
     async def _addresses(self, host: str, port: int) -> list[aiohappyeyeballs.AddrInfoType]:
         try:
@@ -283,35 +283,36 @@ class ReceiverConnections:
             for family, at in found
         ]
 
-    def on_idle(self, line: ReceiverConnection) -> None:
-        line.is_used = True
-        line.idle_since = time.monotonic()
-        self._idle.setdefault(line.origin, []).append(line)
+    def on_idle(self, connection: ReceiverConnection) -> None:
+        connection.is_used = True
+        connection.idle_since = time.monotonic()
+        self._idle.setdefault(connection.origin, []).append(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep_idle)
 
-    def on_lost(self, line: ReceiverConnection) -> None:
-        lines = self._idle.get(line.origin)
-        if lines and line in lines:
-            lines.remove(line)
-            if not lines:
-                del self._idle[line.origin]
+    def on_lost(self, connection: ReceiverConnection) -> None:
+        connections = self._idle.get(connection.origin)
+        if connections and connection in connections:
+            connections.remove(connection)
+            if not connections:
+                del self._idle[connection.origin]
 
     def _sweep_idle(self) -> None:
-        """Lines that were idle for too long are closed."""
+        """Close connections that were idle for too long."""
         self._sweep = None
         old = time.monotonic() - KEEPALIVE_S
-        for line in [line for lines in self._idle.values() for line in lines if line.idle_since <= old]:
-            line.cut()
-            self.on_lost(line)
+        idle = [connection for connections in self._idle.values() for connection in connections]
+        for connection in [connection for connection in idle if connection.idle_since <= old]:
+            connection.abort()
+            self.on_lost(connection)
         if self._idle:
             self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S / 2, self._sweep_idle)
 
     async def close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        for line in [line for lines in self._idle.values() for line in lines]:
-            line.cut()
+        for connection in [connection for connections in self._idle.values() for connection in connections]:
+            connection.abort()
         self._idle.clear()
         await self._resolver.close()
 
@@ -323,6 +324,6 @@ def origin_of(url: URL) -> Origin:
 
 
 def head_of(url: URL, headers: dict[str, str]) -> bytes:
-    """The beginning of every request to this address: the URL is percent-encoded, and of headers only ours are in it."""
+    """The start of every request to this URL, percent-encoded, with our own headers."""
     named = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {url.raw_path_qs or '/'} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n{named}".encode("ascii")

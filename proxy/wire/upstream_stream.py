@@ -1,8 +1,8 @@
-"""What an upstream tells by itself: subscriptions on a WebSocket of their own, apart from the one that carries calls.
+"""Subscriptions at an upstream, on a WebSocket that is separate from the one for calls.
 
-One stream is one connection, used once: when it is lost it says so, and whoever wants more opens another, perhaps
-elsewhere. A notice reaches its subscription's function in the order in which the upstream sent it, beginning with the first
-after the confirmation. Its address, where credentials live, stays in this room.
+A stream is one connection and is used once: when it is lost, it reports that, and its owner opens another, perhaps to another
+upstream. Notifications reach the callback of their subscription in the order in which the upstream sent them, starting with the
+first after the confirmation. The address contains credentials and stays in this module.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from proxy.core import jsonrpc
 from proxy.wire.address import CONNECT_TIMEOUT_S
 from proxy.wire.upstream import MAX_REPLY_BYTES
 
-# A connection that says nothing is asked whether it is there; without an answer in half this time it is lost.
+# A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
 HEARTBEAT_S = 10.0
 # How long an upstream may take to confirm a subscription.
-ANSWER_S = 5.0
+REPLY_S = 5.0
 
-OnNotice = Callable[[bytes], None]
+OnNotification = Callable[[bytes], None]
 
 
 class StreamLost(Exception):
-    """The connection is gone, or could not be had. The words are for an operator."""
+    """The connection is lost, or could not be opened. The message is for operators."""
 
 
 class SubscriptionRefused(Exception):
-    """The upstream's error object, as it came."""
+    """The upstream's error object, as received."""
 
     def __init__(self, error: bytes) -> None:
         super().__init__(error)
@@ -46,7 +46,7 @@ class _Params(msgspec.Struct, gc=False):
 
 
 class _Message(msgspec.Struct, gc=False):
-    """A reply or a notice."""
+    """A reply or a notification."""
 
     id: msgspec.Raw = msgspec.Raw()
     result: msgspec.Raw = msgspec.Raw()
@@ -66,22 +66,22 @@ class UpstreamStream:
         self._headers = headers
         self._on_lost = on_lost
         self._ids = itertools.count(1)
-        self._asked: dict[bytes, tuple[asyncio.Future[bytes], OnNotice | None]] = {}
-        self._told: dict[bytes, OnNotice] = {}
+        self._pending: dict[bytes, tuple[asyncio.Future[bytes], OnNotification | None]] = {}
+        self._subscriptions: dict[bytes, OnNotification] = {}
         self._session: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._reader: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
-        return f"<UpstreamStream {self.label} {state}, {len(self._told)} subscriptions>"
+        return f"<UpstreamStream {self.label} {state}, {len(self._subscriptions)} subscriptions>"
 
     @property
     def is_open(self) -> bool:
         return self._reader is not None and not self._reader.done()
 
     async def open(self) -> None:
-        """Connect; Lost where that fails."""
+        """Connect. Raises StreamLost."""
         self._session = aiohttp.ClientSession(trust_env=False)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -94,7 +94,7 @@ class UpstreamStream:
                     decode_text=False,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError):
-            raise StreamLost(f"{self.label} cannot be connected to") from None
+            raise StreamLost(f"cannot connect to {self.label}") from None
         loop = asyncio.get_running_loop()
         self._reader = loop.create_task(self._run(self._socket), name=f"stream {self.label}")
 
@@ -103,41 +103,41 @@ class UpstreamStream:
         try:
             if self._reader is not None:
                 self._reader.cancel()
-                # To await the reader itself would not tell its cancellation from ours.
+                # Awaiting the reader itself would not distinguish its cancellation from ours.
                 await asyncio.wait([self._reader])
         finally:
             if self._session is not None:
                 await self._session.close()
 
-    async def subscribe(self, method: str, params: bytes, on_notice: OnNotice) -> bytes:
-        """The upstream's id of the subscription. Refused or Lost."""
-        return await self._ask(method, params, on_notice)
+    async def subscribe(self, method: str, params: bytes, on_notification: OnNotification) -> bytes:
+        """Returns the upstream's id of the subscription. Raises SubscriptionRefused or StreamLost."""
+        return await self._call(method, params, on_notification)
 
     async def unsubscribe(self, method: str, subscription: bytes) -> None:
-        """Nothing is told from now on; whether the upstream agrees is its own affair."""
-        self._told.pop(subscription, None)
+        """Ignore notifications from now on, whether or not the upstream confirms."""
+        self._subscriptions.pop(subscription, None)
         with suppress(SubscriptionRefused):
-            await self._ask(method, b"[%b]" % subscription, None)
+            await self._call(method, b"[%b]" % subscription, None)
 
     def forget(self, subscription: bytes) -> None:
-        """The upstream has ended it."""
-        self._told.pop(subscription, None)
+        """The upstream ended the subscription."""
+        self._subscriptions.pop(subscription, None)
 
-    async def _ask(self, method: str, params: bytes, on_notice: OnNotice | None) -> bytes:
+    async def _call(self, method: str, params: bytes, on_notification: OnNotification | None) -> bytes:
         if self._socket is None or not self.is_open:
             raise StreamLost(f"{self.label} is not connected")
         call_id = b"%d" % next(self._ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._asked[call_id] = (answer, on_notice)
+        self._pending[call_id] = (answer, on_notification)
         body = b"".join((jsonrpc.HEAD, call_id, jsonrpc.request_tail(method), params, b"}"))
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(REPLY_S):
                 await self._socket.send_str(body.decode())
                 return await answer
         except (aiohttp.ClientError, OSError, TimeoutError):
-            raise StreamLost(f"{self.label} does not answer") from None
+            raise StreamLost(f"{self.label} does not reply") from None
         finally:
-            self._asked.pop(call_id, None)
+            self._pending.pop(call_id, None)
 
     async def _run(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         try:
@@ -147,7 +147,7 @@ class UpstreamStream:
         except (aiohttp.ClientError, OSError):
             pass
         finally:
-            for answer, _ in self._asked.values():
+            for answer, _ in self._pending.values():
                 if not answer.done():
                     answer.set_exception(StreamLost(f"{self.label} closed the connection"))
             await socket.close()
@@ -159,20 +159,20 @@ class UpstreamStream:
         except jsonrpc.NOT_JSON:
             return
         if message.params is not None:
-            on_notice = self._told.get(bytes(message.params.subscription))
-            if on_notice is not None:
-                on_notice(bytes(message.params.result))
+            on_notification = self._subscriptions.get(bytes(message.params.subscription))
+            if on_notification is not None:
+                on_notification(bytes(message.params.result))
             return
-        answer, on_notice = self._asked.get(bytes(message.id), (None, None))
+        answer, on_notification = self._pending.get(bytes(message.id), (None, None))
         if answer is None or answer.done():
             return
         if message.error and bytes(message.error) != jsonrpc.NULL:
             answer.set_exception(SubscriptionRefused(bytes(message.error)))
             return
         result = bytes(message.result)
-        if on_notice is not None:
-            # At once: the first notice may stand in the same segment.
-            self._told[result] = on_notice
+        if on_notification is not None:
+            # At once, because the first notification may be in the same segment.
+            self._subscriptions[result] = on_notification
         answer.set_result(result)
 
 

@@ -1,7 +1,7 @@
-"""What a webhook's URL may be, and where deliveries may go: the guard of all addresses that strangers name, a little stricter.
+"""The guard for webhook URLs and deliveries, slightly stricter than the general one.
 
-HTTPS, except to the machine itself while developing. Names that never leave a machine or a house are refused as they are given:
-they would be refused at every connection as well, but then nobody would be told.
+HTTPS is required, except to the machine itself during development. Names that are never public are refused when a webhook is
+created: every connection would be refused as well, but its author would not learn why.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from proxy.settings import EgressSettings
 from proxy.wire.guard import Guard, UrlRefused
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-# RFC 6761, RFC 6762, RFC 9476 and what ICANN has set aside: none of these is ever public.
-_AT_HOME = re.compile(r"(?:^|\.)(?:localhost|local|internal|home\.arpa|alt|onion|test|invalid)\.?$", re.IGNORECASE)
-_ITSELF = re.compile(r"(?:^|\.)localhost\.?$", re.IGNORECASE)
+# RFC 6761, RFC 6762, RFC 9476 and names reserved by ICANN: none of these is ever public.
+_PRIVATE = re.compile(r"(?:^|\.)(?:localhost|local|internal|home\.arpa|alt|onion|test|invalid)\.?$", re.IGNORECASE)
+_LOCALHOST = re.compile(r"(?:^|\.)localhost\.?$", re.IGNORECASE)
 
 
 class WebhookGuard(Guard):
-    """`dev`: a development service, which may post to the machine it runs on."""
+    """`dev`: a development service may post to the machine it runs on."""
 
     def __init__(self, egress: EgressSettings, *, dev: bool) -> None:
         self._dev = dev
@@ -34,18 +34,18 @@ class WebhookGuard(Guard):
         url = super().check(text)
         host = url.raw_host or ""
         if url.fragment:
-            raise UrlRefused("must not have a fragment: nothing behind a # is ever sent")
-        if self._dev and _is_itself(host):
+            raise UrlRefused("must not have a fragment: the part after # is never sent")
+        if self._dev and _is_this_machine(host):
             return url
         if url.scheme == "http" and not self._plain:
-            raise UrlRefused("must begin with https://, except to this machine itself")
-        if _AT_HOME.search(host):
-            raise UrlRefused("has a host that may not be reached: its name is never public")
+            raise UrlRefused("must begin with https://, except for this machine")
+        if _PRIVATE.search(host):
+            raise UrlRefused("must have a public host: this name is never public")
         return url
 
 
-def _is_itself(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return _ITSELF.search(host) is not None
+        return _LOCALHOST.search(host) is not None

@@ -1,6 +1,6 @@
-"""Messages to an upstream behind a WebSocket, and those that come from there.
+"""A WebSocket connection to an upstream.
 
-The socket is opened when the first message needs it, and again when one needs it after it was lost.
+The socket is opened when a message is sent and none is open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEARTBEAT_S = 20.0
 
 
 class OnLost(Protocol):
-    """Told why there is no socket any more, and which messages never left."""
+    """Called when the socket is lost, with the reason and the messages that were not sent."""
 
     def __call__(self, reason: str, *, unsent: Collection[bytes]) -> None: ...
 
@@ -34,7 +34,7 @@ class WebSocketClient:
         self._label = label
         self._on_message = on_message
         self._on_lost = on_lost
-        # What has not left yet, by the id of its call.
+        # Messages that were not sent yet, each with the id of its call.
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -54,12 +54,12 @@ class WebSocketClient:
             self._runner.add_done_callback(self._tasks.discard)
 
     def drop(self, call_ids: Collection[bytes]) -> None:
-        """What has not left yet stays here."""
+        """Drop the messages of these calls, unless they were sent."""
         self._queue = deque(queued for queued in self._queue if queued[0] not in call_ids)
 
     async def close(self) -> None:
         try:
-            # Whoever is told that its call failed may ask once more, over a socket that is then closed too.
+            # A caller may retry when its call fails, which opens another socket: close that too.
             while self._tasks:
                 for task in self._tasks:
                     task.cancel()
@@ -69,10 +69,10 @@ class WebSocketClient:
                 await self._session.close()
 
     async def _run(self) -> None:
-        """Open the socket, carry messages until it is lost, and say so."""
+        """Open the socket, exchange messages until it is lost, and report the loss."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                socket = await self._dial()
+                socket = await self._connect()
         except (aiohttp.ClientError, OSError, TimeoutError):
             self._lose("connection refused")
             return
@@ -93,7 +93,7 @@ class WebSocketClient:
         self._queue.clear()
         self._on_lost(reason, unsent=unsent)
 
-    async def _dial(self) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             self._session = aiohttp.ClientSession(trust_env=False)
         return await self._session.ws_connect(

@@ -74,13 +74,13 @@ def test_sources_run_where_somebody_wants_them_to() -> None:
     assert told.stdout.splitlines() == ["False", str(ROOT / "proxy" / "web" / "front" / "client.py")]
 
 
-def compile_small(shelf: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def compile_small(root: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command, for two small modules, in a place where nothing is compiled yet."""
     code = (
         "import pathlib, sys; from proxy import compiled; from proxy.__main__ import main; "
-        f"compiled.MODULES = {SMALL!r}; compiled.shelf = lambda: pathlib.Path(sys.argv[1]); sys.exit(main(['compile']))"
+        f"compiled.MODULES = {SMALL!r}; compiled.root = lambda: pathlib.Path(sys.argv[1]); sys.exit(main(['compile']))"
     )
-    argv = [sys.executable, "-c", code, str(shelf)]
+    argv = [sys.executable, "-c", code, str(root)]
     return subprocess.run(argv, cwd=ROOT, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
 
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: 
         "import pathlib, sys; from proxy import compiled; place = pathlib.Path(sys.argv[1]); "
         "[place.joinpath(name + compiled.SUFFIX).write_text(sys.argv[3]) for name in compiled.MODULES]; "
         "place.joinpath('it__mypyc' + compiled.SUFFIX).write_text(sys.argv[2]); "
-        "compiled.shelf = compiled.place = lambda: place; compiled.use(); "
+        "compiled.root = compiled.place = lambda: place; compiled.use(); "
         "import proxy.wire.http1 as it; print(it.__file__)"
     )
     environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}

@@ -166,13 +166,13 @@ async def test_lost_connection_fails_what_was_asked_and_is_told_once() -> None:
 async def test_silent_upstream_is_not_waited_for() -> None:
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
-    limit, upstream_stream.ANSWER_S = upstream_stream.ANSWER_S, 0.1
+    limit, upstream_stream.REPLY_S = upstream_stream.REPLY_S, 0.1
     try:
         async with serving(ignore) as server, opened(server) as stream:
-            with pytest.raises(StreamLost, match=r"net#1 does not answer"):
+            with pytest.raises(StreamLost, match=r"net#1 does not reply"):
                 await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
     finally:
-        upstream_stream.ANSWER_S = limit
+        upstream_stream.REPLY_S = limit
 
 
 @on_uvloop

@@ -328,7 +328,7 @@ async def test_line_that_was_closed_while_it_was_idle_costs_no_attempt(receiver:
 
 async def test_lines_are_not_kept_for_long(site: Pages, receiver: Receiver) -> None:
     await receiver.post(site.put("/", b"{}"), b"{}", headers=HEADERS)
-    lines = receiver._lines
+    lines = receiver._connections
     assert repr(lines) == "<ReceiverConnections 1 idle>"
     await until(lambda: repr(lines) == "<ReceiverConnections 0 idle>")
 
