@@ -122,28 +122,12 @@ class Windows:
 
 
 class UnsharedWindows(Windows):
-    """The windows of a host with a single worker, without locks. `limits.take` is inlined, which saves 0.2 µs per call."""
+    """The windows of a host with a single worker, without locks."""
 
     __slots__ = ()
 
     def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
-        edges = self._edges
-        at = slot + slot
-        full = now - 1.0
-        requests = edges[at]
-        units = edges[at + 1]
-        if requests < full or requests > now + 1.0:
-            requests = full
-        if units < full or units > now + 1.0:
-            units = full
-        requests += request_s
-        units += unit_s
-        wait = (requests if requests > units else units) - now
-        if wait > limits.TOLERANCE_S:
-            return wait
-        edges[at] = requests
-        edges[at + 1] = units
-        return 0.0
+        return limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
 
 
 def _adopt(mutex: ctypes.Array[ctypes.c_char], held: int) -> None:
