@@ -1,4 +1,4 @@
-"""A real Postgres: one embedded server for the session, a fresh migrated database for each test that asks."""
+"""A real Postgres: one embedded server per session, and a new migrated database for each test that needs one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _serial = itertools.count(1)
 
 @dataclass
 class Server:
-    """The running server. Databases are known by name; `url` says where one is."""
+    """The running server. `url` returns the URL of a database by name."""
 
     postgres: Postgres
     sockets: Path
@@ -91,7 +91,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def empty_database(server: Server) -> AsyncIterator[str]:
-    """The address of a database with nothing in it."""
+    """The URL of an empty database."""
     name = await server.create()
     yield server.url(name)
     await server.drop(name)
@@ -99,7 +99,7 @@ async def empty_database(server: Server) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def database(server: Server) -> AsyncIterator[str]:
-    """The address of a fresh database with every migration applied."""
+    """The URL of a new database with every migration applied."""
     name = await server.create(MIGRATED)
     yield server.url(name)
     await server.drop(name)
@@ -113,7 +113,7 @@ async def pool(database: str) -> AsyncIterator[Pool]:
 
 @asynccontextmanager
 async def another(url: str, name: str) -> AsyncIterator[str]:
-    """The address of an empty database beside the one at this address; it is gone afterwards."""
+    """The URL of another empty database on the same server, dropped afterwards."""
     async with connected(url) as connection:
         await connection.execute(f"create database {name}")
         yield url.replace("/penstock?", f"/{name}?")

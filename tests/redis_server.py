@@ -23,9 +23,9 @@ LOCK = Path(tempfile.gettempdir(), "penstock-test-redis.lock")
 
 
 def require_redis() -> None:
-    """Install it where that is possible; skip the test where it is not."""
+    """Install redis-server if possible; otherwise skip the test."""
     if shutil.which(PROGRAM) is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        # Test processes run side by side, and apt-get fails while another holds its lock.
+        # Test processes run in parallel, and apt-get fails while another one holds its lock.
         with open(LOCK, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if shutil.which(PROGRAM) is None:

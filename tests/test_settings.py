@@ -1,4 +1,4 @@
-"""Settings: where a value comes from, what is refused, and what is never shown."""
+"""Settings: precedence of sources, refused values, and masked secrets."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ def test_defaults_need_only_a_database_and_a_pepper() -> None:
     assert found.upstreams == ()
 
 
-def test_file_goes_before_the_defaults_and_leaves_the_rest(write: Write) -> None:
+def test_file_overrides_the_defaults(write: Write) -> None:
     found = load(write("[server]\nport = 9000\n"))
     assert (found.server.port, found.server.host) == (9000, "127.0.0.1")
 
 
-def test_environment_goes_before_the_file(write: Write) -> None:
+def test_environment_overrides_the_file(write: Write) -> None:
     path = write('[server]\nport = 9000\nhost = "::1"\n')
     found = load(path, PENSTOCK_SERVER__PORT="9001")
     assert (found.server.port, found.server.host) == (9001, "::1")
 
 
-def test_overrides_go_before_everything(write: Write) -> None:
+def test_overrides_take_precedence_over_everything(write: Write) -> None:
     path = write("[server]\nport = 9000\n")
     assert load(path, {"server": {"port": 9002}}, PENSTOCK_SERVER__PORT="9001").server.port == 9002
 
 
-def test_environment_heals_a_wrong_value_in_the_file(write: Write) -> None:
+def test_environment_replaces_an_invalid_value_in_the_file(write: Write) -> None:
     assert load(write('[server]\nport = "x"\n'), PENSTOCK_SERVER__PORT="9001").server.port == 9001
 
 
-def test_database_url_is_understood_and_our_own_name_for_it_goes_first() -> None:
+def test_database_url_is_accepted_and_the_prefixed_name_wins() -> None:
     assert load(PENSTOCK_DATABASE__URL="postgres://other/db").database.url == "postgres://other/db"
     assert load(DATABASE_URL="postgres://other/db").database.url == "postgres://other/db"
 
 
-def test_empty_database_url_is_as_good_as_none() -> None:
+def test_empty_database_url_is_ignored() -> None:
     assert faults(environ={**GIVEN, "DATABASE_URL": ""})[0].startswith("database.url: ")
 
 
@@ -100,7 +100,7 @@ def test_empty_database_url_is_as_good_as_none() -> None:
         ("server__port", "1", "server", "port", 1),
     ],
 )  # fmt: skip
-def test_environment_is_read_as_the_type_of_its_key(
+def test_environment_is_parsed_as_the_type_of_its_key(
     name: str, text: str, section: str, key: str, value: object
 ) -> None:
     found = getattr(getattr(load(None, None, **{f"PENSTOCK_{name}": text}), section), key)
@@ -108,16 +108,16 @@ def test_environment_is_read_as_the_type_of_its_key(
     assert type(found) is type(value)
 
 
-def test_whole_number_written_as_a_decimal_is_one(write: Write) -> None:
+def test_integer_written_as_a_decimal_is_accepted(write: Write) -> None:
     assert load(write("[server]\nport = 9000.0\ndrain_s = 3\n")).server.port == 9000
 
 
 @pytest.mark.parametrize("name", ["PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG"])
-def test_what_the_development_service_reads_of_the_environment_is_no_setting(name: str) -> None:
+def test_variables_of_the_development_service_are_not_settings(name: str) -> None:
     assert load(None, None, **{name: "somewhere"}).server.port == 8545
 
 
-def test_names_without_our_prefix_are_nobodys_business() -> None:
+def test_variables_without_the_prefix_are_ignored() -> None:
     assert load(SERVER__PORT="1", PENSTOCKX_SERVER__PORT="1", PATH="x").server.port == 8545
 
 
@@ -128,7 +128,7 @@ def test_upstreams_are_kept_in_order(write: Write) -> None:
     assert list(settings.network_faults(found.tree, settings.load_tables())) == []
 
 
-def test_settings_survive_the_way_to_a_worker(write: Write) -> None:
+def test_settings_survive_serialization_to_a_worker(write: Write) -> None:
     found = load(write(f'[[upstreams]]\nnetwork = "eth/mainnet"\nurl = "{UPSTREAM}"\n'), PENSTOCK_SERVER__PORT="9")
     assert settings.from_tree(orjson.loads(orjson.dumps(found.tree))) == found
 
@@ -164,7 +164,7 @@ def test_settings_survive_the_way_to_a_worker(write: Write) -> None:
         ('[[upstreams]]\nnetwork = "a/b"\nurl = "ftp://example.com"', "upstreams.0.url: "),
     ],
 )
-def test_wrong_value_in_a_file_is_refused_by_name(write: Write, text: str, named: str) -> None:
+def test_invalid_value_in_a_file_is_refused_by_name(write: Write, text: str, named: str) -> None:
     assert [fault for fault in faults(write(text)) if named in fault]
 
 
@@ -184,7 +184,7 @@ def test_wrong_value_in_a_file_is_refused_by_name(write: Write, text: str, named
         ("PENSTOCK_UPSTREAMS", "x", "PENSTOCK_UPSTREAMS: settings are named"),
     ],
 )
-def test_wrong_value_in_the_environment_is_refused_by_name(name: str, text: str, named: str) -> None:
+def test_invalid_value_in_the_environment_is_refused_by_name(name: str, text: str, named: str) -> None:
     (fault,) = faults(environ={**GIVEN, name: text})
     assert fault.startswith(named)
 
@@ -210,7 +210,7 @@ def test_upstream_of_an_unknown_network_is_a_fault(write: Write) -> None:
     assert fault.startswith("upstreams.0.network: there is no network ethereum/nowhere")
 
 
-def test_unknown_networks_are_named_beside_whatever_else_is_wrong(write: Write) -> None:
+def test_unknown_networks_are_reported_with_all_other_faults(write: Write) -> None:
     path = write("""
         [server]
         port = "x"
@@ -246,7 +246,7 @@ def test_unknown_networks_are_named_beside_whatever_else_is_wrong(write: Write) 
 # Secrets
 
 
-def test_secrets_are_masked_and_all_else_is_shown(write: Write) -> None:
+def test_secrets_are_masked_and_other_settings_are_shown(write: Write) -> None:
     headers = '{ Authorization = "Bearer swordfish" }'
     path = write(f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{UPSTREAM}"\nheaders = {headers}\n')
     shown = dict(settings.masked(load(path)))
@@ -284,7 +284,7 @@ def test_message_about_a_secret_does_not_repeat_it(write: Write, text: str) -> N
     assert not [secret for secret in SECRETS if secret in found]
 
 
-def test_block_of_addresses_that_is_none_is_named(write: Write) -> None:
+def test_invalid_address_block_is_named(write: Write) -> None:
     path = write('[egress]\nallow = ["127.0.0.1/8", "10.0.0.0/8"]\ndeny = ["x"]\n')
     assert [fault.split(": ")[0] for fault in faults(path)] == ["egress.allow.0", "egress.deny.0"]
 
@@ -299,7 +299,7 @@ def test_price_of_an_unknown_network_is_a_fault(write: Write) -> None:
     assert [fault.split(": ")[0] for fault in found] == ["prices.feeds.0.network", "prices.fixed.1.network"]
 
 
-def test_key_of_the_price_api_is_never_shown(write: Write) -> None:
+def test_key_of_the_price_api_is_masked(write: Write) -> None:
     found = dict(settings.masked(load(write('[prices]\nurl = "https://swordfish.example.com"\nkey = "opensesame"\n'))))
     assert (found["prices.key"], found["prices.url"]) == ("********", "********")
     shown = "".join(faults(write('[prices]\nurl = "swordfish"\nkey = "open sesame"\n')))
@@ -310,7 +310,7 @@ def test_key_of_the_price_api_is_never_shown(write: Write) -> None:
 # The files and the command
 
 
-def test_every_setting_is_in_the_default_file_with_its_reason() -> None:
+def test_every_setting_is_documented_in_the_default_file() -> None:
     section = ""
     for line in (settings.CONFIG / "default.toml").read_text("utf-8").splitlines():
         if line.startswith("["):
@@ -334,7 +334,7 @@ def test_check_prints_the_effective_settings_masked(write: Write) -> None:
     assert not [secret for secret in SECRETS if secret in done.stdout]
 
 
-def test_check_of_wrong_settings_names_each_and_exits_two(write: Write) -> None:
+def test_check_names_every_fault_and_exits_with_status_two(write: Write) -> None:
     path = write('[server]\nport = "x"\n[[upstreams]]\nnetwork = "no/where"\nurl = "https://example.com"\n')
     done = command("check", "--config", str(path), env={**GIVEN, "PENSTOCK_LOG__LEVEL": "loud"})
     assert (done.returncode, done.stdout) == (2, "")
@@ -342,13 +342,13 @@ def test_check_of_wrong_settings_names_each_and_exits_two(write: Write) -> None:
     assert named == {"log.level", "server.port", "upstreams.0.network"}
 
 
-def test_serve_refuses_to_start_on_wrong_settings() -> None:
+def test_serve_refuses_to_start_with_invalid_settings() -> None:
     done = command("serve", env={**GIVEN, "PENSTOCK_SERVER__PORT": "x"})
     assert done.returncode == 2
     assert done.stderr.startswith("penstock: server.port: ")
 
 
-# Paymasters: their signers' keys
+# Signing keys of paymasters
 
 
 SIGNER = "0x" + "4b" * 32
@@ -360,7 +360,7 @@ address = "0x13947328D52E7d9751e93FD0274A2bFae5CbCb12"
 """
 
 
-def test_signers_key_is_read_from_the_environment_or_a_file_and_is_no_setting(write: Write, tmp_path: Path) -> None:
+def test_signing_key_is_read_from_the_environment_or_a_file(write: Write, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(SIGNER + "\n")
     for where in ('signer_env = "PAYMASTER_SIGNER"', f'signer_file = "{tmp_path / "key"}"'):
         found = load(write(PAYMASTER + where))
@@ -383,7 +383,7 @@ def test_signers_key_is_read_from_the_environment_or_a_file_and_is_no_setting(wr
         ),
     ],
 )
-def test_signer_that_is_not_there_is_named_and_never_repeated(
+def test_missing_or_invalid_signing_key_is_named_without_its_value(
     write: Write, text: str, environ: dict[str, str], named: str
 ) -> None:
     found = load(write(PAYMASTER + text))
@@ -392,7 +392,7 @@ def test_signer_that_is_not_there_is_named_and_never_repeated(
     assert not [fault for fault in faults for value in environ.values() if value[2:10] in fault]
 
 
-def test_paymaster_needs_one_place_for_its_key(write: Write) -> None:
+def test_paymaster_needs_exactly_one_source_for_its_key(write: Write) -> None:
     for text in (PAYMASTER, PAYMASTER + 'signer_env = "A"\nsigner_file = "b"'):
         assert faults(write(text))[0].startswith("paymasters.0")
     assert faults(write(PAYMASTER + 'signer_env = "PENSTOCK_SIGNER"'))[0].startswith("paymasters.0.signer_env")

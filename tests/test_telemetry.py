@@ -71,7 +71,7 @@ def record(message: object = "event", *args: object, **extra: object) -> logging
 
 
 def line_of(message: object = "event", *args: object, **extra: object) -> dict[str, Any]:
-    """The record as a reader of the log gets it."""
+    """Return the record as parsed from its log line."""
     text = JsonLines().format(record(message, *args, **extra))
     assert "\n" not in text
     assert "\r" not in text
@@ -81,7 +81,7 @@ def line_of(message: object = "event", *args: object, **extra: object) -> dict[s
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, put back as it was."""
+    """The root logger, restored afterwards."""
     logger, quiet = logging.getLogger(), logging.getLogger("asyncio")
     before = (logger.handlers[:], logger.level, quiet.level)
     yield logger
@@ -93,7 +93,7 @@ def root() -> Iterator[logging.Logger]:
 # One line, one object
 
 
-def test_line_has_time_level_logger_message_and_what_was_added() -> None:
+def test_line_has_time_level_logger_message_and_extra_fields() -> None:
     assert line_of("hello %s", "world", request_id="req_1", status=200, ms=0.5, key=None) == {
         "time": "2026-01-15T09:30:00.250Z",
         "level": "info",
@@ -130,13 +130,13 @@ def test_hostile_text_stays_inside_its_string(text: str) -> None:
         ["\udc00"],
     ],
 )
-def test_value_that_is_no_json_does_not_silence_the_line(value: object) -> None:
+def test_value_that_is_not_json_does_not_suppress_the_line(value: object) -> None:
     line = line_of(status=200, value=value)
     assert line["message"] == "event"
     assert "value" in line
 
 
-def test_exception_is_one_line_too() -> None:
+def test_exception_is_written_as_one_line() -> None:
     try:
         raise ValueError(f"first\nsecond {KEY}")
     except ValueError:
@@ -149,7 +149,7 @@ def test_exception_is_one_line_too() -> None:
     assert f"second {KEY[:9]}[redacted]" in line["exception"]
 
 
-# Nothing secret
+# No secrets
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_exception_is_one_line_too() -> None:
         ("http://u:hunter2@a/x and http://u:swordfish@b/y", "http://[redacted]@a/[redacted] and http://[redacted]@b/[redacted]"),
     ],
 )  # fmt: skip
-def test_secret_is_redacted_wherever_it_stands(text: str, shown: str) -> None:
+def test_secret_is_redacted_everywhere(text: str, shown: str) -> None:
     assert redact(text) == shown
     assert line_of("%s", text)["message"] == shown
     assert line_of(nested={"list": [text]})["nested"] == {"list": [shown]}
@@ -190,14 +190,14 @@ def test_secret_is_redacted_wherever_it_stands(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "around", ["{}", '"{}"', "\n{}\n", "\\{}", "x{}", "<{}>", "a@b {} c@d", "\ud800{}", "{}\ud800"]
 )
-def test_no_surrounding_brings_a_secret_back(secret: str, around: str) -> None:
+def test_secret_is_redacted_in_any_surrounding_text(secret: str, around: str) -> None:
     text = around.format(secret)
     line = repr(line_of("%s", text, also=text, last="ops@example.com"))
     assert not [hidden for hidden in HIDDEN if hidden in line]
     assert "ops@example.com" in line
 
 
-def test_address_in_one_member_does_not_eat_the_next() -> None:
+def test_url_in_one_member_does_not_redact_the_next() -> None:
     line = line_of("event", where={"url": "http://a.b"}, mail="ops@example.com")
     assert (line["where"], line["mail"]) == ({"url": "http://a.b"}, "ops@example.com")
 
@@ -205,7 +205,7 @@ def test_address_in_one_member_does_not_eat_the_next() -> None:
 # Logging never blocks
 
 
-def test_lines_are_written_in_order_and_all_of_them_before_the_end(root: logging.Logger) -> None:
+def test_all_lines_are_written_in_order_before_exit(root: logging.Logger) -> None:
     stream = io.StringIO()
     listener = start_logging("info", stream)
     log = logging.getLogger("penstock.test")
@@ -219,7 +219,7 @@ def test_lines_are_written_in_order_and_all_of_them_before_the_end(root: logging
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
-def test_level_says_what_is_heard(root: logging.Logger, level: str, heard: int) -> None:
+def test_lines_below_the_level_are_not_written(root: logging.Logger, level: str, heard: int) -> None:
     stream = io.StringIO()
     listener = start_logging(level, stream)
     for say in ("debug", "info", "warning", "error"):
@@ -228,7 +228,7 @@ def test_level_says_what_is_heard(root: logging.Logger, level: str, heard: int) 
     assert len(stream.getvalue().splitlines()) == heard
 
 
-def test_full_queue_drops_lines_counts_them_and_holds_nobody(root: logging.Logger) -> None:
+def test_full_queue_drops_and_counts_lines_without_blocking(root: logging.Logger) -> None:
     """A pipe without a reader: it takes 64 KB, then its writer blocks."""
     reader, writer = os.pipe()
     sent, more = QUEUE + 5_000, 10
@@ -267,13 +267,13 @@ def _read_all(fd: int, into: list[bytes]) -> None:
             into.append(part)
 
 
-def test_metric_names_carry_our_name() -> None:
+def test_metric_names_start_with_penstock() -> None:
     metrics = [value for value in vars(telemetry).values() if hasattr(value, "collect") and hasattr(value, "_name")]
     assert len(metrics) >= 7
     assert all(metric._name.startswith("penstock_") for metric in metrics)
 
 
-# Calls, counted in each worker and added up when they are scraped
+# Calls, counted by each worker and added up on each scrape
 
 
 def scraped(directory: Path) -> dict[tuple[str, ...], float]:
@@ -281,7 +281,7 @@ def scraped(directory: Path) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
-def test_no_files_are_no_calls(tmp_path: Path) -> None:
+def test_directory_without_files_has_no_calls(tmp_path: Path) -> None:
     assert scraped(tmp_path) == {}
 
 
@@ -325,7 +325,7 @@ def test_calls_of_all_workers_are_added_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "below", "edge"), [(0.0, "0.0005", 1), (0.001, "0.001", 1), (0.0011, "0.001", 0), (60.0, "10.0", 0)]
 )
-def test_time_of_a_call_falls_into_its_bucket(tmp_path: Path, seconds: float, below: str, edge: int) -> None:
+def test_duration_of_a_call_is_counted_in_its_bucket(tmp_path: Path, seconds: float, below: str, edge: int) -> None:
     tallies = Tallies()
     tallies.of("a/b", "m").count("results", "", 1, seconds)
     tallies.write(tmp_path / "calls-1.json")
@@ -334,7 +334,7 @@ def test_time_of_a_call_falls_into_its_bucket(tmp_path: Path, seconds: float, be
     assert found["penstock_call_seconds_bucket", "a/b", "m", "+Inf"] == 1
 
 
-def test_broken_file_of_one_worker_spoils_no_scrape(tmp_path: Path) -> None:
+def test_broken_file_of_one_worker_does_not_fail_the_scrape(tmp_path: Path) -> None:
     tallies = Tallies()
     tallies.of("a/b", "m").count("results", "", 1, 0.1)
     tallies.write(tmp_path / "calls-1.json")

@@ -1,4 +1,4 @@
-"""Token lists in the configuration: logos by chain and address, and every fault of every file named."""
+"""Token lists in the configuration: logos by chain and address, and all faults of all files reported."""
 
 from __future__ import annotations
 

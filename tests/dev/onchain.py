@@ -1,4 +1,4 @@
-"""The development chain asked directly, past the service, with eth-abi to read its answers."""
+"""Direct calls to the development chain, bypassing the service, decoded with eth-abi."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.service import Service
 
 
 class Reverted(Exception):
-    """The contract refused; its data, if it gave any."""
+    """The call reverted, with this data if any."""
 
 
 async def rpc(url: str, service: Service, method: str, *params: Any) -> Any:
@@ -24,17 +24,17 @@ async def rpc(url: str, service: Service, method: str, *params: Any) -> Any:
 
 
 async def read(service: Service, address: str, signature: str, gives: str, *values: Any) -> Any:
-    """A view function: `balanceOf(address)` gives `uint256`; one value, or a tuple of them."""
+    """Call a view function and return its value, or a tuple of values."""
     types = signature[signature.index("(") + 1 : -1]
     data = sha3.keccak_256(signature.encode()).digest()[:4] + encode(split(types), values)
     call = {"to": address, "data": "0x" + data.hex()}
     found = await rpc(service.ready["upstream_url"], service, "eth_call", call, "latest")
-    told = decode(split(gives), bytes.fromhex(found[2:]))
-    return told[0] if len(told) == 1 else told
+    values = decode(split(gives), bytes.fromhex(found[2:]))
+    return values[0] if len(values) == 1 else values
 
 
 def split(types: str) -> list[str]:
-    """`address,(uint256,bytes)[],bool` as its three parts."""
+    """Split a type list such as `address,(uint256,bytes)[],bool` into its parts."""
     parts, depth = [""], 0
     for letter in types:
         depth += {"(": 1, ")": -1}.get(letter, 0)

@@ -1,4 +1,4 @@
-"""The bundler of `python -m proxy dev`: real operations on every EntryPoint, and nobody but this machine reaches it."""
+"""The bundler of `python -m proxy dev`: real operations on every EntryPoint, and no access from other machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOPBACK = "0100007F"
 
 @pytest.fixture(scope="module")
 async def bundled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """The whole service with its bundler, for the tests here alone: they kill its chain."""
+    """A whole service with its bundler, used only here, because these tests kill its chain."""
     running = await service_room.start(tmp_path_factory.mktemp("bundled"), bundler=True)
     yield running
     assert await service_room.stop(running) == 0
@@ -40,7 +40,7 @@ async def asked(service: Service, method: str, *params: Any) -> Any:
 
 
 def operations(service: Service) -> dict[str, Any]:
-    """What the script of permissionless and viem saw."""
+    """The results of a script that uses permissionless and viem."""
     ready = service.ready
     task = {
         **{name: ready[name] for name in ("bundler_url", "entry_points", "factories", "paymasters")},
@@ -65,8 +65,8 @@ async def test_every_entry_point_is_served(bundled: Service) -> None:
     assert await asked(bundled, "eth_chainId") == "0x7a69"
 
 
-async def test_nobody_else_reaches_it(bundled: Service) -> None:
-    """Of all that listens on its port, in both families."""
+async def test_bundler_listens_on_loopback_only(bundled: Service) -> None:
+    """Check every listening socket on its port, IPv4 and IPv6."""
     port = urlsplit(bundled.ready["bundler_url"]).port
     rows = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
@@ -76,7 +76,7 @@ async def test_nobody_else_reaches_it(bundled: Service) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_wallet_deploys_itself_and_pays(bundled: Service, seen: dict[str, Any], version: str) -> None:
+async def test_wallet_is_deployed_and_pays_for_itself(bundled: Service, seen: dict[str, Any], version: str) -> None:
     paid = seen[version]["paid"]
     assert paid["success"]
     assert paid["has_code"]
@@ -96,7 +96,7 @@ async def test_paymaster_pays_for_a_wallet_without_ether(bundled: Service, seen:
     assert 0 < left < 100 * 10**18
 
 
-async def test_killed_bundler_is_started_again(bundled: Service) -> None:
+async def test_killed_bundler_is_restarted(bundled: Service) -> None:
     old = bundled.child_pid("alto")
     os.kill(old, signal.SIGKILL)
     await until(lambda: not is_running(old))

@@ -1,4 +1,4 @@
-"""What `python -m proxy dev` puts on its chain: every contract answers as the ready file lists it."""
+"""The contracts that `python -m proxy dev` deploys: each one matches its entry in the ready file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def balance(service: Service, address: str, holder: str) -> int:
 # Tokens
 
 
-async def test_ordinary_tokens_say_of_themselves_what_is_listed(service: Service) -> None:
+async def test_standard_tokens_match_the_ready_file(service: Service) -> None:
     tokens = [found for found in service.ready["tokens"] if found["kind"] in ("erc20", "weth", "rebasing")]
     assert {found["decimals"] for found in tokens} == {6, 18}
     for found in tokens:
@@ -45,7 +45,7 @@ async def test_ordinary_tokens_say_of_themselves_what_is_listed(service: Service
         ]
 
 
-async def test_old_token_has_bytes_for_its_name(service: Service) -> None:
+async def test_old_token_has_a_bytes32_name(service: Service) -> None:
     old = of_kind(service, "tokens", "bytes32")
     assert (await read(service, old["address"], "symbol()", "bytes32")).rstrip(b"\0") == old["symbol"].encode()
     assert (await read(service, old["address"], "name()", "bytes32")).rstrip(b"\0") == old["name"].encode()
@@ -87,14 +87,14 @@ async def test_odd_token_has_no_decimals_and_events_of_every_shape(service: Serv
         ("RBS", ALICE, 55 * ETHER),
     ],
 )
-async def test_holders_have_their_shares(service: Service, symbol: str, holder: Any, amount: int) -> None:
+async def test_holders_have_their_balances(service: Service, symbol: str, holder: Any, amount: int) -> None:
     assert await balance(service, token(service, symbol), holder.address) == amount
 
 
 # NFTs
 
 
-async def test_pictures_have_the_uris_that_are_listed(service: Service) -> None:
+async def test_token_uris_match_the_ready_file(service: Service) -> None:
     pictures = of_kind(service, "nfts", "erc721")
     assert {found["uri"].partition(":")[0] for found in pictures["tokens"]} >= {"data", "ipfs", "ar", "http", ""}
     for found in pictures["tokens"]:
@@ -107,14 +107,14 @@ async def test_pictures_have_the_uris_that_are_listed(service: Service) -> None:
         await read(service, pictures["address"], "ownerOf(uint256)", "address", 8)
 
 
-async def test_old_pictures_know_no_interfaces(service: Service) -> None:
+async def test_old_nft_contract_supports_no_interfaces(service: Service) -> None:
     old = of_kind(service, "nfts", "erc721-old")["address"]
     with pytest.raises(Reverted):
         await read(service, old, "supportsInterface(bytes4)", "bool", bytes.fromhex("80ac58cd"))
     assert await read(service, old, "ownerOf(uint256)", "address", 1) == BOB.address.lower()
 
 
-async def test_items_have_amounts_and_a_uri_with_a_place_for_the_id(service: Service) -> None:
+async def test_erc1155_items_have_amounts_and_a_uri_template(service: Service) -> None:
     items, inline = [found for found in service.ready["nfts"] if found["kind"] == "erc1155"]
     for found in (items, inline):
         (uri,) = {one["uri"] for one in found["tokens"]}
@@ -130,7 +130,7 @@ async def test_items_have_amounts_and_a_uri_with_a_place_for_the_id(service: Ser
 # Prices, names, many calls in one
 
 
-async def test_price_feeds_answer_as_listed(service: Service) -> None:
+async def test_price_feeds_match_the_ready_file(service: Service) -> None:
     head = await rpc(service.ready["upstream_url"], service, "eth_getBlockByNumber", "latest", False)
     gives = "uint80,int256,uint256,uint256,uint80"
     for feed in service.ready["price_feeds"]:
@@ -154,7 +154,7 @@ async def test_chain_file_names_the_contracts_that_are_deployed(service: Service
         assert network.ens == said["ens"]["registry"]
 
 
-async def test_names_resolve_both_ways(service: Service) -> None:
+async def test_names_resolve_in_both_directions(service: Service) -> None:
     ens = service.ready["ens"]
     assert set(ens["names"]) == {"alice.eth", "bob.eth"}
     for name, address in ens["names"].items():
@@ -166,7 +166,7 @@ async def test_names_resolve_both_ways(service: Service) -> None:
         assert await read(service, ens["resolver"], "name(bytes32)", "string", reverse) == name
 
 
-async def test_many_calls_travel_in_one_and_may_fail_alone(service: Service) -> None:
+async def test_multicall_returns_failures_individually(service: Service) -> None:
     mute = of_kind(service, "tokens", "mute")["address"]
     selectors = [(token(service, "DUSD"), "313ce567"), (mute, "313ce567"), (token(service, "PEN"), "313ce567")]
     calls = [(address, True, bytes.fromhex(selector)) for address, selector in selectors]
@@ -188,7 +188,7 @@ async def test_many_calls_travel_in_one_and_may_fail_alone(service: Service) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_entry_point_and_factory_stand_at_their_canonical_addresses(service: Service, version: str) -> None:
+async def test_entry_point_and_factory_have_their_canonical_addresses(service: Service, version: str) -> None:
     chain = load_tables().chains.chains["ethereum"]
     entry_point, factory = service.ready["entry_points"][version], service.ready["factories"][version]
     assert (entry_point, factory) == (chain.entry_points[version], chain.factories[version])
@@ -222,7 +222,7 @@ async def test_addresses_are_the_same_at_every_start(service: Service) -> None:
     assert service.ready["paymaster_signer"] not in accounts
 
 
-async def test_chain_may_stay_empty(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_chain_without_contracts_is_empty(tmp_path_factory: pytest.TempPathFactory) -> None:
     running = await service_room.start(tmp_path_factory.mktemp("empty"), "--no-contracts", bundler=True)
     try:
         assert running.ready["tokens"] == running.ready["nfts"] == []

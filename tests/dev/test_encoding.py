@@ -35,6 +35,6 @@ def test_call_begins_with_its_selector() -> None:
     assert call("deposit()").hex() == "d0e30db0"
 
 
-def test_names_hash_as_eip_137_says() -> None:
+def test_name_hash_matches_eip_137() -> None:
     assert name_hash("eth").hex() == "93cdeb708b7545dc668eb9280176169d1c33cfd8ed6f04690a0bcc88a93fc4ae"
     assert name_hash("foo.eth").hex() == "de9b09fd7c5f901e23a3f19fecc54828e9c848539801e86591bd9801b019f84f"

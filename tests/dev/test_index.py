@@ -1,4 +1,4 @@
-"""Whether the development chain is indexed: said when it is, and not waited for where nobody can tell."""
+"""Waiting for the index of the development chain: returns when it is complete, and gives up when it cannot tell."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ def database_of(service: Service) -> str:
     return str(orjson.loads((service.data / "running.json").read_bytes())["database"]["url"])
 
 
-async def test_chain_of_a_service_that_is_ready_is_indexed(service: Service) -> None:
+async def test_chain_of_a_ready_service_is_indexed(service: Service) -> None:
     assert await index.is_indexed(database_of(service), service.ready["upstream_url"], DEV_NETWORKS)
 
 
-async def test_chain_that_nobody_follows_is_not_waited_for_longer_than_a_while(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_wait_for_an_unfollowed_chain_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "WITHIN_S", 0.3)
     assert not await index.is_indexed(
         database_of(service), service.ready["upstream_url"], [*DEV_NETWORKS, "ethereum/mainnet"]
@@ -30,8 +28,8 @@ async def test_chain_that_nobody_follows_is_not_waited_for_longer_than_a_while(
 
 
 @pytest.mark.parametrize("gone", ["database", "chain", "answer"])
-async def test_part_that_has_gone_is_no_fault_here(service: Service, gone: str) -> None:
+async def test_unreachable_database_or_chain_is_not_an_error(service: Service, gone: str) -> None:
     database = f"postgresql://{NOBODY}/none" if gone == "database" else database_of(service)
-    # The last answers, and has no blocks.
+    # The last one answers but has no blocks.
     chains = {"chain": f"http://{NOBODY}", "answer": service.ready["base_url"] + "/rpc/dev/mainnet"}
     assert not await index.is_indexed(database, chains.get(gone, service.ready["upstream_url"]), DEV_NETWORKS)

@@ -1,4 +1,4 @@
-"""Saturation: many connections that ask again as soon as they are answered, and an account of what they were given."""
+"""Load: many connections that send a new request after every reply, and a tally of the replies."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from tests.flows.talk import Reply, Talk
 
-# Between an answer and the next request of the same connection: far more than any limit here, and room for others.
+# The pause between a reply and the next request: short enough to exceed every limit, long enough to let others run.
 PAUSE_S = 0.01
 DAY_S = 86_400
 
 
 @dataclass
 class Tally:
-    """What was asked and given. Times are the client's: the server acted between a send and its reply."""
+    """Counts of requests and replies. Times are the client's: the server acted between a send and its reply."""
 
     admitted: int = 0
     refused: list[Reply] = field(default_factory=list)
@@ -37,10 +37,10 @@ class Tally:
             (self.refused if reply.status == 429 else self.others).append(reply)
 
     def bounds(self, capacity: float, rate: float) -> tuple[int, int]:
-        """The least and the most that a bucket of this capacity and rate gives in the time that was measured.
+        """Return the fewest and the most requests that a bucket of this capacity and rate admits in the measured time.
 
-        The most: from before the first send to after the last reply. The least: 2 % below what the time from the first
-        reply to the last send allows, in whole requests.
+        The most counts from before the first send to after the last reply. The fewest is 2 % below what the time from the
+        first reply to the last send allows, in whole requests.
         """
         most = math.floor(capacity + rate * (self.last_reply - self.first_sent))
         least = math.floor(0.98 * (capacity + rate * (self.last_sent - self.first_reply)))
@@ -54,7 +54,7 @@ class Tally:
 
 
 async def saturate(talks: list[Talk], data: bytes, *, for_s: float) -> Tally:
-    """Send the same request on every connection, again and again."""
+    """Send the same request repeatedly on every connection."""
     tally = Tally()
     end = time.monotonic() + for_s
     async with asyncio.TaskGroup() as group:
@@ -71,7 +71,7 @@ async def _repeat(talk: Talk, data: bytes, end: float, tally: Tally) -> None:
 
 
 def is_over(reply: Reply) -> None:
-    """The refusal of a day that is used up."""
+    """Return whether a reply says that the daily quota is used up."""
     error = reply.fault(429)
     assert error["details"] == {"reason": "daily_quota"}
     to_midnight = DAY_S - reply.at % DAY_S
@@ -79,14 +79,14 @@ def is_over(reply: Reply) -> None:
 
 
 async def spend(talk: Talk, key: str) -> int:
-    """Ask one worker until it says that the day is over; how much it gave."""
+    """Send requests to one worker until its daily quota is used up; return how many it admitted."""
     admitted = 0
     for _ in range(500):
         reply = await talk.call("eth_chainId", key=key)
         if reply.status == 429 and int(reply.headers["retry-after"]) > 1:
             is_over(reply)
             return admitted
-        # Who has little left may be told to wait for a moment, while it is counted.
+        # With little quota left, a worker may ask the client to wait a moment while it leases more.
         assert reply.status in (200, 429)
         admitted += reply.status == 200
         await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""`python -m proxy serve` as an operator runs it: a Postgres of its own, a settings file, and its log to read."""
+"""Runs `python -m proxy serve` like an operator, with its own Postgres, settings file and log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY_S = 60.0
 
 
 def settings_text(database_url: str, upstream_url: str, **server: Any) -> str:
-    """A settings file: what an operator has to say, on ports that are free."""
+    """Return a minimal settings file with free ports."""
     own = {"port": 0, "workers": 2, "drain_s": 10.0, **server}
     lines = "\n".join(f"{name} = {orjson.dumps(value).decode()}" for name, value in own.items())
     return f"""
@@ -42,7 +42,7 @@ url = "{upstream_url}"
 
 @dataclass
 class Production:
-    """One running `serve`."""
+    """A running `serve`."""
 
     process: subprocess.Popen[bytes]
     log_file: Path
@@ -60,7 +60,7 @@ class Production:
     def worker_pids(self) -> list[int]:
         return sorted(pid for pid, line in children(self.process.pid) if "worker" in line)
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
 
@@ -87,12 +87,12 @@ async def start(config: Path, log_file: Path, key: str, *, role: str = "all") ->
 
 async def stop(running: Production) -> int:
     if running.process.poll() is None:
-        running.tell(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
     return await asyncio.to_thread(running.process.wait, 40.0)
 
 
 async def failed(config: Path, log_file: Path, within_s: float = 30.0) -> tuple[int, str]:
-    """A `serve` that is refused: its exit code and its words."""
+    """Run a `serve` that refuses to start, and return its exit code and output."""
     running = launch(config, log_file)
     await asyncio.to_thread(running.process.wait, within_s)
     return running.process.returncode, log_file.read_text()

@@ -1,4 +1,4 @@
-"""A client that hides nothing: one connection, the bytes that are sent on it, and the replies that come back."""
+"""A raw HTTP client: one connection, the exact bytes sent on it, and the replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODE_OF = {400: "invalid_request", 401: "unauthorized", 403: "forbidden", 404: "
 
 
 class Closed(Exception):
-    """The server ended the connection before a whole reply."""
+    """The server closed the connection before a complete reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Reply:
         return self.headers.get("connection", "").lower() == "close"
 
     def fault(self, status: int) -> dict[str, Any]:
-        """The contract's error body, checked in all its parts; what stands under `error`."""
+        """Check every part of the error body, and return its `error` member."""
         assert self.status == status, (self.status, self.body)
         assert self.headers["content-type"].split(";")[0] == "application/json"
         body = self.json
@@ -52,7 +52,7 @@ class Reply:
 
 
 class Talk:
-    """One connection to the service."""
+    """A connection to the service."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -84,7 +84,7 @@ class Talk:
             raise Closed(repr(exc)) from exc
 
     async def reply(self, within_s: float = REPLY_S) -> Reply:
-        """The next reply, whole; past interim ones."""
+        """Return the next complete reply, skipping interim ones."""
         try:
             async with asyncio.timeout(within_s):
                 while (reply := await self._read()).status == 100:
@@ -106,7 +106,7 @@ class Talk:
         return Reply(int(status), headers, await self.reader.read())
 
     async def ask(self, data: bytes, within_s: float = REPLY_S) -> Reply:
-        """Send and read. A server may answer and close before it has read all: the reply counts, not the broken pipe."""
+        """Send and read the reply. A server may reply and close before it has read everything, so ignore a broken pipe."""
         try:
             await self.send(data)
         except Closed:
@@ -117,7 +117,7 @@ class Talk:
         return await self.ask(post(rpc(method), key=key, network=network))
 
     async def is_closed(self, within_s: float = REPLY_S) -> bool:
-        """Wait until the server has ended the connection; False if it does not."""
+        """Wait until the server closes the connection; return False if it does not."""
         try:
             async with asyncio.timeout(within_s):
                 while await self.reader.read(1 << 16):
@@ -137,12 +137,12 @@ _serial = itertools.count(1)
 
 
 def fresh_call() -> bytes:
-    """A read that nobody has made before: no cache has it, no other call is joined to it."""
+    """Return a unique read that is not cached and that no other call joins."""
     return rpc("eth_call", [{"data": f"0x{next(_serial):064x}"}, "latest"])
 
 
 def post(body: bytes, *, key: str | None, network: str = "dev/mainnet", **headers: str) -> bytes:
-    """A whole request to the JSON-RPC path."""
+    """Return a complete request to the JSON-RPC path."""
     return request("POST", f"/v1/rpc/{network}", body, key=key, **headers)
 
 
@@ -161,7 +161,7 @@ async def ask_once(service: Service, data: bytes) -> Reply:
 
 
 async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list[Talk]]:
-    """Keep-alive connections, as many as it takes until every worker holds some."""
+    """Open keep-alive connections until every worker has some."""
     pids = service.worker_pids()
     held: dict[int, list[Talk]] = {pid: [] for pid in pids}
     end = time.monotonic() + 20.0
@@ -174,7 +174,7 @@ async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list
 
 
 async def is_known_everywhere(service: Service, key: str) -> None:
-    """Wait until no worker calls the key unknown. It is asked for a network that does not exist: that costs nothing."""
+    """Wait until every worker has loaded the key. The requests name an unknown network, so they cost nothing."""
     data = post(rpc("eth_chainId"), key=key, network="dev/nowhere")
     async with service.talking:
         for talk in await _one_for_each_worker(service):
@@ -186,7 +186,7 @@ async def is_known_everywhere(service: Service, key: str) -> None:
 
 
 async def _one_for_each_worker(service: Service) -> list[Talk]:
-    """The service's own connections, those that ended replaced."""
+    """Return one connection per worker, reusing open ones."""
     pids = await until(service.worker_pids)
     for pid, talk in tuple(service.talks.items()):
         if pid not in pids or talk.reader.at_eof():

@@ -1,4 +1,4 @@
-"""Accounts and keys on the command line: tables for people, JSON for programs, one line for what is wrong."""
+"""Accounts and keys on the command line: tables, JSON, and one-line errors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ async def test_account_is_created_shown_changed_and_listed(service: Service) -> 
     assert made["id"] in [row["id"] for row in await service.ask("accounts", "list")]
 
 
-async def test_minus_one_inherits_at_creation_too(service: Service) -> None:
+async def test_minus_one_inherits_on_creation(service: Service) -> None:
     made = await service.new_account("free", "--requests-per-second", "-1", "--requests-per-day", "-1")
     assert made["requests_per_second"] is None
     key = await service.new_key(made["id"], "--units-per-second", "-1")
     assert key["units_per_second"] is None
 
 
-async def test_key_is_shown_once_and_never_again(service: Service) -> None:
+async def test_key_is_printed_only_once(service: Service) -> None:
     account = await service.new_account()
     made = await service.new_key(account["id"], "--name", "ci", "--mode", "test", "--scope", "rpc:read")
     assert is_well_formed(made["key"])
@@ -61,7 +61,7 @@ async def test_key_is_shown_once_and_never_again(service: Service) -> None:
         assert "digest" not in text
 
 
-async def test_tables_are_for_people(service: Service) -> None:
+async def test_default_output_is_a_table(service: Service) -> None:
     account = await service.new_account()
     assert (await run(service, "keys", "list", "--account", account["id"])).stdout == "none\n"
     created = await run(service, "keys", "create", "--account", account["id"])
@@ -79,8 +79,8 @@ async def test_tables_are_for_people(service: Service) -> None:
     assert dict(line.split(maxsplit=1) for line in shown.splitlines())["email"] == account["email"]
 
 
-async def test_reader_that_has_had_enough_is_no_fault(service: Service) -> None:
-    """As in `keys list | head -1`."""
+async def test_closed_pipe_is_not_an_error(service: Service) -> None:
+    """For example `keys list | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     words = ("keys", "list", "--data", str(service.data))
@@ -94,7 +94,7 @@ async def test_reader_that_has_had_enough_is_no_fault(service: Service) -> None:
 
 @pytest.fixture(scope="module")
 async def some(service: Service) -> tuple[str, str, str]:
-    """An account, a key of it, and a revoked one."""
+    """An account with a key and a revoked key."""
     account = await service.new_account()
     key, gone = [await service.new_key(account["id"]) for _ in range(2)]
     await service.ask("keys", "revoke", gone["id"])
@@ -120,7 +120,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-async def test_what_is_wrong_is_said_in_one_line(service: Service, some: tuple[str, str, str], words: str) -> None:
+async def test_errors_are_one_line(service: Service, some: tuple[str, str, str], words: str) -> None:
     names = dict(zip(("ACCOUNT", "KEY", "GONE"), some, strict=True))
     done = await run(service, *(names.get(word, word) for word in words.split()))
     assert done.returncode == 1, done.stderr
@@ -134,13 +134,13 @@ async def test_what_is_wrong_is_said_in_one_line(service: Service, some: tuple[s
     "words",
     ["", "nonsense", "accounts", "accounts create", "keys create", "keys create --account x --mode beta", "keys show"],
 )
-async def test_words_that_are_no_command_are_answered_with_the_usage(words: str) -> None:
+async def test_unknown_command_prints_the_usage(words: str) -> None:
     done = await asyncio.to_thread(command, *words.split())
     assert done.returncode == 2
     assert "usage: python -m proxy" in done.stderr
 
 
-async def test_help_and_version_are_there() -> None:
+async def test_help_and_version_are_printed() -> None:
     helped = await asyncio.to_thread(command, "--help")
     assert helped.returncode == 0
     for name in ("dev", "serve", "check", "migrate", "accounts", "keys"):
@@ -156,7 +156,7 @@ async def test_command_without_a_running_service_says_what_to_start(tmp_path_fac
     assert len(done.stderr.splitlines()) == 1
 
 
-async def test_data_directory_comes_from_the_environment_too(service: Service) -> None:
+async def test_data_directory_is_read_from_the_environment(service: Service) -> None:
     done = await asyncio.to_thread(command, "accounts", "list", env={"PENSTOCK_DATA": str(service.data)})
     assert done.returncode == 0, done.stderr
     assert "free@example.com" in done.stdout

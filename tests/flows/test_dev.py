@@ -1,4 +1,4 @@
-"""`python -m proxy dev`: what it refuses, what it leaves behind, and what it keeps."""
+"""`python -m proxy dev`: refusals, cleanup and kept data."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.flows.load import spend
 from tests.flows.talk import Talk, ask_once, post, rpc
 from tests.service import Service, descendants, finished, is_running, launch, naming, until
 
-# Everything must be gone this soon after a kill: Postgres writes its last page, workers end their drain.
+# All processes must end this soon after a kill: Postgres writes its last page, workers finish their drain.
 GONE_S = 15.0
 READ = rpc("eth_chainId")
 
 
 @pytest.fixture
 def own_tmp(tmp_path: Path) -> dict[str, str]:
-    """An environment whose temporary directory is the test's own, to see what stays in it."""
+    """An environment with a private temporary directory, to check what is left in it."""
     (tmp_path / "tmp").mkdir()
     return {"TMPDIR": str(tmp_path / "tmp")}
 
@@ -34,7 +34,7 @@ def left_in(directory: Path) -> list[str]:
 
 
 async def refused(data: Path, *words: str, env: dict[str, str] | None = None) -> str:
-    """Start, expect a refusal: exit code 2, and what was said; nothing of it may be left running."""
+    """Start, expect exit code 2 and no process left running, and return the output."""
     process = launch(data, *words, env=env)
     seen = await _watched(process, data)
     code, said = await finished(process)
@@ -45,7 +45,7 @@ async def refused(data: Path, *words: str, env: dict[str, str] | None = None) ->
 
 
 async def _watched(process: subprocess.Popen[bytes], data: Path) -> set[int]:
-    """All processes that were ever below it, until it ends."""
+    """Collect all descendants that the process ever had, until it ends."""
     seen: set[int] = set()
     end = time.monotonic() + 60.0
     while process.poll() is None and time.monotonic() < end:
@@ -61,8 +61,8 @@ async def _all_gone(seen: set[int], data: Path) -> None:
 # Refusals
 
 
-async def test_port_in_use_is_named_with_the_way_out(service: Service, tmp_path: Path, own_tmp: dict[str, str]) -> None:
-    """That of another run too: SO_REUSEPORT would let both listen, and each would get half of the requests."""
+async def test_port_in_use_is_reported_with_a_remedy(service: Service, tmp_path: Path, own_tmp: dict[str, str]) -> None:
+    """Also the port of another run: with SO_REUSEPORT both could listen and each would get half of the requests."""
     said = await refused(tmp_path / "data", "--port", str(service.port), env=own_tmp)
     assert f"{service.port}" in said
     assert "--port" in said
@@ -71,7 +71,7 @@ async def test_port_in_use_is_named_with_the_way_out(service: Service, tmp_path:
     assert not (tmp_path / "data" / "running.json").exists()
 
 
-async def test_database_that_does_not_start_is_named_with_its_log(tmp_path: Path, own_tmp: dict[str, str]) -> None:
+async def test_database_that_does_not_start_is_reported_with_its_log(tmp_path: Path, own_tmp: dict[str, str]) -> None:
     cluster = tmp_path / "data" / "postgres"
     cluster.mkdir(parents=True, mode=0o700)
     (cluster / "PG_VERSION").write_text("9.1\n")
@@ -81,7 +81,7 @@ async def test_database_that_does_not_start_is_named_with_its_log(tmp_path: Path
     assert left_in(tmp_path / "tmp") == []
 
 
-async def test_worker_that_does_not_start_is_named_with_its_reason(tmp_path: Path, own_tmp: dict[str, str]) -> None:
+async def test_worker_that_does_not_start_is_reported_with_its_reason(tmp_path: Path, own_tmp: dict[str, str]) -> None:
     said = await refused(tmp_path / "data", env={**own_tmp, "AIOHTTP_NO_EXTENSIONS": "1"})
     assert "C parser" in said
     assert left_in(tmp_path / "tmp") == []
@@ -99,13 +99,15 @@ async def test_worker_that_does_not_start_is_named_with_its_reason(tmp_path: Pat
         (("--ready-file", "/nowhere/ready.json"), "--ready-file"),
     ],
 )
-async def test_bad_words_are_refused_before_anything_starts(tmp_path: Path, words: tuple[str, ...], named: str) -> None:
+async def test_invalid_arguments_are_refused_before_anything_starts(
+    tmp_path: Path, words: tuple[str, ...], named: str
+) -> None:
     said = await refused(tmp_path / "data", *words)
     assert named in said
     assert "ready after" not in said
 
 
-async def test_bad_environment_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_invalid_environment_is_refused_before_anything_starts(tmp_path: Path) -> None:
     env = {"PENSTOCK_SERVER__HEAD_TIMEOUT_S": "soon", "PENSTOCK_NO__SUCH": "1"}
     said = await refused(tmp_path / "data", env=env)
     assert "server.head_timeout_s" in said
@@ -113,7 +115,7 @@ async def test_bad_environment_is_refused_before_anything_starts(tmp_path: Path)
     assert "ready after" not in said
 
 
-async def test_data_that_is_no_directory_is_named(tmp_path: Path) -> None:
+async def test_data_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").write_text("")
     said = await refused(tmp_path / "data", "--data", str(tmp_path / "data" / "file"))
@@ -121,15 +123,15 @@ async def test_data_that_is_no_directory_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "data" / "file") in said
 
 
-# What is left behind: nothing
+# Cleanup
 
 
 @pytest.mark.parametrize("moment", ["postgres", "worker", "alto"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-async def test_end_during_start_up_leaves_nothing(
+async def test_kill_during_startup_leaves_nothing_behind(
     tmp_path: Path, own_tmp: dict[str, str], moment: str, number: signal.Signals
 ) -> None:
-    """Ended as soon as its first child of a kind is seen; and the next start on the same directory works."""
+    """Kill it as soon as its first child of a kind appears; the next start with the same directory works."""
     data = tmp_path / "data"
     process = launch(data, env=own_tmp, bundler=moment == "alto")
     seen: set[int] = set()
@@ -151,8 +153,8 @@ async def test_end_during_start_up_leaves_nothing(
         assert left_in(tmp_path / "tmp") == []
 
 
-async def test_start_after_an_end_in_the_middle_of_the_first_one_works(tmp_path: Path) -> None:
-    """Not even a kill while the cluster is being made leaves one that cannot be used."""
+async def test_start_after_a_kill_during_the_first_start_works(tmp_path: Path) -> None:
+    """A kill during the creation of the cluster does not leave an unusable one."""
     data = tmp_path / "data"
     process = launch(data)
     await until(lambda: any("initdb" in line for line in descendants(process.pid).values()), every_s=0.002)
@@ -163,7 +165,7 @@ async def test_start_after_an_end_in_the_middle_of_the_first_one_works(tmp_path:
     assert await service_room.stop(running) == 0
 
 
-# What is kept: everything
+# Kept data
 
 
 @pytest.fixture(scope="module")
@@ -173,14 +175,14 @@ async def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def kept(spaced: Path) -> AsyncIterator[dict[str, Service]]:
-    """The service that is running on the directory at the moment: tests replace it."""
+    """The service that currently runs on the directory. Tests replace it."""
     box = {"now": await service_room.start(spaced, "--workers", "2")}
     yield box
     await service_room.stop(box["now"])
 
 
 async def again(box: dict[str, Service], *words: str, by: signal.Signals = signal.SIGINT) -> Service:
-    """End the running service, see that nothing of it is left, and start it anew on the same directory."""
+    """Stop the running service, check that no process is left, and start it again with the same directory."""
     old = box["now"]
     seen = set(descendants(old.process.pid))
     code = await service_room.stop(old, by)
@@ -201,7 +203,7 @@ async def test_second_run_on_the_same_directory_is_refused(kept: dict[str, Servi
     assert (now.data / "ready.json").exists()
 
 
-async def test_everything_survives_a_restart(kept: dict[str, Service]) -> None:
+async def test_data_survives_a_restart(kept: dict[str, Service]) -> None:
     before = kept["now"]
     account = await before.new_account("free", "--requests-per-day", "9")
     made = await before.new_key(account["id"], "--scope", "rpc:read")
@@ -222,7 +224,7 @@ async def test_everything_survives_a_restart(kept: dict[str, Service]) -> None:
     assert (await ask_once(after, write)).status == 403
 
 
-async def test_kill_of_the_supervisor_leaves_no_process_and_loses_nothing(kept: dict[str, Service]) -> None:
+async def test_killed_service_leaves_no_process_and_loses_no_data(kept: dict[str, Service]) -> None:
     before = kept["now"]
     account = await before.new_account()
     made = await before.new_key(account["id"])
@@ -231,7 +233,7 @@ async def test_kill_of_the_supervisor_leaves_no_process_and_loses_nothing(kept: 
     assert (await ask_once(after, post(READ, key=made["key"]))).status == 200
 
 
-async def test_fresh_forgets_everything(kept: dict[str, Service]) -> None:
+async def test_fresh_deletes_all_data(kept: dict[str, Service]) -> None:
     before = kept["now"]
     await before.new_account()
     (before.data / "notes.txt").write_text("not ours")

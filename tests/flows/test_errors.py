@@ -1,4 +1,4 @@
-"""Whatever goes wrong, whoever finds it: the contract's body, in JSON, and nothing of what lies behind."""
+"""Every error, from any layer, has the specified JSON body and reveals no internals."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def test_unknown_path_is_not_found(service: Service, key: str, target: str
 
 
 @pytest.mark.parametrize("target", ["/v1/gas/ethereum/prices", "/docs/nope.js", "/docs/../proxy/app.py", "/metrics"])
-async def test_what_is_not_served_is_not_found(service: Service, key: str, target: str) -> None:
-    """A network that is not configured, a page that does not exist, a file beside the pages, the operator's own address."""
+async def test_unserved_paths_are_not_found(service: Service, key: str, target: str) -> None:
+    """An unconfigured network, a missing page, a file outside the pages, the metrics path."""
     (await ask_once(service, request("GET", target, key=key))).fault(404)
 
 
@@ -58,9 +58,7 @@ async def test_head_of_a_page_has_no_body(service: Service) -> None:
 
 
 @pytest.mark.parametrize("network", ["dev/%zz", "dev/%", "dev/%f", "%ff%fe/mainnet", "dev/main%00net", "dev/..%2fx"])
-async def test_bad_percent_encoding_in_a_path_is_an_error_of_the_caller(
-    service: Service, key: str, network: str
-) -> None:
+async def test_invalid_percent_encoding_in_a_path_is_a_client_error(service: Service, key: str, network: str) -> None:
     reply = await ask_once(service, post(READ, key=key, network=network))
     assert reply.status in (400, 404)
     reply.fault(reply.status)
@@ -70,7 +68,7 @@ async def test_encoded_path_finds_the_same_network(service: Service, key: str) -
     assert (await ask_once(service, post(READ, key=key, network="de%76/mainnet"))).status == 200
 
 
-async def test_unknown_network_and_network_without_upstream_are_told_apart(service: Service, key: str) -> None:
+async def test_unknown_network_and_network_without_upstream_differ(service: Service, key: str) -> None:
     unknown = await ask_once(service, post(READ, key=key, network="atlantis/mainnet"))
     known = await ask_once(service, post(READ, key=key, network="polygon/mainnet"))
     assert "atlantis" in unknown.fault(404)["message"]
@@ -105,7 +103,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_request_that_is_no_http_gets_the_contract_body_and_is_closed(service: Service, name: str) -> None:
+async def test_invalid_http_gets_an_error_body_and_is_closed(service: Service, name: str) -> None:
     async with await Talk.open(service.port) as talk:
         reply = await talk.ask(MALFORMED[name])
         assert 400 <= reply.status < 500
@@ -113,14 +111,14 @@ async def test_request_that_is_no_http_gets_the_contract_body_and_is_closed(serv
         assert await talk.is_closed(within_s=5.0)
 
 
-async def test_garbage_in_a_chunked_body_is_an_error_of_the_caller(service: Service, key: str) -> None:
+async def test_invalid_chunked_body_is_a_client_error(service: Service, key: str) -> None:
     head = post(b"", key=key, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
     async with await Talk.open(service.port) as talk:
         reply = await talk.ask(head + b"zz\r\n{}\r\n0\r\n\r\n")
     reply.fault(400)
 
 
-async def test_malformed_request_leaves_others_on_the_same_worker_alone(service: Service, key: str) -> None:
+async def test_malformed_request_does_not_affect_other_connections(service: Service, key: str) -> None:
     async with await Talk.open(service.port) as good:
         assert (await good.call(key=key)).status == 200
         for data in MALFORMED.values():
@@ -134,7 +132,7 @@ async def test_malformed_request_leaves_others_on_the_same_worker_alone(service:
 # The body
 
 
-async def test_body_over_the_cap_is_refused_by_its_length_before_it_is_sent(service: Service, key: str) -> None:
+async def test_body_over_the_limit_is_refused_by_its_content_length(service: Service, key: str) -> None:
     head = post(b"", key=key, Content_Length=str(CAP + 1))
     async with await Talk.open(service.port) as talk:
         reply = await talk.ask(head)
@@ -142,7 +140,7 @@ async def test_body_over_the_cap_is_refused_by_its_length_before_it_is_sent(serv
     assert reply.closes
 
 
-async def test_body_over_the_cap_is_refused_while_it_comes_in_chunks(service: Service, key: str) -> None:
+async def test_chunked_body_over_the_limit_is_refused_while_it_arrives(service: Service, key: str) -> None:
     head = post(b"", key=key, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     async with await Talk.open(service.port) as talk:
@@ -150,12 +148,12 @@ async def test_body_over_the_cap_is_refused_while_it_comes_in_chunks(service: Se
         reply.fault(413)
 
 
-async def test_body_of_exactly_the_cap_is_read(service: Service, key: str) -> None:
+async def test_body_of_exactly_the_limit_is_read(service: Service, key: str) -> None:
     body = READ + b" " * (CAP - len(READ))
     assert (await ask_once(service, post(body, key=key))).json["result"] == "0x7a69"
 
 
-async def test_body_in_chunks_is_read(service: Service, key: str) -> None:
+async def test_chunked_body_is_read(service: Service, key: str) -> None:
     head = post(b"", key=key, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in READ)
     assert (await ask_once(service, head + chunks + b"0\r\n\r\n")).json["result"] == "0x7a69"
@@ -167,7 +165,7 @@ async def test_wrong_content_type_is_unsupported(service: Service, key: str, kin
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-async def test_json_content_type_is_accepted_as_clients_write_it(service: Service, key: str, kind: str) -> None:
+async def test_common_spellings_of_the_json_content_type_are_accepted(service: Service, key: str, kind: str) -> None:
     assert (await ask_once(service, post(READ, key=key, Content_Type=kind))).status == 200
 
 
@@ -201,7 +199,9 @@ NO_CALLS: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("name", NO_CALLS)
-async def test_body_that_is_no_call_is_a_bad_request_with_its_rpc_code(service: Service, key: str, name: str) -> None:
+async def test_body_that_is_not_a_call_is_a_bad_request_with_its_rpc_code(
+    service: Service, key: str, name: str
+) -> None:
     body, code = NO_CALLS[name]
     error = (await ask_once(service, post(body, key=key))).fault(400)
     assert error["details"]["rpc_code"] == code or not code
@@ -213,7 +213,7 @@ async def test_unknown_method_is_a_json_rpc_error_under_the_callers_id(service: 
         assert (reply.status, reply.json["id"], reply.json["error"]["code"]) == (200, "mine", -32601)
 
 
-# HTTP as clients speak it
+# HTTP features that clients use
 
 
 async def test_http_1_0_is_answered_and_closed(service: Service, key: str) -> None:
@@ -236,9 +236,7 @@ async def test_expect_continue_is_answered_before_the_body_is_sent(service: Serv
 @pytest.mark.parametrize(
     ("method", "target"), [("POST", "/v1/rpc/dev/mainnet"), ("GET", "/v1/wallets"), ("GET", "/healthz"), ("GET", "/no")]
 )
-async def test_expectation_that_nobody_knows_gets_the_contract_body(
-    service: Service, key: str, method: str, target: str
-) -> None:
+async def test_unknown_expectation_gets_an_error_body(service: Service, key: str, method: str, target: str) -> None:
     (await ask_once(service, request(method, target, READ, key=key, Expect="the-unexpected"))).fault(400)
 
 
@@ -262,7 +260,7 @@ async def test_pipelined_requests_are_answered_in_order(service: Service, key: s
         assert [(await talk.reply()).json["id"] for _ in range(20)] == list(range(20))
 
 
-async def test_request_in_single_bytes_is_read(service: Service, key: str) -> None:
+async def test_request_sent_byte_by_byte_is_read(service: Service, key: str) -> None:
     async with await Talk.open(service.port) as talk:
         for byte in post(READ, key=key):
             await talk.send(bytes([byte]))
@@ -277,13 +275,13 @@ async def test_well_formed_request_id_is_echoed(service: Service, key: str, give
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\u560a", "<script>", "a%0d%0aX: 1", "ä", "a;b"])
-async def test_ill_formed_request_id_is_replaced(service: Service, key: str, given: str) -> None:
+async def test_malformed_request_id_is_replaced(service: Service, key: str, given: str) -> None:
     said = (await ask_once(service, post(READ, key=key, X_Request_Id=given))).headers["x-request-id"]
     assert re.fullmatch(r"[A-Za-z0-9_-]{8,64}", said)
     assert said != given
 
 
-async def test_every_reply_has_a_request_id_of_its_own(service: Service, key: str) -> None:
+async def test_every_reply_has_its_own_request_id(service: Service, key: str) -> None:
     async with await Talk.open(service.port) as talk:
         said = [(await talk.ask(post(READ, key=key))).headers["x-request-id"] for _ in range(50)]
     assert len(set(said)) == 50
@@ -316,39 +314,39 @@ async def _redirect(_call: dict[str, Any]) -> web.StreamResponse:
     return web.Response(status=302, headers={"Location": f"http://{USER}:{PASSWORD}@127.0.0.1:1/{SECRET_PATH}"})
 
 
-def says_nothing_of_the_upstream(reply: Reply, upstream: Upstream) -> None:
-    told = reply.body.decode() + repr(reply.headers)
+def hides_the_upstream(reply: Reply, upstream: Upstream) -> None:
+    text = reply.body.decode() + repr(reply.headers)
     for secret in (USER + ":", PASSWORD, SECRET_PATH, str(upstream.port), "127.0.0.1", "html", "Traceback"):
-        assert secret not in told, (secret, told)
+        assert secret not in text, (secret, text)
 
 
 @pytest.mark.parametrize("act", [_hang_up, _error_page, _unauthorized, _no_json, _another_id, _redirect])
-async def test_upstream_that_fails_is_an_internal_error_without_its_address(
+async def test_failing_upstream_is_an_internal_error_without_its_address(
     service: Service, faulty: Upstream, key: str, act: Any
 ) -> None:
     faulty.act = act
     reply = await ask_once(service, post(fresh_call(), key=key, network=HOODI))
     assert reply.status in (500, 503)
     reply.fault(reply.status)
-    says_nothing_of_the_upstream(reply, faulty)
+    hides_the_upstream(reply, faulty)
 
 
-async def test_upstream_that_is_away_is_an_internal_error_without_its_address(
+async def test_unreachable_upstream_is_an_internal_error_without_its_address(
     service: Service, faulty: Upstream, key: str
 ) -> None:
-    """And the call costs nothing: it was our fault."""
+    """The call costs nothing, because the failure is the service's."""
     await faulty.close()
     try:
         reply = await ask_once(service, post(fresh_call(), key=key, network=HOODI))
         assert reply.status in (500, 503)
         reply.fault(reply.status)
-        says_nothing_of_the_upstream(reply, faulty)
+        hides_the_upstream(reply, faulty)
         assert reply.headers["x-ratelimit-remaining"] == reply.headers["x-ratelimit-limit"]
     finally:
         await faulty.open()
 
 
-async def test_upstreams_own_error_passes_through_with_its_code_and_data(
+async def test_upstream_error_passes_through_with_its_code_and_data(
     service: Service, upstream: Upstream, key: str
 ) -> None:
     async def revert(call: dict[str, Any]) -> web.StreamResponse:
@@ -373,10 +371,12 @@ async def test_failed_item_of_a_batch_has_its_own_error(service: Service, upstre
     answer = await ask_once(service, post(body, key=key, network=SEPOLIA))
     assert [item.get("result") for item in answer.json] == ["0x1", None]
     assert answer.json[1]["error"]["code"] == -32603
-    says_nothing_of_the_upstream(answer, upstream)
+    hides_the_upstream(answer, upstream)
 
 
-async def test_client_that_hangs_up_in_the_middle_harms_nobody(service: Service, upstream: Upstream, key: str) -> None:
+async def test_client_that_disconnects_midway_affects_no_other_client(
+    service: Service, upstream: Upstream, key: str
+) -> None:
     data = post(fresh_call(), key=key, network=SEPOLIA)
     for cut in (1, 20, len(data) // 2, len(data)):
         for _ in range(5):

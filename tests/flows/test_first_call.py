@@ -1,4 +1,4 @@
-"""The banner's promise: a key from the ready file and a call that works."""
+"""The banner's examples: a key from the ready file and a call that works."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ NAMES = {
 }
 
 
-async def test_ready_file_has_what_programs_look_for(service: Service) -> None:
+async def test_ready_file_has_the_documented_members(service: Service) -> None:
     assert set(service.ready) >= NAMES
     assert service.base.endswith("/v1")
     assert set(service.keys) == {"free", "growth", "enterprise", "test"}
     assert set(service.ready["funded_account"]) == {"address", "private_key"}
 
 
-async def test_operators_token_of_the_ready_file_opens_the_operators_part(service: Service) -> None:
+async def test_operator_token_of_the_ready_file_opens_the_admin_api(service: Service) -> None:
     response = await service.get("/v1/admin/networks", Authorization=f"Bearer {service.ready['admin_token']}")
     assert response.status == 200
 
 
-async def test_banner_key_reads_the_dev_chain(service: Service) -> None:
+async def test_key_of_the_banner_reads_the_dev_chain(service: Service) -> None:
     response = await service.rpc("eth_chainId", key="free")
     assert response.status == 200
     assert await response.json() == {"jsonrpc": "2.0", "id": 1, "result": "0x7a69"}

@@ -1,4 +1,4 @@
-"""Keys while the service runs: made, changed and ended by the command line, in every worker within a second."""
+"""Keys created, changed and revoked on the command line reach every worker within a second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = access.mint("live", bytes(32))
 
 @pytest.fixture(scope="module")
 async def held(service: Service) -> AsyncIterator[Held]:
-    """A keep-alive connection to every worker, open before any of the changes."""
+    """A keep-alive connection to every worker, opened before any change."""
     connections = await to_every_worker(service)
     yield connections
     await close_all(connections)
@@ -33,7 +33,7 @@ async def account(service: Service) -> str:
 
 
 async def in_every_worker(held: Held, data: bytes, wanted: Callable[[Reply], bool]) -> list[Reply]:
-    """Every worker answers so within a second from now; their replies."""
+    """Wait up to a second until every worker's reply satisfies the condition, and return the replies."""
     end = time.monotonic() + SOON_S
     replies = []
     for talks in held.values():
@@ -64,7 +64,7 @@ async def test_both_headers_carry_a_key(service: Service, account: str) -> None:
     assert (await ask_once(service, post(READ, key=None, Authorization=f"Basic {key}"))).status == 401
 
 
-async def test_revoked_key_is_refused_for_good(service: Service, held: Held, account: str) -> None:
+async def test_revoked_key_is_refused_permanently(service: Service, held: Held, account: str) -> None:
     made = await service.new_key(account)
     data = post(READ, key=made["key"])
     await in_every_worker(held, data, has_status(200))
@@ -88,7 +88,7 @@ async def test_disabled_key_is_forbidden_until_it_is_enabled(service: Service, h
     await in_every_worker(held, data, has_status(200))
 
 
-async def test_scopes_are_checked_and_changed_while_it_runs(service: Service, held: Held, account: str) -> None:
+async def test_scope_changes_apply_while_the_service_runs(service: Service, held: Held, account: str) -> None:
     made = await service.new_key(account, "--scope", "rpc:read")
     reads, writes = post(READ, key=made["key"]), post(WRITE, key=made["key"])
     await in_every_worker(held, reads, has_status(200))
@@ -106,7 +106,7 @@ async def test_scopes_are_checked_and_changed_while_it_runs(service: Service, he
     await in_every_worker(held, writes, has_status(200))
 
 
-async def test_rotated_key_works_on_for_its_overlap_and_shares_its_buckets(
+async def test_rotated_key_works_during_the_overlap_and_shares_its_buckets(
     service: Service, held: Held, account: str
 ) -> None:
     old = await service.new_key(account, "--scope", "rpc:read", "--requests-per-second", "50")
@@ -116,7 +116,7 @@ async def test_rotated_key_works_on_for_its_overlap_and_shares_its_buckets(
     assert new["scopes"] == ["rpc:read"]
     for reply in await in_every_worker(held, post(READ, key=new["key"]), has_status(200)):
         assert reply.headers["x-ratelimit-limit"] == "50"
-    # Both take from one bucket: what the old one spends is missing to the new one.
+    # Both take from one bucket: requests of the old key reduce the new key's limit.
     talk = next(iter(held.values()))[0]
     replies = [await talk.ask(post(READ, key=old["key"])) for _ in range(30)]
     assert {reply.status for reply in replies} == {200}
@@ -136,7 +136,7 @@ async def test_rotation_without_overlap_ends_the_old_key_at_once(service: Servic
     await in_every_worker(held, post(READ, key=new["key"]), has_status(200))
 
 
-async def test_test_key_is_for_test_networks_only(service: Service, account: str) -> None:
+async def test_test_key_works_on_test_networks_only(service: Service, account: str) -> None:
     key = (await service.new_key(account, "--mode", "test"))["key"]
     assert key.startswith("svc_test_")
     assert (await ask_once(service, post(READ, key=key, network="dev/testnet"))).status == 200
@@ -145,7 +145,7 @@ async def test_test_key_is_for_test_networks_only(service: Service, account: str
         assert "svc_test_" in refused.fault(403)["message"]
 
 
-async def test_live_key_may_use_test_networks(service: Service) -> None:
+async def test_live_key_works_on_test_networks(service: Service) -> None:
     assert (await service.rpc("eth_chainId", network="dev/testnet")).status == 200
 
 
@@ -163,7 +163,7 @@ async def test_live_key_may_use_test_networks(service: Service) -> None:
         " ",
     ],
 )
-async def test_key_that_is_none_is_unauthorized_in_the_same_words(service: Service, key: str) -> None:
+async def test_every_invalid_key_gets_the_same_unauthorized_reply(service: Service, key: str) -> None:
     reply = await ask_once(service, post(READ, key=None, X_API_Key=key))
     error = reply.fault(401)
     assert error["message"] in ("the API key is not valid", NO_KEY)
@@ -173,14 +173,14 @@ async def test_key_that_is_none_is_unauthorized_in_the_same_words(service: Servi
 NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
 
 
-async def test_key_in_the_query_does_not_open_http(service: Service) -> None:
-    """Queries are written to logs on the way: only sockets take a key there, because browsers leave them no choice."""
+async def test_key_in_the_query_is_not_accepted_over_http(service: Service) -> None:
+    """URLs are often logged. Only WebSockets accept a key there, because browsers cannot set their headers."""
     key = service.keys["enterprise"]
     reply = await ask_once(service, request("POST", f"/v1/rpc/dev/mainnet?apiKey={key}", READ))
     reply.fault(401)
 
 
-async def test_two_keys_of_an_account_have_buckets_of_their_own(service: Service) -> None:
+async def test_two_keys_of_an_account_have_separate_buckets(service: Service) -> None:
     account = await service.new_account("free")
     first, second = [(await service.new_key(account["id"]))["key"] for _ in range(2)]
     async with await Talk.open(service.port) as talk:
@@ -191,8 +191,8 @@ async def test_two_keys_of_an_account_have_buckets_of_their_own(service: Service
     assert reply.headers["x-ratelimit-remaining"] == "9"
 
 
-async def test_every_change_of_many_keys_arrives(service: Service, held: Held, account: str) -> None:
-    """Changes made at the same time by several commands: none is lost on the way to any worker."""
+async def test_concurrent_changes_of_many_keys_reach_every_worker(service: Service, held: Held, account: str) -> None:
+    """Several commands make changes at the same time; every worker gets all of them."""
     made: list[dict[str, Any]] = await asyncio.gather(*(service.new_key(account) for _ in range(6)))
     await asyncio.gather(*(service.ask("keys", "revoke", row["id"]) for row in made[::2]))
     for place, row in enumerate(made):

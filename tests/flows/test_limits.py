@@ -1,4 +1,4 @@
-"""Both buckets of a key, over all workers: what they admit, what they refuse, and what they say about it."""
+"""Both buckets of a key over all workers: admitted and refused requests, and the rate headers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.flows.upstream import Upstream
 from tests.service import Service
 
 SATURATION_S = 4.2
-# 50 units each: the dearest call there is.
+# 50 units each: the most expensive call.
 DEAR = "trace_replayTransaction"
 SEPOLIA = "ethereum/sepolia"
 
@@ -24,7 +24,7 @@ _accounts: dict[str, str] = {}
 
 
 async def a_key(service: Service, plan: str = "free", *words: str) -> str:
-    """A key with buckets of its own, on the one account that this module has on each plan."""
+    """A key with its own buckets, on this module's account for the plan."""
     if plan not in _accounts:
         _accounts[plan] = (await service.new_account(plan))["id"]
     made = await service.new_key(_accounts[plan], *words)
@@ -51,10 +51,10 @@ def check_refusals(tally: Tally, limit: int) -> None:
 
 
 async def test_buckets_are_exact_over_four_workers(service: Service, upstream: Upstream, record_property: Any) -> None:
-    """Free and Growth by requests, Growth by units, Growth by batches: all saturated at once, on every worker."""
+    """Saturate Free and Growth by requests, and Growth by units and by batches, at once and on every worker."""
     assert len(service.worker_pids()) == 4
     cases: dict[str, tuple[str, bytes, float, int]] = {
-        # name: plan, body, admitted a second, the plan's requests a second
+        # name: plan, body, admitted per second, the plan's requests per second
         "free requests": ("free", rpc("eth_blockNumber"), 10, 10),
         "growth requests": ("growth", rpc("eth_blockNumber"), 100, 100),
         "growth units": ("growth", rpc(DEAR), 2000 / 50, 100),
@@ -84,7 +84,7 @@ async def test_buckets_are_exact_over_four_workers(service: Service, upstream: U
         await close_all(talks)
 
 
-async def test_free_key_gets_ten_in_its_first_instant_whichever_workers_it_asks(service: Service) -> None:
+async def test_free_key_gets_ten_requests_at_once_over_all_workers(service: Service) -> None:
     key = await a_key(service)
     held = await to_every_worker(service, at_least=6)
     talks = [talk for talks in held.values() for talk in talks]
@@ -117,7 +117,7 @@ async def test_every_reply_to_a_key_has_the_rate_headers(
 
 
 @pytest.mark.parametrize(("target", "status"), [("/v1/nope", 404), ("/v1/rpc/dev/mainnet", 405)])
-async def test_what_the_router_refuses_has_the_rate_headers_too(
+async def test_reply_of_the_router_has_the_rate_headers(
     service: Service, reading_key: str, target: str, status: int
 ) -> None:
     reply = await ask_once(service, request("GET", target, key=reading_key))
@@ -126,20 +126,22 @@ async def test_what_the_router_refuses_has_the_rate_headers_too(
 
 
 @pytest.mark.parametrize(("target", "status"), [("/healthz", 200), ("/v1/openapi.json", 200), ("/docs/nope.js", 404)])
-async def test_open_page_tells_a_key_its_rate_too(service: Service, reading_key: str, target: str, status: int) -> None:
+async def test_public_page_has_the_rate_headers_for_a_key(
+    service: Service, reading_key: str, target: str, status: int
+) -> None:
     reply = await ask_once(service, request("GET", target, key=reading_key))
     assert reply.status == status
     check_headers(reply, 1000)
 
 
-async def test_head_that_is_too_large_has_the_rate_headers_too(service: Service, reading_key: str) -> None:
+async def test_reply_to_a_too_large_head_has_the_rate_headers(service: Service, reading_key: str) -> None:
     wide = {f"X-{place}": "a" * 4000 for place in range(5)}
     reply = await ask_once(service, post(rpc("eth_chainId"), key=reading_key, **wide))
     assert "head" in reply.fault(400)["message"]
     check_headers(reply, 1000)
 
 
-async def test_key_that_is_used_from_elsewhere_is_told_its_rate(service: Service) -> None:
+async def test_key_refused_for_its_origin_gets_the_rate_headers(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-second", "1000")
     fenced = await service.new_key(account["id"], "--allow-ip", "203.0.113.0/24")
     reply = await ask_once(service, post(rpc("eth_chainId"), key=str(fenced["key"])))
@@ -154,7 +156,7 @@ async def reading_key(service: Service) -> str:
 
 
 async def test_refused_requests_cost_nothing(service: Service) -> None:
-    """Wrong scope, wrong network, malformed, too large for the plan, of another kind: the bucket stays full."""
+    """Wrong scope, wrong network, malformed, too large for the plan, wrong type: the bucket stays full."""
     key = await a_key(service, "free", "--scope", "rpc:read")
     refusals = [
         post(rpc("eth_sendRawTransaction", ["0x00"]), key=key),
@@ -174,14 +176,14 @@ async def test_refused_requests_cost_nothing(service: Service) -> None:
 
 
 async def test_call_of_an_unknown_method_costs_a_request(service: Service) -> None:
-    """It was answered: otherwise a flood of nonsense would be free."""
+    """It gets a reply; otherwise a flood of unknown methods would be free."""
     key = await a_key(service)
     async with await Talk.open(service.port) as talk:
         remaining = [int((await talk.call("eth_nope", key=key)).headers["x-ratelimit-remaining"]) for _ in range(3)]
     assert remaining == [9, 8, 7]
 
 
-async def test_batch_that_can_never_fit_is_a_bad_request(service: Service, upstream: Upstream) -> None:
+async def test_batch_larger_than_the_plan_is_a_bad_request(service: Service, upstream: Upstream) -> None:
     key = await a_key(service)
     by_requests = await ask_once(service, post(batch("eth_chainId", 11), key=key))
     assert "never fit" in by_requests.fault(400)["message"]
@@ -193,8 +195,8 @@ async def test_batch_that_can_never_fit_is_a_bad_request(service: Service, upstr
     assert fits.headers["x-ratelimit-remaining"] == "0"
 
 
-async def test_batch_waits_for_its_own_size(service: Service, upstream: Upstream) -> None:
-    """The wait is the time until the whole batch fits; afterwards it does."""
+async def test_retry_after_covers_the_whole_batch(service: Service, upstream: Upstream) -> None:
+    """Retry-After is the time until the whole batch fits; after that it is accepted."""
     key = await a_key(service)
     async with await Talk.open(service.port) as talk:
         data = post(batch(DEAR, 4), key=key, network=SEPOLIA)
@@ -206,7 +208,7 @@ async def test_batch_waits_for_its_own_size(service: Service, upstream: Upstream
         assert (await talk.ask(data)).status == 200
 
 
-async def test_batch_items_are_answered_in_order_each_on_its_own(service: Service, upstream: Upstream) -> None:
+async def test_batch_items_are_answered_individually_in_order(service: Service, upstream: Upstream) -> None:
     key = await a_key(service, "growth", "--scope", "rpc:read")
     items = [
         orjson.loads(rpc("eth_blockNumber", id="a")),
@@ -223,19 +225,19 @@ async def test_batch_items_are_answered_in_order_each_on_its_own(service: Servic
     assert reply.headers["x-ratelimit-remaining"] == "94"
 
 
-async def test_limits_of_a_key_and_of_an_account_change_while_it_runs(service: Service) -> None:
+async def test_limit_changes_apply_while_the_service_runs(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-second", "7")
     made = await service.new_key(account["id"])
     assert (await ask_once(service, post(rpc("eth_chainId"), key=made["key"]))).headers["x-ratelimit-limit"] == "7"
     await service.ask("keys", "set", made["id"], "--requests-per-second", "3")
-    await every_worker_says(service, made["key"], "3")
+    await every_worker_reports(service, made["key"], "3")
     await service.ask("keys", "set", made["id"], "--requests-per-second", "-1")
-    await every_worker_says(service, made["key"], "7")
+    await every_worker_reports(service, made["key"], "7")
     await service.ask("accounts", "set", account["id"], "--requests-per-second", "-1", "--plan", "growth")
-    await every_worker_says(service, made["key"], "100")
+    await every_worker_reports(service, made["key"], "100")
 
 
-async def every_worker_says(service: Service, key: str, limit: str) -> None:
+async def every_worker_reports(service: Service, key: str, limit: str) -> None:
     held = await to_every_worker(service)
     deadline = time.monotonic() + 1.5
     for talks in held.values():

@@ -1,4 +1,4 @@
-"""What calls cost, and what is counted of them: to the unit, by names that nobody can invent."""
+"""Prices and counts of calls: exact to the unit, with a closed set of metric labels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tally(of: Scene, method: str) -> Any:
 
 
 def charged(of: Scene) -> int:
-    """What all calls were charged, as the metrics say."""
+    """Return the units charged for all calls, from the metrics."""
     of.worker.app.usage.gather()
     plans = (*of.route.policies.values(), of.route.unknown)
     return sum(plan.tally.units for plan in plans)
@@ -50,7 +50,7 @@ def params_of(method: str) -> list[Any]:
 
 
 @on_uvloop
-async def test_every_method_costs_what_the_table_says() -> None:
+async def test_every_method_costs_its_listed_price() -> None:
     async with scene(1) as found, await found.worker.talk() as talk:
         for name, price in EVM.items():
             kind = FAMILIES["evm"].methods[name].kind
@@ -83,7 +83,7 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
         async with scene(1, cache=cache) as found:
             found.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
             params = [ADDRESS, block(found.chain.head)]
-            for _ in range(2):  # What is known already costs the same.
+            for _ in range(2):  # A cached reply costs the same.
                 reply = await found.ask("eth_getBalance", params)
                 assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
             reply = await found.batch(("eth_getBalance", params))
@@ -93,7 +93,7 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
 
 
 @on_uvloop
-async def test_dear_method_costs_no_more_for_being_old() -> None:
+async def test_expensive_method_costs_no_archive_surcharge() -> None:
     async with scene(1) as found:
         dear = next(
             name for name, price in EVM.items() if price > ARCHIVE and FAMILIES["evm"].methods[name].block_at == 0
@@ -125,7 +125,7 @@ async def test_batch_costs_the_sum_of_its_items() -> None:
         ]
         whole = EVM["eth_getBalance"] * 2 + ARCHIVE + EVM["eth_chainId"] + 1
         assert units(await found.batch(*calls)) == whole
-        # What the key may not do is refused, which is free.
+        # An item outside the key's scopes is refused, which is free.
         assert units(await found.batch(*calls, ("eth_sendRawTransaction", ["0x01"]), key="reader")) == whole
         body = orjson.dumps([1, {"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice", "params": []}])
         assert units(await found.worker.ask(body, network=found.network)) == 1 + EVM["eth_gasPrice"]
@@ -151,13 +151,13 @@ async def test_units_run_out_and_refusals_cost_nothing() -> None:
 
 
 @on_uvloop
-async def test_unknown_method_costs_one_is_answered_once_and_counted_under_one_name() -> None:
+async def test_unknown_method_costs_one_unit_and_is_counted_as_other() -> None:
     async with scene(1) as found:
         found.worker.add_key("poor", limits=Limits(1000, 3, 0))
         async with await found.worker.talk() as talk:
             request = found.worker.post(rpc("eth_noSuchThing"), key="poor", network=found.network)
             replies = [await talk.ask(request) for _ in range(12)]
-            # One reply to each request, or the last would not be this one.
+            # If a request had got two replies, the last one would be a different one.
             last = await talk.ask(found.worker.post(rpc("eth_chainId", id=77), network=found.network))
             assert last.json["id"] == 77
         answered = [reply for reply in replies if reply.status == 200]
@@ -168,7 +168,7 @@ async def test_unknown_method_costs_one_is_answered_once_and_counted_under_one_n
 
 
 @on_uvloop
-async def test_error_of_the_chain_costs_the_full_price_and_a_failure_of_ours_nothing() -> None:
+async def test_chain_error_costs_the_full_price_and_an_internal_failure_nothing() -> None:
     def revert(_: list[Any]) -> Any:
         raise Refused(3, "execution reverted", data="0x08c379a0")
 
@@ -186,7 +186,7 @@ async def test_error_of_the_chain_costs_the_full_price_and_a_failure_of_ours_not
 
 
 @on_uvloop
-async def test_reply_that_breaks_off_in_the_middle_costs_nothing() -> None:
+async def test_interrupted_reply_costs_nothing() -> None:
     async with scene(1, faults=True, cache={"enabled": False, "coalesce": False}) as found:
         found.worker.add_key("poor", limits=Limits(1000, 100, 0))
         found.upstreams[0].answers["eth_getCode"] = lambda _: "0x" + "ab" * 300_000
@@ -201,7 +201,7 @@ async def test_reply_that_breaks_off_in_the_middle_costs_nothing() -> None:
 
 
 @on_uvloop
-async def test_what_is_charged_is_what_the_replies_say_to_the_unit() -> None:
+async def test_charged_units_equal_the_units_in_the_replies() -> None:
     chance = random.Random(7)
     async with scene(3, faults=True) as found:
         ways: list[tuple[str, list[Any]]] = [
@@ -237,7 +237,7 @@ async def test_what_is_charged_is_what_the_replies_say_to_the_unit() -> None:
 
 
 @on_uvloop
-async def test_calls_are_counted_by_outcome_cache_and_upstream_alone_and_in_batches() -> None:
+async def test_calls_are_counted_by_outcome_cache_and_upstream() -> None:
     async with scene(2) as found:
         call = ("eth_getBalance", [ADDRESS, "0x5"])
         await found.ask(*call)
@@ -267,7 +267,7 @@ def looks(of: Scene) -> int:
     return of.count("eth_blockNumber") + of.count("eth_getBlockByNumber")
 
 
-def test_labels_are_closed_sets_whatever_is_called(tmp_path: Path) -> None:
+def test_metric_labels_are_closed_sets(tmp_path: Path) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(2) as found:
@@ -299,20 +299,20 @@ def test_labels_are_closed_sets_whatever_is_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("shown", [False, True])
-def test_upstream_that_answered_is_told_only_where_the_operator_wants_it(shown: bool, short: bool) -> None:
+def test_upstream_header_is_sent_only_if_configured(shown: bool, short: bool) -> None:
     @on_uvloop
     async def run() -> None:
         cache = {"enabled": not short, "coalesce": not short}
         async with scene(1 if short else 2, rpc={"show_upstream": shown}, cache=cache) as found:
-            # `Expect` is for the way of everything unusual: it says the same.
+            # `Expect` takes the slow path through aiohttp, which sends the same header.
             for n, headers in enumerate(({}, {"Expect": "100-continue"})):
                 params = [ADDRESS, "0x0", hex(990 + n)] if not short else [ADDRESS, "0x0", "latest"]
                 before = [each.count("eth_getStorageAt") for each in found.upstreams]
                 reply = await found.ask("eth_getStorageAt", params, **headers)
                 after = [each.count("eth_getStorageAt") for each in found.upstreams]
                 asked = next(place for place in range(len(after)) if after[place] > before[place])
-                told = reply.headers.get("x-upstream")
-                assert told == (f"{found.network}#{asked + 1}" if shown else None)
+                header = reply.headers.get("x-upstream")
+                assert header == (f"{found.network}#{asked + 1}" if shown else None)
                 if not short:
                     again = await found.ask("eth_getStorageAt", params, **headers)
                     assert (again.headers["x-cache"], again.headers.get("x-upstream")) == ("hit", None)
@@ -324,8 +324,8 @@ def test_upstream_that_answered_is_told_only_where_the_operator_wants_it(shown: 
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_rates_are_told_as_they_are_when_the_reply_goes_out(cache: bool) -> None:
-    """What others took while a call was under way is not there any more."""
+def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
+    """Requests admitted while a call is in progress reduce its remaining count."""
 
     @on_uvloop
     async def run() -> None:
@@ -337,7 +337,7 @@ def test_rates_are_told_as_they_are_when_the_reply_goes_out(cache: bool) -> None
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(found.ask("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
                 await until(lambda: found.route.upstreams[0].health.inflight > 0, every_s=0.001)
-                # A taking of hours: on no machine is it refilled before the reply comes.
+                # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
                 found.worker.app.admission.windows.give_back(key.slot, -3600.0, 0.0)
             reply = asking.result()
             assert reply.headers["x-ratelimit-remaining"] == "0"

@@ -1,4 +1,4 @@
-"""What an operator types before the service runs: `check`, `migrate` and a `serve` that is refused, each with its reason."""
+"""An operator's first commands: `check`, `migrate`, and a `serve` that refuses to start, with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.flows.production import PEPPER, settings_text
 from tests.service import command
 
 UPSTREAM = "https://user:canary-password@upstream.example.com/canary-path"
-# Every one of these must be named, in one go.
+# All of these must be reported together.
 BAD = """
 [server]
 port = 99999
@@ -38,14 +38,14 @@ url = "canary-path"
 
 @pytest.fixture
 async def empty_database(cluster: Postgres, tmp_path: Path) -> AsyncIterator[Path]:
-    """A settings file on a database in which nothing has been made yet."""
+    """A settings file for an empty database."""
     async with another(cluster.url, "untouched") as url:
         path = tmp_path / "penstock.toml"
         path.write_text(settings_text(url, UPSTREAM))
         yield path
 
 
-async def test_bad_settings_are_all_named_at_once(tmp_path: Path) -> None:
+async def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(BAD)
     checked = await asyncio.to_thread(command, "check", "--config", str(path), env={"PENSTOCK_LOG__LEVEL": "loud"})
@@ -88,7 +88,7 @@ async def test_check_prints_every_setting_and_masks_the_secrets(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["[server", "= 1", "\x00", "[server]\nport = 1\nport = 2"])
-async def test_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
+async def test_invalid_toml_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(text)
     done = await asyncio.to_thread(command, "check", "--config", str(path))
@@ -97,7 +97,7 @@ async def test_file_that_is_no_toml_is_named(tmp_path: Path, text: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-async def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_missing_file_is_named(tmp_path: Path) -> None:
     done = await asyncio.to_thread(command, "serve", "--config", str(tmp_path / "none.toml"))
     assert done.returncode == 2
     assert str(tmp_path / "none.toml") in done.stderr
@@ -113,7 +113,7 @@ async def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         (("accounts", "list"), "postgresql://user:canary-password@/name?sslmode=canary-path"),
     ],
 )
-async def test_database_that_cannot_be_reached_is_named_without_its_password(
+async def test_unreachable_database_is_reported_without_its_password(
     tmp_path: Path, words: tuple[str, ...], address: str
 ) -> None:
     path = tmp_path / "penstock.toml"
@@ -125,7 +125,7 @@ async def test_database_that_cannot_be_reached_is_named_without_its_password(
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-async def test_database_or_user_that_does_not_exist_is_named(
+async def test_missing_database_or_user_is_reported(
     cluster: Postgres,
     tmp_path: Path,
 ) -> None:
@@ -148,7 +148,7 @@ async def test_unmigrated_database_is_refused_with_the_command_to_run(empty_data
     assert "python -m proxy migrate" in done.stderr
 
 
-async def test_migrate_from_many_places_at_once_applies_each_file_once(empty_database: Path) -> None:
+async def test_concurrent_migrations_apply_each_file_once(empty_database: Path) -> None:
     words = ("migrate", "--config", str(empty_database))
     said = await asyncio.gather(*(asyncio.to_thread(command, *words) for _ in range(4)))
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
@@ -157,8 +157,8 @@ async def test_migrate_from_many_places_at_once_applies_each_file_once(empty_dat
     assert again.stdout == "the database schema is up to date\n"
 
 
-async def test_settings_come_from_the_environment_too(empty_database: Path) -> None:
-    """DATABASE_URL as every platform sets it, and the rest under its own names."""
+async def test_settings_are_read_from_the_environment(empty_database: Path) -> None:
+    """DATABASE_URL, as platforms set it, and prefixed names for the rest."""
     address = next(line for line in empty_database.read_text().splitlines() if line.startswith("url = ")).split('"')[1]
     env = {"DATABASE_URL": address, "PENSTOCK_KEYS__PEPPER": PEPPER}
     assert (await asyncio.to_thread(command, "migrate", env=env)).returncode == 0
@@ -167,7 +167,7 @@ async def test_settings_come_from_the_environment_too(empty_database: Path) -> N
     assert "a@example.com" in (await asyncio.to_thread(command, "accounts", "list", env=env)).stdout
 
 
-async def test_metrics_port_in_use_is_named(empty_database: Path, tmp_path: Path) -> None:
+async def test_metrics_port_in_use_is_reported(empty_database: Path, tmp_path: Path) -> None:
     assert (await asyncio.to_thread(command, "migrate", "--config", str(empty_database))).returncode == 0
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

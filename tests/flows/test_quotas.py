@@ -1,4 +1,4 @@
-"""An account's day: counted over all workers and all its keys, kept in Postgres."""
+"""An account's daily quota: shared by all workers and all its keys, stored in Postgres."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tests.flows.load import DAY_S, is_over, saturate, spend
 from tests.flows.talk import Talk, close_all, post, rpc, to_every_worker
 from tests.service import SOON_S, Service
 
-# What a worker may admit beyond the day: on credit, while it waits for the answer that there is no more.
+# Requests that a worker may admit over the quota while it waits for the reply that none is left.
 CREDIT = 1
 
 
 @pytest.fixture(autouse=True)
 async def _not_at_midnight() -> None:
-    """A test that begins in the last seconds of a day would see two."""
+    """Wait if the day is about to end: the test would otherwise span two days."""
     left_s = DAY_S - time.time() % DAY_S
     if left_s < 30:
         await asyncio.sleep(left_s + 1)
 
 
-async def test_day_is_counted_once_over_all_workers_and_keys(service: Service, record_property: Any) -> None:
-    """Saturation from every worker with two keys of one account: the day is not doubled."""
+async def test_daily_quota_is_shared_by_all_workers_and_keys(service: Service, record_property: Any) -> None:
+    """Saturate every worker with two keys of one account: the quota is not doubled."""
     account = await service.new_account("growth", "--requests-per-day", "40")
     keys = [(await service.new_key(account["id"]))["key"] for _ in range(2)]
     held = [await to_every_worker(service, at_least=2) for _ in keys]
@@ -48,8 +48,8 @@ async def test_day_is_counted_once_over_all_workers_and_keys(service: Service, r
         await close_all(mine)
 
 
-async def test_used_up_day_is_refused_until_midnight_in_every_worker(service: Service) -> None:
-    """A worker that has not heard of it yet may give one more before it does."""
+async def test_used_up_quota_is_refused_until_midnight_in_every_worker(service: Service) -> None:
+    """A worker may admit one more request before it learns that the quota is used up."""
     account = await service.new_account("free", "--requests-per-day", "5", "--requests-per-second", "1000")
     made = await service.new_key(account["id"])
     held = await to_every_worker(service)
@@ -60,7 +60,7 @@ async def test_used_up_day_is_refused_until_midnight_in_every_worker(service: Se
     await close_all(held)
 
 
-async def test_raised_limit_helps_within_a_second_in_every_worker(service: Service) -> None:
+async def test_raised_limit_applies_within_a_second_in_every_worker(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-day", "2")
     made = await service.new_key(account["id"])
     held = await to_every_worker(service)
@@ -75,7 +75,7 @@ async def test_raised_limit_helps_within_a_second_in_every_worker(service: Servi
     await close_all(held)
 
 
-async def test_refused_requests_use_nothing_of_the_day(service: Service) -> None:
+async def test_refused_requests_use_no_quota(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-day", "5")
     made = await service.new_key(account["id"], "--scope", "rpc:read")
     async with await Talk.open(service.port) as talk:
@@ -89,7 +89,7 @@ async def test_refused_requests_use_nothing_of_the_day(service: Service) -> None
         assert await spend(talk, made["key"]) >= 5
 
 
-async def test_day_of_zero_has_no_limit(service: Service) -> None:
+async def test_daily_limit_of_zero_means_unlimited(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-day", "0")
     made = await service.new_key(account["id"])
     async with await Talk.open(service.port) as talk:
@@ -98,8 +98,8 @@ async def test_day_of_zero_has_no_limit(service: Service) -> None:
     assert (await service.ask("accounts", "show", account["id"]))["used_today"] == 0
 
 
-async def test_limit_that_an_account_gets_later_holds_on_a_connection_that_is_already_known(service: Service) -> None:
-    """The connection's head is remembered with the short way open: the new limit has to close it."""
+async def test_new_limit_applies_to_an_open_connection(service: Service) -> None:
+    """The connection's cached request head allows the fast path; the new limit must close it."""
     account = await service.new_account("enterprise", "--requests-per-day", "0")
     made = await service.new_key(account["id"])
     async with await Talk.open(service.port) as talk:

@@ -1,4 +1,4 @@
-"""A canary key through every door: nowhere that anybody reads is it to be found again."""
+"""A canary key sent in every place of a request: no log, metric, error or table contains it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UPGRADE = {
 }
 
 
-def doors(key: str) -> Iterable[bytes]:
-    """Requests that carry the key where it belongs, and where it does not."""
+def requests_with_key(key: str) -> Iterable[bytes]:
+    """Requests with the key in the right place and in wrong ones."""
     yield post(READ, key=key)
     yield post(READ, key=None, Authorization=f"Bearer {key}")
     yield post(READ, key=None, Authorization=key)
@@ -60,7 +60,7 @@ def doors(key: str) -> Iterable[bytes]:
 
 async def tried(service: Service, key: str) -> list[Reply]:
     replies = []
-    for data in doors(key):
+    for data in requests_with_key(key):
         async with await Talk.open(service.port) as talk:
             replies.append(await talk.ask(data))
     return replies
@@ -88,7 +88,7 @@ async def test_no_error_body_repeats_a_key(service: Service, canary: str, known:
         assert key not in repr(reply.headers)
 
 
-async def test_no_log_metric_or_table_holds_a_key(service: Service, canary: str) -> None:
+async def test_no_log_metric_or_table_contains_a_key(service: Service, canary: str) -> None:
     for key in (canary, never_made(), canary[:-1] + "!", canary.replace("live", "test")):
         await tried(service, key)
     mark = request("GET", "/v1/nope", X_Request_Id="after-the-canaries")
@@ -96,13 +96,13 @@ async def test_no_log_metric_or_table_holds_a_key(service: Service, canary: str)
         await talk.ask(mark)
     log = service.data / "logs" / "penstock.log"
     await until(lambda: b"after-the-canaries" in log.read_bytes())
-    stem = canary[9:-1]  # without its prefix and its last letter: no part of it either
+    stem = canary[9:-1]  # without its prefix and last character: no part of it may appear either
     assert files_with(service.data, stem.encode()) == []
     assert stem not in await (await service.get(service.ready["metrics_url"])).text()
     assert never_made()[9:-1].encode() not in log.read_bytes()
 
 
-async def test_key_that_is_sent_as_a_request_id_is_not_written(service: Service, canary: str) -> None:
+async def test_key_sent_as_a_request_id_is_not_logged(service: Service, canary: str) -> None:
     log = service.data / "logs" / "penstock.log"
     for way, network in (("hot", "dev/mainnet"), ("handed-over", "dev/nowhere")):
         async with await Talk.open(service.port) as talk:
@@ -113,7 +113,7 @@ async def test_key_that_is_sent_as_a_request_id_is_not_written(service: Service,
         assert canary.encode() not in log.read_bytes()
 
 
-async def test_pepper_and_database_address_are_in_their_own_files_only(service: Service) -> None:
+async def test_pepper_and_database_url_are_only_in_their_own_files(service: Service) -> None:
     running = orjson.loads((service.data / "running.json").read_bytes())
     pepper, url = running["keys"]["pepper"], running["database"]["url"]
     own = [str(service.data / name) for name in ("pepper", "running.json")]
@@ -128,7 +128,7 @@ async def test_pepper_and_database_address_are_in_their_own_files_only(service: 
 
 
 async def test_upstreams_credentials_are_in_no_log_and_no_metric(service: Service, faulty: Upstream) -> None:
-    """The account is its owner's: its password and path are in no log and no metric, even when calls to it fail."""
+    """The upstream's password and path appear in no log or metric, even when its calls fail."""
 
     async def fail(_call: dict[str, object]) -> None:
         raise ConnectionResetError(faulty.url)
@@ -139,7 +139,7 @@ async def test_upstreams_credentials_are_in_no_log_and_no_metric(service: Servic
             data = post(fresh_call(), key=service.keys["enterprise"], network="ethereum/hoodi")
             assert (await talk.ask(data)).status in (500, 503)
     metrics = await (await service.get(service.ready["metrics_url"])).text()
-    # Commands beside the service ask the same upstreams: what they read is their user's alone.
+    # running.json has the upstreams for other commands, so only its owner may read it.
     running = service.data / "running.json"
     assert running.stat().st_mode & 0o777 == 0o600
     for secret in (PASSWORD, SECRET_PATH):

@@ -1,4 +1,4 @@
-"""`serve` on a Postgres of its own: drains, reloads and deaths under load, and not one request lost."""
+"""`serve` with its own Postgres: drains, reloads and crashes under load lose no request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="some kernels let only ro
 async def config(
     tmp_path_factory: pytest.TempPathFactory, cluster: Postgres, upstream_server: Upstream
 ) -> tuple[Path, str]:
-    """A settings file on a migrated database, and an enterprise key in it."""
+    """A settings file for a migrated database, and an enterprise key."""
     path = tmp_path_factory.mktemp("config") / "penstock.toml"
     path.write_text(settings_text(cluster.url, upstream_server.url))
     said = await asyncio.gather(*(asyncio.to_thread(command, "migrate", "--config", str(path)) for _ in range(3)))
@@ -57,7 +57,7 @@ async def _json(*words: str, at: Path) -> Any:
 
 @pytest.fixture
 async def serving(tmp_path: Path, config: tuple[Path, str], upstream: Upstream) -> AsyncIterator[Production]:
-    """A service of the test's own, with its own copy of the settings file."""
+    """A service for one test, with its own copy of the settings file."""
     path = tmp_path / "penstock.toml"
     path.write_text(config[0].read_text())
     running = await production.start(path, tmp_path / "log", config[1])
@@ -82,14 +82,14 @@ async def steady_service(
 
 @pytest.fixture
 def steady(steady_service: Production, config: tuple[Path, str], upstream: Upstream) -> Iterator[Production]:
-    """A service for tests that do not end it; its settings file is put right again."""
+    """A shared service for tests that do not stop it. Its settings file is restored after each test."""
     yield steady_service
     steady_service.config.write_text(config[0].read_text())
 
 
 @dataclass
 class Load:
-    """Clients that keep their connection while they may. A request is lost when it was sent and has no whole reply."""
+    """Clients that keep connections open. A request counts as lost if it was sent and has no complete reply."""
 
     port: int
     key: str
@@ -101,7 +101,7 @@ class Load:
     closes: int = 0
 
     async def run(self) -> None:
-        """Until nobody listens any more."""
+        """Send requests until connections are refused."""
         while True:
             try:
                 talk = await Talk.open(self.port)
@@ -141,7 +141,7 @@ async def load(running: Production, *, keep_alive: bool = True) -> AsyncIterator
 
 
 async def slowly(call: dict[str, Any]) -> web.StreamResponse:
-    """So that requests are in flight at any moment."""
+    """Reply with a delay, so that requests are always in flight."""
     await asyncio.sleep(random.uniform(0.001, 0.05))
     return reply(call, result="0x1")
 
@@ -150,17 +150,17 @@ async def slowly(call: dict[str, Any]) -> web.StreamResponse:
 async def test_sigterm_under_load_loses_no_request(
     serving: Production, upstream: Upstream, keep_alive: bool, record_property: Any
 ) -> None:
-    """Connections that are kept, and a new one for each request: every request that was sent is answered."""
+    """With keep-alive and with one connection per request, every request that was sent is answered."""
     upstream.act = slowly
     async with load(serving, keep_alive=keep_alive) as clients:
-        serving.tell(signal.SIGTERM)
+        serving.send_signal(signal.SIGTERM)
         await until(lambda: clients.refused == CONNECTIONS, within_s=20.0)
     record_property("answered", clients.answered)
     print("answered", clients.answered, "lost", len(clients.lost), clients.statuses)
     assert clients.lost == []
     assert set(clients.statuses) == {200}
     if keep_alive:
-        assert clients.closes, "nobody was told to go"
+        assert clients.closes, "no reply had Connection: close"
     assert await production.stop(serving) == 0
     assert serving.said("draining")
 
@@ -177,7 +177,7 @@ async def test_request_in_flight_is_answered_after_sigterm(serving: Production, 
         before = upstream.calls
         await talk.send(post(fresh_call(), key=serving.key, network=SEPOLIA))
         await until(lambda: upstream.calls > before)
-        serving.tell(signal.SIGTERM)
+        serving.send_signal(signal.SIGTERM)
         await until(lambda: serving.said("draining"))
         await until(lambda: _is_refused(serving.port))
         gate.set()
@@ -186,8 +186,8 @@ async def test_request_in_flight_is_answered_after_sigterm(serving: Production, 
     assert said.closes
 
 
-async def test_request_that_waits_in_the_queue_at_sigterm_is_answered(serving: Production, upstream: Upstream) -> None:
-    """A busy worker has not accepted it yet, but the client has sent it: closing the socket now would reset it."""
+async def test_queued_connection_at_sigterm_is_answered(serving: Production, upstream: Upstream) -> None:
+    """The busy worker has not accepted the connection yet, but the request was sent: closing the socket would reset it."""
     busy = serving.worker_pids()[0]
     os.kill(busy, signal.SIGSTOP)
     while True:
@@ -197,7 +197,7 @@ async def test_request_that_waits_in_the_queue_at_sigterm_is_answered(serving: P
             break
         await talk.close()
     await talk.send(post(fresh_call(), key=serving.key, network=SEPOLIA))
-    serving.tell(signal.SIGTERM)
+    serving.send_signal(signal.SIGTERM)
     await until(lambda: serving.said("draining"))
     os.kill(busy, signal.SIGCONT)
     assert (await talk.reply()).status == 200
@@ -205,8 +205,8 @@ async def test_request_that_waits_in_the_queue_at_sigterm_is_answered(serving: P
 
 
 @AS_ROOT
-async def test_socket_that_takes_nobody_new_keeps_its_queue() -> None:
-    """What stands behind the drain: a closed socket would reset those who wait, one that listens on would lose the next."""
+async def test_socket_that_refuses_new_connections_keeps_its_queue() -> None:
+    """A closed socket would reset queued connections; one that keeps listening would lose later ones."""
     (listener,) = listeners("127.0.0.1", 0, 1)
     listener.setblocking(False)
     with listener:
@@ -227,8 +227,8 @@ async def test_socket_that_takes_nobody_new_keeps_its_queue() -> None:
         await Talk.open(port)
 
 
-async def test_kernel_that_allows_no_filter_keeps_nobody_from_stopping() -> None:
-    """As some do to whoever is not root; a socket whose filters are locked does it to everybody."""
+async def test_service_stops_on_a_kernel_without_socket_filters() -> None:
+    """Some kernels refuse filters to non-root users; a socket with locked filters refuses them to every user."""
     environ = {"DATABASE_URL": "postgresql://nowhere", "PENSTOCK_KEYS__PEPPER": PEPPER}
     supervisor = Supervisor(settings.load(environ=environ))
     supervisor._listeners = listeners("127.0.0.1", 0, 2)
@@ -250,7 +250,7 @@ async def _is_refused(port: int) -> bool:
 
 
 async def test_drain_ends_at_its_deadline(tmp_path: Path, config: tuple[Path, str], upstream: Upstream) -> None:
-    """Somebody who never gets an answer does not hold the service for ever."""
+    """A request that is never answered does not delay the shutdown forever."""
     path = tmp_path / "short.toml"
     path.write_text(config[0].read_text().replace("drain_s = 10.0", "drain_s = 1.0"))
     running = await production.start(path, tmp_path / "short.log", config[1])
@@ -279,7 +279,7 @@ async def test_sighup_applies_changed_settings_and_loses_no_request(steady: Prod
         for size, status in ((2048, 413), (1_048_576, 200)):
             old = set(steady.worker_pids())
             steady.config.write_text(text.replace("[server]", f"[server]\nmax_body_bytes = {size}"))
-            steady.tell(signal.SIGHUP)
+            steady.send_signal(signal.SIGHUP)
             await until(lambda old=old: old.isdisjoint(steady.worker_pids()), within_s=30.0)
             assert (await _ask(steady, large)).status == status
         before = clients.answered
@@ -300,11 +300,11 @@ async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Producti
     for broken in ("[server", text.replace("[server]", "[server]\nmax_body_bytes = -1"), text + "[nonsense]\n"):
         refused = len(steady.said("reload refused: keeping the old settings"))
         steady.config.write_text(broken)
-        steady.tell(signal.SIGHUP)
+        steady.send_signal(signal.SIGHUP)
         await until(lambda n=refused: len(steady.said("reload refused: keeping the old settings")) > n)
         assert steady.said("reload refused: keeping the old settings")[-1]["faults"]
     steady.config.unlink()
-    steady.tell(signal.SIGHUP)
+    steady.send_signal(signal.SIGHUP)
     await until(lambda: len(steady.said("reload refused: keeping the old settings")) == 4)
     assert steady.worker_pids() == workers
     assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
@@ -313,28 +313,28 @@ async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Producti
 async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Production) -> None:
     old = set(steady.worker_pids())
     steady.config.write_text(steady.config.read_text().replace("workers = 2", "workers = 3"))
-    steady.tell(signal.SIGHUP)
+    steady.send_signal(signal.SIGHUP)
     await until(lambda: steady.said("some changed settings need a restart"))
     await until(lambda: old.isdisjoint(steady.worker_pids()), within_s=30.0)
     assert steady.said("some changed settings need a restart")[0]["settings"] == ["server.workers"]
     assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
 
-async def test_sigterm_in_the_middle_of_a_reload_is_a_clean_end(serving: Production, upstream: Upstream) -> None:
+async def test_sigterm_during_a_reload_stops_cleanly(serving: Production, upstream: Upstream) -> None:
     upstream.act = slowly
     async with load(serving) as clients:
         workers = set(serving.worker_pids())
-        serving.tell(signal.SIGHUP)
+        serving.send_signal(signal.SIGHUP)
         await until(lambda: set(serving.worker_pids()) - workers, every_s=0.002)
         below = descendants(serving.process.pid)
-        serving.tell(signal.SIGTERM)
+        serving.send_signal(signal.SIGTERM)
         await until(lambda: clients.refused == CONNECTIONS, within_s=30.0)
     assert clients.lost == []
     assert await production.stop(serving) == 0
     assert not any(map(is_running, below))
 
 
-async def test_killed_supervisor_leaves_no_worker(tmp_path: Path, config: tuple[Path, str]) -> None:
+async def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path, config: tuple[Path, str]) -> None:
     running = await production.start(config[0], tmp_path / "log", config[1])
     below = descendants(running.process.pid)
     assert sum(" proxy worker " in words for words in below.values()) == 2
@@ -353,7 +353,7 @@ async def test_killed_worker_is_replaced_and_counted(steady: Production) -> None
 
 @asynccontextmanager
 async def far(cluster: Postgres, seconds: float) -> AsyncIterator[str]:
-    """The database's address, where each new connection takes its time."""
+    """The database's URL behind a forwarder that delays each new connection."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -372,8 +372,10 @@ async def far(cluster: Postgres, seconds: float) -> AsyncIterator[str]:
     server.close()
 
 
-async def test_far_database_is_waited_for(tmp_path: Path, config: tuple[Path, str], cluster: Postgres) -> None:
-    """Opening a connection takes longer than a request may wait for one: keys are loaded all the same, and changes arrive."""
+async def test_slow_database_connections_are_waited_for(
+    tmp_path: Path, config: tuple[Path, str], cluster: Postgres
+) -> None:
+    """Connecting takes longer than a request may wait, but keys are loaded and changes still arrive."""
     async with far(cluster, 0.6) as address:
         path = tmp_path / "penstock.toml"
         path.write_text(config[0].read_text().replace(cluster.url, address))

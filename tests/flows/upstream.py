@@ -1,4 +1,4 @@
-"""An upstream that a test commands: a real server that counts its calls and answers as it is told."""
+"""An upstream controlled by a test: a real server that counts its calls and returns configured replies."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable
 import orjson
 from aiohttp import web
 
-# Credentials as they stand in an upstream's address: nobody but the service may ever see them.
+# Credentials in an upstream's URL, which must never leave the service.
 USER, PASSWORD, SECRET_PATH = "flow", "canary-password", "canary-path"
 Act = Callable[[dict[str, object]], Awaitable[web.StreamResponse]]
 
 
 HEAD = {"number": "0x10", "hash": "0x" + "11" * 32}
-# What the service asks by itself, to know how far an upstream is: these are always answered.
+# The service's own calls to find an upstream's head. They always get a reply.
 PROBES = {"eth_blockNumber": HEAD["number"], "eth_getBlockByNumber": HEAD}
 
 
 async def echo(call: dict[str, object]) -> web.StreamResponse:
-    """The name of the method as the result."""
+    """Return the method's name as the result."""
     return reply(call, result=call["method"])
 
 
@@ -29,7 +29,7 @@ def reply(call: dict[str, object], **members: object) -> web.Response:
 
 
 class Upstream:
-    """What the service is configured with by `url`."""
+    """The server. The service is configured with its `url`."""
 
     def __init__(self) -> None:
         self.port = 0

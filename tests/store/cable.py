@@ -1,4 +1,4 @@
-"""The line between a pool and Postgres, with a knife: a forwarder on a unix socket of its own."""
+"""A fault-injecting proxy between a pool and Postgres: forwards a Unix socket until a test cuts or mutes it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ NAME = ".s.PGSQL.5432"
 
 
 class Cable:
-    """Forwards until it is cut; `muted` keeps connections open and says nothing, as a machine does that hangs.
+    """Forwards until it is cut. `muted` keeps connections open but forwards nothing, like a machine that hangs.
 
-    `forget` does that to the connections of now only, as a router does that they were silent for too long for.
+    `drop_silently` mutes only the current connections, like a firewall that drops idle ones.
     """
 
     def __init__(self, directory: Path, sockets: Path) -> None:
@@ -21,7 +21,7 @@ class Cable:
         self._target = sockets / NAME
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
-        self._forgotten: set[asyncio.StreamWriter] = set()
+        self._dropped: set[asyncio.StreamWriter] = set()
         self.carried = 0
         self.muted = False
 
@@ -33,7 +33,7 @@ class Cable:
         self._server = await asyncio.start_unix_server(self._carry, self._path)
 
     async def cut(self) -> None:
-        """Nobody listens any more, and whoever talks is interrupted."""
+        """Stop listening and abort all connections."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -43,8 +43,8 @@ class Cable:
         await server.wait_closed()
         self._path.unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        self._forgotten |= self._ends
+    def drop_silently(self) -> None:
+        self._dropped |= self._ends
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_unix_connection(self._target)
@@ -60,7 +60,7 @@ class Cable:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 16):
-                if not self.muted and writer not in self._forgotten:
+                if not self.muted and writer not in self._dropped:
                     writer.write(data)
         except ConnectionError:
             pass

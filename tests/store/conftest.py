@@ -1,4 +1,4 @@
-"""The database fixtures, for the tests of the store."""
+"""Database fixtures for the tests of the store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A process that does to shared windows what it is told, one JSON line at a time: `python -m tests.store.hammer FD`.
+"""A process that executes commands on shared windows, one JSON line at a time: `python -m tests.store.hammer FD`.
 
-A test that wants several workers starts several of these: real processes on one inherited file.
+Tests start several of them to simulate workers: real processes on one inherited file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ANSWER_S = 30.0
 
 
 class Hammer:
-    """The test's end of such a process."""
+    """Controls such a process from a test."""
 
     def __init__(self, fd: int) -> None:
         self.process = subprocess.Popen(
@@ -33,14 +33,14 @@ class Hammer:
             pass_fds=(fd,),
         )
 
-    def tell(self, what: str, **how: Any) -> None:
+    def send(self, what: str, **how: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(orjson.dumps([what, how]) + b"\n")
         self.process.stdin.flush()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
-        # A mutex that nobody releases must fail a test, not stop them all.
+        # A mutex that is never released must fail this test, not hang the whole run.
         ready, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
         assert ready, f"no answer within {ANSWER_S} s"
         line = self.process.stdout.readline()
@@ -48,8 +48,8 @@ class Hammer:
         return orjson.loads(line)
 
     def ask(self, what: str, **how: Any) -> Any:
-        self.tell(what, **how)
-        return self.hear()
+        self.send(what, **how)
+        return self.receive()
 
     def kill(self) -> None:
         self.process.kill()
@@ -61,12 +61,12 @@ class Hammer:
 
 
 def take(shared: Windows, *, slot: int, tries: int, now: float, request_s: float, unit_s: float = 0.0) -> int:
-    """How many of the tries were granted, all in one instant."""
+    """Return how many of the tries were granted, all at the same time."""
     return sum(not shared.take(slot, now, request_s, unit_s) for _ in range(tries))
 
 
 def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
-    """Ask without a pause until the end: how many were granted, and the first and last moments of asking."""
+    """Take without pause until the end; return how many were granted, and the times of the first and last try."""
     granted = 0
     first = last = now = time.monotonic()
     while now < end:
@@ -76,7 +76,7 @@ def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> t
 
 
 def churn(shared: Windows, *, slot: int, tries: int, now: float, request_s: float) -> int:
-    """Take one and give it back, over and over; how many takes were refused."""
+    """Take one and give it back, repeatedly; return how many takes were refused."""
     refused = 0
     for _ in range(tries):
         if shared.take(slot, now, request_s, request_s):
@@ -87,7 +87,7 @@ def churn(shared: Windows, *, slot: int, tries: int, now: float, request_s: floa
 
 
 def overstep(shared: Windows, *, slot: int) -> list[str]:
-    """Use a slot that nobody reserved; what came of it."""
+    """Use an unreserved slot and return the names of the exceptions raised."""
     raised = []
     for act in (lambda: shared.take(slot, 1.0, 0.1, 0.1), lambda: shared.give_back(slot, 0.1, 0.1)):
         try:
@@ -107,7 +107,7 @@ def edge(shared: Windows, *, slot: int) -> float:
 
 
 def hold(shared: Windows, *, slot: int) -> str:
-    """Lock the slot's mutex as `take` does, and never unlock it."""
+    """Lock the slot's mutex like `take` and never unlock it."""
     windows._lock(shared._locks[slot % STRIPES])
     return "held"
 

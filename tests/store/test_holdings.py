@@ -1,4 +1,4 @@
-"""Questions about holdings: right answers, in pages, by an index however many rows there are."""
+"""Reads of holdings: correct results, paging, and index use on many rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOME = (
 
 @pytest.fixture
 async def store(pool: Pool) -> HoldingStore:
-    """Two networks with the same transfers, one of them twice."""
+    """A store with two networks that have the same transfers, one of them twice."""
     for network, times in ((NETWORK, 1), (OTHER, 2)):
         async with BlockStore(pool).lead(network) as term:
             await term.begin(7, b"\x07" * 32)
@@ -54,7 +54,7 @@ async def store(pool: Pool) -> HoldingStore:
     return HoldingStore(pool)
 
 
-async def test_tokens_of_a_holder_by_contract_with_what_is_zero_or_less(store: HoldingStore) -> None:
+async def test_tokens_of_a_holder_include_zero_and_negative_amounts(store: HoldingStore) -> None:
     assert await store.tokens_of(NETWORK, A, limit=10) == [TokenHolding(COIN, 60)]
     assert await store.tokens_of(NETWORK, B, limit=10) == [TokenHolding(COIN, 40), TokenHolding(GAME, -HUGE)]
     assert await store.tokens_of(OTHER, C, limit=10) == [TokenHolding(GAME, 2 * HUGE)]
@@ -62,20 +62,20 @@ async def test_tokens_of_a_holder_by_contract_with_what_is_zero_or_less(store: H
     assert await store.tokens_of("nowhere/none", A, limit=10) == []
 
 
-async def test_nfts_of_a_holder_in_pages(store: HoldingStore) -> None:
+async def test_nfts_of_a_holder_are_paged(store: HoldingStore) -> None:
     found = [NftHolding(ART, HUGE, 1, 721), NftHolding(GAME, 5, 10, 1155)]
     assert await store.nfts_of(NETWORK, A, limit=10) == found
     assert [await store.nfts_of(NETWORK, A, limit=1, offset=n) for n in range(3)] == [[found[0]], [found[1]], []]
     assert [await store.count_nfts(NETWORK, who) for who in (A, B, C, ZERO)] == [2, 1, 1, 0]
 
 
-async def test_collection_has_its_owners_and_its_supply(store: HoldingStore) -> None:
+async def test_collection_reports_owners_and_supply(store: HoldingStore) -> None:
     assert await store.collection(NETWORK, ART) == Collection(owners=2, pieces=2, supply=2, standard=721)
     assert await store.collection(NETWORK, GAME) == Collection(owners=2, pieces=2, supply=13, standard=1155)
     assert await store.collection(NETWORK, COIN) == Collection(owners=0, pieces=0, supply=0, standard=None)
 
 
-async def test_answers_say_at_which_block_they_are_true(store: HoldingStore) -> None:
+async def test_as_of_returns_the_indexed_block(store: HoldingStore) -> None:
     found = await store.as_of(NETWORK)
     assert found is not None
     assert (found.block, found.hash, found.first_block, found.fault) == (8, b"\x08" * 32, 7, None)
@@ -84,7 +84,7 @@ async def test_answers_say_at_which_block_they_are_true(store: HoldingStore) -> 
     assert await store.as_of("nowhere/none") is None
 
 
-async def test_without_a_database_questions_are_unavailable() -> None:
+async def test_reads_without_a_database_are_unavailable() -> None:
     pool = Pool("postgresql://nobody@127.0.0.1:1/none", size=1, acquire_timeout_s=0.1)
     with pytest.raises(Unavailable):
         await HoldingStore(pool).tokens_of(NETWORK, A, limit=1)
@@ -102,7 +102,7 @@ analyze nft_holdings;
 """
 
 
-# Each query, the index that it must use, and whether its order must come from there.
+# Each query, the index that it must use, and whether the order must come from the index.
 PLANS = (
     (sql.holdings.tokens_of, (NETWORK, bytes(19) + b"\x05", 100), "token_holdings_pkey", True),
     (sql.holdings.nfts_of, (NETWORK, bytes(19) + b"\x05", 50, 0), "nft_holdings_pkey", True),
@@ -112,8 +112,8 @@ PLANS = (
 )
 
 
-async def test_pages_are_read_by_an_index(database: str) -> None:
-    """On many rows, and as prepared statements are planned in the long run: without a look at their values."""
+async def test_pages_are_read_from_an_index(database: str) -> None:
+    """Check plans on many rows with generic plans, which prepared statements get eventually."""
     async with connected(database) as connection:
         await connection.execute(sql.blocks.add_network, NETWORK)
         await connection.execute(MANY)

@@ -1,4 +1,4 @@
-"""Accounts and keys in Postgres: made, read, changed, rotated, revoked."""
+"""Accounts and keys in Postgres: create, read, change, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def create(store: KeyStore, account: str, **facts: Any) -> tuple[dict[str,
 # Accounts
 
 
-async def test_account_is_read_as_it_was_made(store: KeyStore) -> None:
+async def test_account_is_read_as_created(store: KeyStore) -> None:
     own = LimitChange(requests_per_second=50, units_per_second=900, requests_per_day=0)
     made = await store.create_account(name=" Acme ", email="ops@example.com", plan="growth", own=own)
     assert made["id"].startswith("acct_")
@@ -47,7 +47,7 @@ async def test_account_is_read_as_it_was_made(store: KeyStore) -> None:
     assert await store.read_account(made["id"]) == made
 
 
-async def test_accounts_are_listed_in_the_order_they_were_made(store: KeyStore) -> None:
+async def test_accounts_are_listed_in_order_of_creation(store: KeyStore) -> None:
     assert await store.list_accounts() == []
     ids = [(await store.create_account(name=f"a{n}", email=f"a{n}@b", plan="free"))["id"] for n in range(3)]
     await create(store, ids[1])
@@ -56,14 +56,14 @@ async def test_accounts_are_listed_in_the_order_they_were_made(store: KeyStore) 
     assert [row["active_keys"] for row in listed] == [0, 1, 0]
 
 
-async def test_account_is_found_by_mail_in_any_case(store: KeyStore, account: str) -> None:
+async def test_account_is_found_by_email_case_insensitively(store: KeyStore, account: str) -> None:
     found = await store.find_account("OPS@Example.COM")
     assert found is not None
     assert found["id"] == account
     assert await store.find_account("nobody@example.com") is None
 
 
-async def test_no_two_accounts_get_one_email(store: KeyStore, account: str) -> None:
+async def test_two_accounts_cannot_share_an_email(store: KeyStore, account: str) -> None:
     async def create(n: int) -> bool:
         try:
             await store.create_account(name=f"a{n}", email="A@Example.com" if n % 2 else "a@example.com", plan="free")
@@ -77,21 +77,21 @@ async def test_no_two_accounts_get_one_email(store: KeyStore, account: str) -> N
     assert (await store.update_account(account, name="Still", email="OPS@example.com"))["email"] == "OPS@example.com"
 
 
-async def test_account_keeps_an_email_that_it_shared_before(store: KeyStore, account: str, pool: Pool) -> None:
+async def test_account_keeps_an_email_shared_before_the_rule(store: KeyStore, account: str, pool: Pool) -> None:
     other = (await store.create_account(name="b", email="b@b", plan="free"))["id"]
     async with pool.connection() as connection:
         await connection.execute("update accounts set email = 'ops@example.com' where id = $1", other)
     assert (await store.update_account(other, email="ops@example.com", plan="growth"))["plan"] == "growth"
 
 
-async def test_page_beyond_the_last_says_how_many_there_are(store: KeyStore, account: str) -> None:
+async def test_page_past_the_end_still_has_the_total(store: KeyStore, account: str) -> None:
     await store.create_account(name="b", email="b@b", plan="growth")
     assert [await store.page_accounts("", Page(number, 1)) for number in (3, 9)] == [([], 2), ([], 2)]
     rows, total = await store.page_accounts("B@B", Page(1, 1))
     assert ([row["name"] for row in rows], total) == (["b"], 1)
 
 
-async def test_change_touches_only_what_is_given(store: KeyStore, account: str) -> None:
+async def test_account_update_changes_only_given_values(store: KeyStore, account: str) -> None:
     own = LimitChange(requests_per_second=5, requests_per_day=7)
     changed = await store.update_account(account, plan="growth", own=own)
     assert (changed["name"], changed["plan"], changed["requests_per_second"]) == ("Acme", "growth", 5)
@@ -100,7 +100,7 @@ async def test_change_touches_only_what_is_given(store: KeyStore, account: str) 
     assert again["changed_at"] > changed["changed_at"]
 
 
-async def test_limit_of_minus_one_is_inherited_again(store: KeyStore, account: str) -> None:
+async def test_limit_of_minus_one_restores_inheritance(store: KeyStore, account: str) -> None:
     inherit = LimitChange(requests_per_second=-1, units_per_second=-1, requests_per_day=-1)
     await store.update_account(account, own=LimitChange(requests_per_second=5, units_per_second=6, requests_per_day=7))
     for row in (
@@ -131,7 +131,7 @@ async def test_limit_of_minus_one_is_inherited_again(store: KeyStore, account: s
         ({"own": LimitChange(requests_per_day=2**63)}, "requests_per_day"),
     ],
 )
-async def test_wrong_value_is_refused_by_name_at_creation_and_at_change(
+async def test_invalid_value_is_refused_by_name_on_create_and_update(
     store: KeyStore, account: str, change: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=named):
@@ -141,7 +141,7 @@ async def test_wrong_value_is_refused_by_name_at_creation_and_at_change(
     assert len(await store.list_accounts()) == 1
 
 
-async def test_largest_limits_are_kept_exactly(store: KeyStore) -> None:
+async def test_largest_limits_are_stored_exactly(store: KeyStore) -> None:
     own = LimitChange(requests_per_second=2**31 - 1, units_per_second=2**31 - 1, requests_per_day=2**63 - 1)
     made = await store.create_account(name="a", email="a@b", plan="enterprise", own=own)
     assert made["requests_per_day"] == 2**63 - 1
@@ -156,7 +156,7 @@ async def test_absent_account_is_not_found(store: KeyStore) -> None:
 # Keys
 
 
-async def test_key_is_shown_once_and_only_its_digest_is_kept(store: KeyStore, account: str, pool: Pool) -> None:
+async def test_key_is_returned_once_and_only_its_digest_is_stored(store: KeyStore, account: str, pool: Pool) -> None:
     row, key = await create(store, account, mode="test", scopes=["rpc:read"])
     assert access.is_well_formed(key)
     assert access.mode_of(key) == row["mode"] == "test"
@@ -171,7 +171,7 @@ async def test_key_is_shown_once_and_only_its_digest_is_kept(store: KeyStore, ac
     assert key not in repr(dict(kept))
 
 
-async def test_each_new_key_has_a_slot_of_its_own(store: KeyStore, account: str) -> None:
+async def test_each_new_key_has_its_own_slot(store: KeyStore, account: str) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(create(store, account)) for _ in range(20)]
     rows = [task.result()[0] for task in tasks]
@@ -188,7 +188,7 @@ async def test_keys_are_listed_by_account(store: KeyStore, account: str) -> None
     assert await store.list_keys("acct_0") == []
 
 
-async def test_change_of_a_key_touches_only_what_is_given(store: KeyStore, account: str) -> None:
+async def test_key_update_changes_only_given_values(store: KeyStore, account: str) -> None:
     row, _ = await create(store, account, scopes=["rpc:read"], own=LimitChange(requests_per_second=3))
     changed = await store.update_key(row["id"], name="renamed")
     assert (changed["name"], changed["scopes"], changed["requests_per_second"]) == ("renamed", ["rpc:read"], 3)
@@ -196,7 +196,7 @@ async def test_change_of_a_key_touches_only_what_is_given(store: KeyStore, accou
     assert (changed["scopes"], changed["requests_per_second"], changed["units_per_second"]) == ([], None, 9)
 
 
-async def test_wrong_scope_name_or_limit_of_a_key_is_refused(store: KeyStore, account: str) -> None:
+async def test_invalid_scope_name_or_limit_of_a_key_is_refused(store: KeyStore, account: str) -> None:
     row, _ = await create(store, account)
     changes: list[dict[str, Any]] = [{"scopes": ["rpc:reed"]}, {"name": ""}, {"own": LimitChange(units_per_second=0)}]
     for change in changes:
@@ -206,7 +206,7 @@ async def test_wrong_scope_name_or_limit_of_a_key_is_refused(store: KeyStore, ac
             await store.update_key(row["id"], **change)
 
 
-async def test_disabled_key_can_be_enabled_and_a_revoked_one_never(store: KeyStore, account: str) -> None:
+async def test_disabled_key_can_be_enabled_but_a_revoked_one_cannot(store: KeyStore, account: str) -> None:
     row, _ = await create(store, account)
     for status in ("disabled", "active", "revoked"):
         assert (await store.set_key_status(row["id"], status))["status"] == status
@@ -229,7 +229,7 @@ async def test_absent_key_is_not_found(store: KeyStore) -> None:
 # Rotation
 
 
-async def test_successor_has_the_lineage_the_slot_and_all_that_was_set(store: KeyStore, account: str) -> None:
+async def test_successor_inherits_lineage_slot_and_settings(store: KeyStore, account: str) -> None:
     facts = {"mode": "test", "scopes": ["data:read"], "own": LimitChange(requests_per_second=3)}
     old, old_key = await create(store, account, **facts)
     new, new_key = await store.rotate_key(old["id"], overlap_s=60)
@@ -242,7 +242,7 @@ async def test_successor_has_the_lineage_the_slot_and_all_that_was_set(store: Ke
     assert (third["lineage_id"], third["slot"]) == (old["id"], old["slot"])
 
 
-async def test_old_key_works_on_for_the_overlap_and_no_longer(store: KeyStore, account: str) -> None:
+async def test_old_key_works_until_the_overlap_ends(store: KeyStore, account: str) -> None:
     old, _ = await create(store, account)
     new, _ = await store.rotate_key(old["id"], overlap_s=3600)
     rows = {row["id"]: row for row in await store.load(DAY)}
@@ -252,7 +252,7 @@ async def test_old_key_works_on_for_the_overlap_and_no_longer(store: KeyStore, a
     assert {row["id"] for row in await store.load(DAY)} == {old["id"], last["id"]}
 
 
-async def test_second_rotation_cannot_prolong_the_old_key(store: KeyStore, account: str) -> None:
+async def test_second_rotation_cannot_extend_the_old_key(store: KeyStore, account: str) -> None:
     old, _ = await create(store, account)
     await store.rotate_key(old["id"], overlap_s=10)
     first = (await store.read_key(old["id"]))["expires_at"]
@@ -261,7 +261,7 @@ async def test_second_rotation_cannot_prolong_the_old_key(store: KeyStore, accou
 
 
 @pytest.mark.parametrize("status", ["disabled", "revoked"])
-async def test_key_that_is_not_active_is_not_rotated(store: KeyStore, account: str, status: str) -> None:
+async def test_inactive_key_cannot_be_rotated(store: KeyStore, account: str, status: str) -> None:
     old, _ = await create(store, account)
     await store.set_key_status(old["id"], status)
     with pytest.raises(InvalidRequest, match=status):
@@ -269,7 +269,7 @@ async def test_key_that_is_not_active_is_not_rotated(store: KeyStore, account: s
     assert len(await store.list_keys()) == 1
 
 
-async def test_key_that_has_expired_is_not_rotated_and_not_counted(store: KeyStore, account: str) -> None:
+async def test_expired_key_is_neither_rotated_nor_counted(store: KeyStore, account: str) -> None:
     old, _ = await create(store, account)
     await store.rotate_key(old["id"], overlap_s=0)
     with pytest.raises(InvalidRequest, match="expired"):
@@ -286,10 +286,10 @@ async def test_overlap_out_of_range_is_refused(store: KeyStore, account: str, ov
         await store.rotate_key(old["id"], overlap_s=overlap_s)
 
 
-# What workers load
+# Loading by workers
 
 
-async def test_load_leaves_out_what_can_never_work_again(store: KeyStore, account: str) -> None:
+async def test_load_skips_keys_that_can_never_work_again(store: KeyStore, account: str) -> None:
     assert await store.load(DAY) == []
     active, disabled, revoked = [(await create(store, account))[0]["id"] for _ in range(3)]
     await store.set_key_status(disabled, "disabled")
@@ -297,7 +297,7 @@ async def test_load_leaves_out_what_can_never_work_again(store: KeyStore, accoun
     assert {row["id"]: row["status"] for row in await store.load(DAY)} == {active: "active", disabled: "disabled"}
 
 
-async def test_limits_are_loaded_of_the_key_and_of_its_account(store: KeyStore, account: str) -> None:
+async def test_limits_of_the_key_and_its_account_are_loaded(store: KeyStore, account: str) -> None:
     await store.update_account(account, own=LimitChange(requests_per_second=50, units_per_second=500))
     row, _ = await create(store, account, own=LimitChange(requests_per_second=5))
     (loaded,) = await store.load(DAY)
@@ -306,7 +306,7 @@ async def test_limits_are_loaded_of_the_key_and_of_its_account(store: KeyStore, 
     assert (loaded["plan"], loaded["requests_per_day"], loaded["used_today"]) == ("free", None, 0)
 
 
-async def test_changes_are_found_by_key_by_account_and_by_time(store: KeyStore, account: str) -> None:
+async def test_changes_are_found_by_key_account_and_time(store: KeyStore, account: str) -> None:
     first, second = [(await create(store, account))[0]["id"] for _ in range(2)]
     now = await store.clock()
 
@@ -324,17 +324,17 @@ async def test_changes_are_found_by_key_by_account_and_by_time(store: KeyStore, 
     assert await changed() == {first, second}
 
 
-async def test_every_change_is_told_to_whoever_listens(store: KeyStore, account: str, pool: Pool) -> None:
-    heard: list[tuple[str, object]] = []
+async def test_every_change_sends_a_notification(store: KeyStore, account: str, pool: Pool) -> None:
+    notifications: list[tuple[str, object]] = []
     listener = await pool.dedicated()
     for channel in ("penstock_keys", "penstock_accounts"):
-        await listener.add_listener(channel, lambda _c, _p, channel, payload: heard.append((channel, payload)))
+        await listener.add_listener(channel, lambda _c, _p, channel, payload: notifications.append((channel, payload)))
     old, _ = await create(store, account)
     new, _ = await store.rotate_key(old["id"], overlap_s=5)
     await store.set_key_status(new["id"], "revoked")
     await store.update_account(account, plan="growth")
-    told = [("penstock_keys", key) for key in (old["id"], new["id"], old["id"], new["id"])]
-    await until(lambda: heard == [*told, ("penstock_accounts", account)], within_s=5)
+    expected = [("penstock_keys", key) for key in (old["id"], new["id"], old["id"], new["id"])]
+    await until(lambda: notifications == [*expected, ("penstock_accounts", account)], within_s=5)
     await listener.close()
 
 

@@ -1,4 +1,4 @@
-"""The ledger of gas policies: exact, whoever asks at once, and never above what a policy may spend."""
+"""The ledger of gas policies: exact under concurrency, and never above a policy's limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALICE, BOB = b"\xaa" * 20, b"\xbb" * 20
 DOLLAR = 10**12
 AT = datetime.datetime(2026, 1, 15, 12, tzinfo=datetime.UTC)
 NOW = int(AT.timestamp())
-# A coin of a thousand dollars, and one of its hundred smallest units.
+# A coin that costs a thousand dollars and has a hundred smallest units.
 COIN = 100
 PRICE = 1000 * DOLLAR
 _serial = itertools.count(1)
@@ -52,7 +52,7 @@ async def make(pool: Pool, account: str, rules: Mapping[str, Any] | None = None,
 
 
 def want(policy: Policy, worst: int, *, sender: bytes = ALICE, nonce: int = 0, **changes: Any) -> ReserveRequest:
-    """So many dollars for one operation, which is no other."""
+    """A request to reserve this many dollars for a unique operation."""
     serial = next(_serial)
     given: dict[str, Any] = {
         "policy": policy.id,
@@ -89,7 +89,7 @@ def event(wanted: ReserveRequest, dollars: int, *, block: int = 11, **changes: A
 
 
 async def settle(pool: Pool, *events: LandedOperation) -> list[bool]:
-    """For each whether somebody pays for it."""
+    """Settle events and return for each whether a reservation pays for it."""
     async with pool.connection() as connection:
         return [paying is not None for paying in await ledger_room.settle(connection, NETWORK, events, coin=COIN)]
 
@@ -100,12 +100,12 @@ async def reopen_above(pool: Pool, block: int) -> None:
 
 
 async def totals(ledger: LedgerStore, policy: Policy) -> tuple[int, int, int]:
-    """Reserved and spent dollars, and operations."""
+    """Return reserved and spent dollars, and the number of operations."""
     found = await ledger.total(policy.id, AT.date())
     return found.reserved // DOLLAR, found.spent // DOLLAR, found.operations
 
 
-async def test_what_is_reserved_is_shown_and_settled_at_its_true_cost(
+async def test_reservation_is_reported_and_settled_at_its_actual_cost(
     ledger: LedgerStore, pool: Pool, account: str
 ) -> None:
     policy = await make(pool, account)
@@ -113,7 +113,7 @@ async def test_what_is_reserved_is_shown_and_settled_at_its_true_cost(
     assert (await ledger.reserve(wanted)).kind == "granted"
     assert await totals(ledger, policy) == (50, 0, 1)
     assert await settle(pool, event(wanted, 20)) == [True]
-    # The rest is held until its block is final.
+    # The rest stays reserved until the block is final.
     assert await totals(ledger, policy) == (30, 20, 1)
     [due] = await ledger.claim_due(NETWORK, final_block=11, final_time=NOW, at=AT)
     await ledger.close(due.id, final_block=11)
@@ -128,7 +128,7 @@ async def test_cost_is_rounded_up_at_the_recorded_price(ledger: LedgerStore, poo
     assert (await ledger.total(policy.id, AT.date())).spent == 4
 
 
-async def test_same_operation_gets_what_was_signed_and_costs_nothing_more(
+async def test_same_operation_gets_the_existing_signature_at_no_extra_cost(
     ledger: LedgerStore, pool: Pool, account: str
 ) -> None:
     policy = await make(pool, account, {"max_total_usd": "50", "rate_limit": {"requests": 1, "per_seconds": 60}})
@@ -139,9 +139,7 @@ async def test_same_operation_gets_what_was_signed_and_costs_nothing_more(
     assert await totals(ledger, policy) == (50, 0, 1)
 
 
-async def test_same_operation_is_signed_anew_when_its_time_runs_out(
-    ledger: LedgerStore, pool: Pool, account: str
-) -> None:
+async def test_same_operation_is_signed_again_before_it_expires(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account)
     first = want(policy, 50, valid_until=NOW + 20)
     await ledger.reserve(first)
@@ -158,14 +156,14 @@ async def test_changed_operation_with_the_same_nonce_replaces_its_reservation(
     await ledger.reserve(want(policy, 40))
     assert (await ledger.reserve(want(policy, 55))).kind == "granted"
     assert await totals(ledger, policy) == (55, 0, 1)
-    # Either of the two can land: a smaller one does not make the larger one cheaper.
+    # Either of the two can land: a smaller one does not reduce the reservation.
     assert (await ledger.reserve(want(policy, 10))).kind == "granted"
     assert await totals(ledger, policy) == (55, 0, 1)
     refused = await ledger.reserve(want(policy, 61))
     assert (refused.kind, refused.left) == ("max_total_usd", 5 * DOLLAR)
 
 
-async def test_whichever_of_several_lands_is_what_is_paid(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_signature_that_lands_determines_the_cost(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account)
     small, large = want(policy, 10), want(policy, 40)
     await ledger.reserve(small)
@@ -174,9 +172,7 @@ async def test_whichever_of_several_lands_is_what_is_paid(ledger: LedgerStore, p
     assert await totals(ledger, policy) == (30, 10, 1)
 
 
-async def test_nonce_that_is_spent_is_not_sponsored_again_by_anyone(
-    ledger: LedgerStore, pool: Pool, account: str
-) -> None:
+async def test_spent_nonce_is_not_sponsored_again_by_any_policy(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy, other = await make(pool, account), await make(pool, account)
     wanted = want(policy, 10)
     await ledger.reserve(wanted)
@@ -186,7 +182,7 @@ async def test_nonce_that_is_spent_is_not_sponsored_again_by_anyone(
     assert (await ledger.reserve(want(policy, 10, entry_point=b"\x06" * 20))).kind == "granted"
 
 
-async def test_two_policies_pay_each_for_what_it_signed(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_two_policies_each_pay_for_their_own_signature(ledger: LedgerStore, pool: Pool, account: str) -> None:
     one, other = await make(pool, account), await make(pool, account)
     first, second = want(one, 10), want(other, 10)
     await ledger.reserve(first)
@@ -197,9 +193,7 @@ async def test_two_policies_pay_each_for_what_it_signed(ledger: LedgerStore, poo
     assert (await totals(ledger, other))[1] == 70
 
 
-async def test_reorganisation_reopens_what_it_removed_and_frees_nothing(
-    ledger: LedgerStore, pool: Pool, account: str
-) -> None:
+async def test_reorganisation_reopens_settled_reservations(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account, {"max_total_usd": "50"})
     wanted = want(policy, 50)
     await ledger.reserve(wanted)
@@ -224,9 +218,7 @@ async def test_settling_twice_counts_once_and_a_later_block_replaces_an_earlier(
     assert await settle(pool, event(wanted, 10, op_hash=b"?" * 32, nonce=1)) == [False]
 
 
-async def test_block_that_replaces_another_of_its_number_replaces_what_it_cost(
-    ledger: LedgerStore, pool: Pool, account: str
-) -> None:
+async def test_replacing_block_replaces_the_cost(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account)
     wanted = want(policy, 50)
     await ledger.reserve(wanted)
@@ -234,12 +226,12 @@ async def test_block_that_replaces_another_of_its_number_replaces_what_it_cost(
     assert await totals(ledger, policy) == (20, 30, 1)
 
 
-# What lands under a hash that nobody signed: that of entry point 0.8 covers what the sender delegates to by then
+# Operations that land under an unsigned hash: the hash of entry point 0.8 includes the sender's current delegate
 
 OTHER_HASH = b"?" * 32
 
 
-async def test_operation_under_an_unknown_hash_is_paid_by_what_was_reserved_for_its_nonce(
+async def test_unknown_hash_is_paid_from_the_reservation_of_its_nonce(
     ledger: LedgerStore, pool: Pool, account: str
 ) -> None:
     policy = await make(pool, account, {"max_total_usd": "50"})
@@ -247,7 +239,7 @@ async def test_operation_under_an_unknown_hash_is_paid_by_what_was_reserved_for_
     await ledger.reserve(wanted)
     assert await settle(pool, event(wanted, 30, op_hash=OTHER_HASH)) == [True]
     assert await totals(ledger, policy) == (20, 30, 1)
-    # Told again it is the same, and gone it is held again.
+    # Settling again changes nothing; a removed block makes it reserved again.
     assert await settle(pool, event(wanted, 30, op_hash=OTHER_HASH)) == [True]
     await reopen_above(pool, 10)
     assert await totals(ledger, policy) == (50, 0, 1)
@@ -258,13 +250,13 @@ async def test_operation_under_an_unknown_hash_is_paid_by_what_was_reserved_for_
     await ledger.close(due.id, final_block=11)
     assert await totals(ledger, policy) == (0, 30, 1)
     assert (await ledger.reserve(want(policy, 1))).kind == "used"
-    # Nothing was signed for any other.
+    # Nothing was signed for any other nonce.
     others: list[dict[str, Any]] = [{"sender": BOB}, {"nonce": 1}, {"entry_point": b"\x06" * 20}]
     for other in others:
         assert await settle(pool, event(wanted, 30, op_hash=b"!" * 32, **other)) == [False]
 
 
-async def test_unknown_hash_costs_at_the_highest_price_and_no_more_than_is_held(
+async def test_unknown_hash_costs_the_highest_price_up_to_the_reserved_amount(
     ledger: LedgerStore, pool: Pool, account: str
 ) -> None:
     policy = await make(pool, account)
@@ -278,9 +270,7 @@ async def test_unknown_hash_costs_at_the_highest_price_and_no_more_than_is_held(
     assert await totals(ledger, policy) == (0, 60, 1)
 
 
-async def test_of_several_policies_one_pays_for_an_unknown_hash_and_always_the_same(
-    ledger: LedgerStore, pool: Pool, account: str
-) -> None:
+async def test_same_policy_always_pays_for_an_unknown_hash(ledger: LedgerStore, pool: Pool, account: str) -> None:
     small, large, other = [await make(pool, account) for _ in range(3)]
     first, second = want(small, 10), want(large, 40)
     for each in (first, second, want(other, 40)):
@@ -292,10 +282,10 @@ async def test_of_several_policies_one_pays_for_an_unknown_hash_and_always_the_s
     assert await totals(ledger, other) == (40, 0, 1)
 
 
-# What an account may have sponsored in a day
+# The daily sponsorship limit of an account
 
 
-async def test_accounts_day_bounds_all_its_policies_together(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_daily_limit_of_an_account_covers_all_its_policies(ledger: LedgerStore, pool: Pool, account: str) -> None:
     one, other = await make(pool, account), await make(pool, account)
     most: dict[str, Any] = {"account_most": 100 * DOLLAR}
     first = want(one, 60, **most)
@@ -303,13 +293,13 @@ async def test_accounts_day_bounds_all_its_policies_together(ledger: LedgerStore
     refused = await ledger.reserve(want(other, 41, **most))
     assert (refused.kind, refused.left) == ("sponsored_usd_per_day", 40 * DOLLAR)
     assert (await ledger.reserve(want(other, 40, sender=BOB, **most))).kind == "granted"
-    # A dearer one of the same nonce takes the difference; a deleted policy's money stays spent.
+    # A more expensive one with the same nonce takes the difference; the spending of a deleted policy still counts.
     assert (await ledger.reserve(want(one, 61, **most))).kind == "sponsored_usd_per_day"
     await PolicyStore(pool).delete(one.id, account=account)
     assert (await ledger.reserve(want(other, 1, nonce=1, **most))).kind == "sponsored_usd_per_day"
     tomorrow = AT + datetime.timedelta(days=1)
     assert (await ledger.reserve(want(other, 1, nonce=1, at=tomorrow, **most))).kind == "granted"
-    # What it did not cost is free again when that is final.
+    # The unused part is released when the block is final.
     await settle(pool, event(first, 20))
     assert (await ledger.reserve(want(other, 40, nonce=2, **most))).kind == "sponsored_usd_per_day"
     [due] = await ledger.claim_due(NETWORK, final_block=11, final_time=NOW, at=AT)
@@ -317,7 +307,7 @@ async def test_accounts_day_bounds_all_its_policies_together(ledger: LedgerStore
     assert (await ledger.reserve(want(other, 40, nonce=2, **most))).kind == "granted"
 
 
-async def test_accounts_day_holds_whoever_asks_at_once(database: str, pool: Pool, account: str) -> None:
+async def test_daily_limit_of_an_account_holds_under_concurrency(database: str, pool: Pool, account: str) -> None:
     policies = [await make(pool, account) for _ in range(5)]
     async with pooled(database, size=8) as one, pooled(database, size=8) as other:
         stores = itertools.cycle([LedgerStore(one), LedgerStore(other)])
@@ -332,10 +322,10 @@ async def test_accounts_day_holds_whoever_asks_at_once(database: str, pool: Pool
     assert outcomes == {"granted": 10, "sponsored_usd_per_day": 90}
 
 
-# What is not kept
+# Release of unused reservations
 
 
-async def test_nothing_stays_of_what_was_never_used(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_unused_reservation_leaves_nothing_behind(ledger: LedgerStore, pool: Pool, account: str) -> None:
     limit = {"requests": 1, "per_seconds": 60, "scope": "user"}
     policy = await make(pool, account, {"rate_limit": limit})
     senders = [bytes([n]) * 20 for n in range(1, 11)]
@@ -352,7 +342,7 @@ async def test_nothing_stays_of_what_was_never_used(ledger: LedgerStore, pool: P
     assert {row[0] for row in metered} == {row[0] for row in rated} == {*senders[:5], ALICE}
 
 
-async def test_expired_is_released_only_by_a_final_block_after_its_end(
+async def test_expired_reservation_is_released_only_by_a_later_final_block(
     ledger: LedgerStore, pool: Pool, account: str
 ) -> None:
     policy = await make(pool, account)
@@ -360,7 +350,7 @@ async def test_expired_is_released_only_by_a_final_block_after_its_end(
     until = NOW + 270
     assert not await ledger.claim_due(NETWORK, final_block=99, final_time=until, at=AT)
     [due] = await ledger.claim_due(NETWORK, final_block=99, final_time=until + 1, at=AT)
-    # Claimed: nobody else looks for a while.
+    # Claimed: no other worker gets it for a while.
     assert not await ledger.claim_due(NETWORK, final_block=99, final_time=until + 1, at=AT)
     await ledger.release(due.id, final_time=until)
     assert await totals(ledger, policy) == (50, 0, 1)
@@ -370,9 +360,7 @@ async def test_expired_is_released_only_by_a_final_block_after_its_end(
     assert (await ledger.reserve(want(policy, 50))).kind == "granted"
 
 
-async def test_reservation_lives_as_long_as_the_last_of_its_signatures(
-    ledger: LedgerStore, pool: Pool, account: str
-) -> None:
+async def test_reservation_lasts_as_long_as_its_last_signature(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account)
     await ledger.reserve(want(policy, 50))
     await ledger.reserve(want(policy, 10, valid_until=NOW + 400))
@@ -384,7 +372,9 @@ async def test_reservation_lives_as_long_as_the_last_of_its_signatures(
     assert await totals(ledger, policy) == (0, 0, 0)
 
 
-async def test_two_hundred_at_once_into_room_for_ten_are_ten(database: str, pool: Pool, account: str) -> None:
+async def test_two_hundred_concurrent_requests_with_budget_for_ten_grant_ten(
+    database: str, pool: Pool, account: str
+) -> None:
     policy = await make(pool, account, {"max_total_usd": "10.9"})
     async with pooled(database, size=8) as one, pooled(database, size=8) as other:
         stores = itertools.cycle([LedgerStore(pool), LedgerStore(one), LedgerStore(other)])
@@ -399,7 +389,7 @@ async def test_two_hundred_at_once_into_room_for_ten_are_ten(database: str, pool
     assert await totals(LedgerStore(pool), policy) == (10, 0, 10)
 
 
-async def test_same_operation_two_hundred_times_at_once_is_signed_once(
+async def test_two_hundred_concurrent_requests_for_one_operation_sign_once(
     ledger: LedgerStore, pool: Pool, account: str
 ) -> None:
     policy = await make(pool, account)
@@ -409,7 +399,7 @@ async def test_same_operation_two_hundred_times_at_once_is_signed_once(
     assert await totals(ledger, policy) == (1, 0, 1)
 
 
-async def test_limits_of_a_user_are_each_users_own(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_limits_per_user_are_separate(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account, {"max_per_user_usd": "10", "max_per_user_per_day": 2})
     assert (await ledger.reserve(want(policy, 9))).kind == "granted"
     refused = await ledger.reserve(want(policy, 2, nonce=1))
@@ -423,7 +413,7 @@ async def test_limits_of_a_user_are_each_users_own(ledger: LedgerStore, pool: Po
 
 
 @pytest.mark.parametrize(
-    ("reset", "same", "anew"),
+    ("reset", "same", "later"),
     [
         ("daily", "2026-01-15T23:59:59", "2026-01-16T00:00:00"),
         ("weekly", "2026-01-18T23:59:59", "2026-01-19T00:00:00"),
@@ -431,15 +421,15 @@ async def test_limits_of_a_user_are_each_users_own(ledger: LedgerStore, pool: Po
         ("never", "2036-01-15T12:00:00", None),
     ],
 )
-async def test_total_starts_anew_when_its_time_comes_round(
-    ledger: LedgerStore, pool: Pool, account: str, reset: str, same: str, anew: str | None
+async def test_total_resets_at_the_end_of_its_period(
+    ledger: LedgerStore, pool: Pool, account: str, reset: str, same: str, later: str | None
 ) -> None:
     policy = await make(pool, account, {"max_total_usd": "10", "reset": reset})
     assert (await ledger.reserve(want(policy, 10))).kind == "granted"
     at = datetime.datetime.fromisoformat(same + "+00:00")
     assert (await ledger.reserve(want(policy, 1, nonce=1, at=at))).kind == "max_total_usd"
-    if anew is not None:
-        at = datetime.datetime.fromisoformat(anew + "+00:00")
+    if later is not None:
+        at = datetime.datetime.fromisoformat(later + "+00:00")
         assert (await ledger.reserve(want(policy, 10, nonce=1, at=at))).kind == "granted"
         assert (await ledger.reserve(want(policy, 1, nonce=2, at=at))).kind == "max_total_usd"
 
@@ -459,7 +449,7 @@ async def test_rate_limit_counts_in_windows(ledger: LedgerStore, pool: Pool, acc
     assert (await ledger.reserve(want(policy, 1, nonce=3, at=later))).kind == "granted"
 
 
-async def test_who_decided_by_an_old_policy_decides_again(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_old_policy_revision_is_reported_as_stale(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policies = PolicyStore(pool)
     policy = await make(pool, account)
     given = {"max_total_usd": "5"}
@@ -472,7 +462,7 @@ async def test_who_decided_by_an_old_policy_decides_again(ledger: LedgerStore, p
         await policies.read(policy.id, account=account)
 
 
-async def test_what_a_deleted_policy_signed_is_still_settled(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_signature_of_a_deleted_policy_is_still_settled(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account)
     wanted = want(policy, 10)
     await ledger.reserve(wanted)
@@ -481,13 +471,13 @@ async def test_what_a_deleted_policy_signed_is_still_settled(ledger: LedgerStore
     assert await totals(ledger, policy) == (0, 10, 1)
 
 
-async def test_plan_bounds_the_policies_of_an_account_whoever_creates_at_once(pool: Pool, account: str) -> None:
+async def test_plan_limits_policies_under_concurrent_creation(pool: Pool, account: str) -> None:
     made = await asyncio.gather(*(make(pool, account, most=3) for _ in range(12)), return_exceptions=True)
     assert sum(isinstance(each, Policy) for each in made) == 3
     assert all(isinstance(each, Policy | Forbidden) for each in made)
 
 
-async def test_report_shows_days_and_users(ledger: LedgerStore, pool: Pool, account: str) -> None:
+async def test_report_lists_days_and_users(ledger: LedgerStore, pool: Pool, account: str) -> None:
     policy = await make(pool, account, {"reset": "daily"})
     tomorrow = AT + datetime.timedelta(days=1)
     first = want(policy, 30)

@@ -1,8 +1,8 @@
 """The ledger against a model: reserve, settle, release, expire, reorganise and crash, in any order, on a real Postgres.
 
-The model keeps reservations only and adds them up whenever it is asked; the ledger keeps sums. Beside being equal, two things
-must hold at every step, whatever the chain does next: nothing above a cap, and nothing that can still land is unpaid for.
-What lands may do so under a hash that nobody signed: that of entry point 0.8 covers what the sender delegates to.
+The model stores only reservations and computes sums on demand; the ledger stores sums. They must agree, and two invariants must
+hold at every step: no limit is exceeded, and every operation that can still land is covered by a reservation. An operation may
+land under an unsigned hash, because the hash of entry point 0.8 includes the sender's current delegate.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RULES: tuple[dict[str, Any], ...] = (
     {"max_total_usd": "100", "max_per_user_usd": "60", "max_per_user_per_day": 3},
     {"max_total_usd": "80", "reset": "daily"},
 )
-# Of both policies together, in a day.
+# The account's daily limit over both policies.
 ACCOUNT_MOST = 130 * DOLLAR
 SENDERS = tuple(bytes([n]) * 20 for n in (1, 2))
 EVER = datetime.date.min
@@ -77,14 +77,14 @@ class Reservation:
     landed: bytes = b""
     block: int = 0
     block_name: bytes = b""
-    # The order in which they were made.
+    # The order of creation.
     id: int = 0
     signed: list[Signed] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Landed:
-    """An operation on the chain, under whichever hash."""
+    """An operation on the chain, under a signed hash or another."""
 
     op_hash: bytes
     sender: bytes
@@ -105,7 +105,7 @@ class Model:
         self.made = 0
 
     def meter(self, policy: int, sender: bytes, day: datetime.date) -> tuple[int, int, int]:
-        """Reserved, spent and operations, added up."""
+        """Return the sums of reserved, spent and operations."""
         found = [
             each
             for each in self.all.values()
@@ -145,11 +145,11 @@ class Model:
         return "sponsored_usd_per_day" if self.of_day(day) + more > ACCOUNT_MOST else ""
 
     def of_day(self, day: datetime.date) -> int:
-        """What the account has reserved and spent, by all its policies."""
+        """Return the account's reserved and spent amount over all its policies."""
         return sum(each.held + each.cost for each in self.all.values() if each.day == day)
 
     def paying(self, event: Landed) -> Reservation | None:
-        """Who has signed it; where nobody knows, who was said to pay before, and then who holds most for the nonce."""
+        """Return the reservation that signed the hash; else the one that paid before; else the largest for the nonce."""
         for each in self.all.values():
             if any(signed.op_hash == event.op_hash for signed in each.signed):
                 return each
@@ -189,7 +189,7 @@ class Model:
 
 
 class ModelChain:
-    """Answers Settling as a node would."""
+    """Answers the settlement loop like a node."""
 
     network = NETWORK
 
@@ -257,7 +257,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.chain = ModelChain()
         self.now = BEGAN
         self.serial = 0
-        # What the follower believes the chain to be.
+        # The chain as the follower has written it.
         self.followed = list(self.chain.blocks_)
         self.payers = {NETWORK.id: frozenset((PAYER,))}
         self.sink = SettlementSink([NETWORK], self.payers)
@@ -291,7 +291,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.run(self.pool.close())
         self.runner.close()
 
-    # What callers do
+    # Callers
 
     def wanted(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> ReserveRequest:
         self.serial += 1
@@ -316,7 +316,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(**ASKED, lost=st.booleans())
     def reserve(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int, lost: bool) -> None:
-        """With `lost` the worker dies before it can answer: what is reserved stays so, and is there when it is asked again."""
+        """Reserve. With `lost` the worker dies before it replies: a repeated request must get the same reservation."""
         wanted = self.wanted(policy, sender, nonce, worst, kind)
         outcome = self.run(self.ledger.reserve(wanted))
         asked = Reservation(policy, sender, nonce, _moment(self.now).date(), 0, wanted.block, wanted.valid_until)
@@ -329,7 +329,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(**ASKED)
     def reserve_and_crash(self, policy: int, sender: bytes, nonce: int, worst: int, kind: int) -> None:
-        """The connection is gone before the statement is committed."""
+        """Lose the connection before the statement is committed."""
         wanted = self.wanted(policy, sender, nonce, worst, kind)
         fields = [getattr(wanted, name) for name in ReserveRequest.__slots__]
 
@@ -341,14 +341,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
         self.run(crash())
 
-    # What the chain does
+    # The chain
 
     @rule(
         seconds=st.sampled_from((1, 12, 60, 130)),
         chosen=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.booleans()), max_size=3),
     )
     def mine(self, seconds: int, chosen: list[tuple[int, int, bool]]) -> None:
-        """A block with some of what can land: signed, not expired, its nonce not used; under its hash or under another."""
+        """Mine a block with some operations that can land: signed, unexpired, nonce unused; under any hash."""
         self.now += seconds
         events: list[Landed] = []
         for pick, share, is_known in chosen:
@@ -370,15 +370,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(depth=st.integers(1, FINALITY))
     def reorganise(self, depth: int) -> None:
-        """Blocks are dropped, none that was ever final."""
+        """Drop blocks that were never final."""
         keep = max(self.chain.final + 1, len(self.chain.blocks_) - depth)
         del self.chain.blocks_[keep:]
 
-    # What is written of it
+    # The follower and settlement
 
     @rule(crash=st.booleans())
     def follow(self, crash: bool) -> None:
-        """The follower's way: undo what is gone, write what is new, in one transaction each."""
+        """Undo removed blocks and write new ones, in one transaction each, like the follower."""
         blocks = self.chain.blocks_
         stays = max(n for n in range(min(len(blocks), len(self.followed))) if blocks[n] is self.followed[n])
         self.run(self._follow(stays, crash=crash))
@@ -405,7 +405,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(11, 60))
     def settle(self, seconds: int) -> None:
-        """The last word: expired or final, as the chain's own logs have it."""
+        """Settle expired and final reservations by the chain's logs."""
         self.now += seconds
         self.run(self.settling.look())
         final = self.chain.final
@@ -416,10 +416,10 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         self.model.close(final, self.chain.blocks_[final].time, landed)
 
-    # What must hold
+    # Invariants
 
     @invariant()
-    def sums_are_the_models(self) -> None:
+    def sums_equal_the_model(self) -> None:
         if not hasattr(self, "pool"):
             return
         days = {EVER, *(each.day for each in self.model.all.values())}
@@ -432,7 +432,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     assert min(found) >= 0
 
     @invariant()
-    def nothing_is_above_its_cap(self) -> None:
+    def no_policy_exceeds_its_limit(self) -> None:
         for place, rules in enumerate(RULES):
             spans = {each.day for each in self.model.all.values()} if rules.get("reset") == "daily" else {EVER}
             for day in spans:
@@ -440,7 +440,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert reserved + spent <= int(rules["max_total_usd"]) * DOLLAR
 
     @invariant()
-    def nothing_is_above_the_accounts_day(self) -> None:
+    def account_never_exceeds_its_daily_limit(self) -> None:
         if not hasattr(self, "pool"):
             return
         days = self.run(self._account_days())
@@ -449,8 +449,8 @@ class LedgerMachine(RuleBasedStateMachine):
             assert days.get(day, 0) == self.model.of_day(day)
 
     @invariant()
-    def whatever_lands_next_is_paid_for(self) -> None:
-        """For each nonce: what is on the chain, or the most of all that can still come, is reserved or spent, by whomever."""
+    def every_possible_landing_is_covered(self) -> None:
+        """For each nonce, the landed cost, or the highest that can still land, is reserved or spent by some policy."""
         paid: Counter[tuple[bytes, int]] = Counter()
         owed: dict[tuple[bytes, int], int] = {}
         for each in self.model.all.values():

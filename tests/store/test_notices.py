@@ -1,4 +1,4 @@
-"""What Postgres tells: everybody who listens hears it, from whenever on, over a connection that is replaced when it is lost."""
+"""Postgres notifications: every listener gets them, over a connection that is replaced when it is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def say(pool: Pool, channel: str, text: str) -> None:
         await connection.execute("select pg_notify($1, $2)", channel, text)
 
 
-async def test_all_ears_of_a_channel_hear_whenever_they_came(pool: Pool) -> None:
+async def test_every_listener_of_a_channel_is_called_whenever_it_was_added(pool: Pool) -> None:
     first: list[str | None] = []
     second: list[str | None] = []
     other: list[str | None] = []
@@ -44,7 +44,7 @@ async def test_all_ears_of_a_channel_hear_whenever_they_came(pool: Pool) -> None
         await until(lambda: (first, second, other) == ([None, "one"], ["one"], [None, "two"]))
 
 
-async def test_connection_that_was_cut_is_replaced_and_everybody_told(
+async def test_cut_connection_is_replaced_and_all_listeners_are_called(
     server: Server, database: str, pool: Pool, cable: Cable
 ) -> None:
     heard: list[str | None] = []
@@ -55,7 +55,7 @@ async def test_connection_that_was_cut_is_replaced_and_everybody_told(
         notices.listen("news", heard.append)
         await until(lambda: heard == [None])
         await cable.cut()
-        await asyncio.sleep(0.6)  # longer than one try
+        await asyncio.sleep(0.6)  # longer than one attempt to connect
         await say(pool, "news", "missed")
         await cable.plug()
         await until(lambda: heard == [None, None])
@@ -63,10 +63,8 @@ async def test_connection_that_was_cut_is_replaced_and_everybody_told(
         await until(lambda: heard == [None, None, "one"])
 
 
-async def test_connection_that_has_gone_deaf_is_replaced(
-    server: Server, database: str, pool: Pool, cable: Cable
-) -> None:
-    """Nothing ends it, and nothing comes on it any more: only whoever asks finds out."""
+async def test_silently_dropped_connection_is_replaced(server: Server, database: str, pool: Pool, cable: Cable) -> None:
+    """The connection is not closed, but nothing arrives any more: only a check finds out."""
     heard: list[str | None] = []
     async with (
         pooled(database.replace(str(server.sockets), str(cable.directory))) as far,
@@ -74,12 +72,12 @@ async def test_connection_that_has_gone_deaf_is_replaced(
     ):
         notices.listen("news", heard.append)
         await until(lambda: heard == [None])
-        cable.forget()
+        cable.drop_silently()
         await until(lambda: heard == [None, None])
         await say(pool, "news", "one")
         await until(lambda: heard == [None, None, "one"])
 
 
-async def test_loop_ends_in_the_middle_of_connecting(pool: Pool) -> None:
+async def test_loop_can_be_cancelled_while_connecting(pool: Pool) -> None:
     async with listening(pool):
         await asyncio.sleep(0)

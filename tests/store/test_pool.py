@@ -1,4 +1,4 @@
-"""Connections to Postgres: what callers see when it is there, away, or silent."""
+"""Connections to Postgres: results for callers while it is up, down or silent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store.cable import Cable
 
 @pytest.fixture
 async def line(server: Server, cable: Cable) -> AsyncIterator[Pool]:
-    """A pool of two at the end of the cable. It waits long enough for a busy machine; a cut cable it notices at once."""
+    """A pool of two behind the cable, with a timeout long enough for a busy machine. It notices a cut cable at once."""
     url = server.url("postgres", sockets=cable.directory)
     async with pooled(url, size=2) as found:
         yield found
@@ -36,7 +36,7 @@ async def test_pool_answers(line: Pool) -> None:
 
 
 @pytest.mark.parametrize(("kind", "value"), [("bigint", 2**70), ("text", "a\0b"), ("text", "\ud800")])
-async def test_value_that_cannot_be_held_is_the_callers_fault_and_harms_nobody(
+async def test_unstorable_value_is_an_invalid_request_and_keeps_the_connection(
     line: Pool, kind: str, value: object
 ) -> None:
     with pytest.raises(InvalidRequest, match="cannot be stored"):
@@ -45,7 +45,7 @@ async def test_value_that_cannot_be_held_is_the_callers_fault_and_harms_nobody(
     assert await answer(line) == 42
 
 
-async def test_closed_pool_is_unavailable_and_closing_twice_is_no_error(database: str) -> None:
+async def test_closed_pool_is_unavailable_and_can_be_closed_twice(database: str) -> None:
     pool = Pool(database, size=1, acquire_timeout_s=1.0)
     assert repr(pool) == "<Pool closed>"
     with pytest.raises(Unavailable):
@@ -58,7 +58,7 @@ async def test_closed_pool_is_unavailable_and_closing_twice_is_no_error(database
         await answer(pool)
 
 
-async def test_pool_opens_without_a_database_and_heals_when_it_comes(line: Pool, cable: Cable) -> None:
+async def test_pool_opens_without_a_database_and_recovers(line: Pool, cable: Cable) -> None:
     await cable.cut()
     async with pooled(line.url, size=1) as late:
         with pytest.raises(Unavailable):
@@ -67,7 +67,7 @@ async def test_pool_opens_without_a_database_and_heals_when_it_comes(line: Pool,
         assert await answer(late) == 42
 
 
-async def test_lost_database_is_unavailable_and_heals(line: Pool, cable: Cable) -> None:
+async def test_lost_database_is_unavailable_until_it_returns(line: Pool, cable: Cable) -> None:
     assert await answer(line) == 42
     await cable.cut()
     for _ in range(3):
@@ -92,7 +92,7 @@ async def test_statement_cut_off_in_the_middle_is_unavailable(line: Pool, cable:
     assert await answer(line) == 42
 
 
-async def test_silent_database_holds_nobody_for_long(line: Pool, cable: Cable) -> None:
+async def test_silent_database_blocks_no_caller_for_long(line: Pool, cable: Cable) -> None:
     cable.muted = True
     async with pooled(line.url, size=1, acquire_timeout_s=0.1) as hurried:
         began = time.monotonic()
@@ -104,7 +104,7 @@ async def test_silent_database_holds_nobody_for_long(line: Pool, cable: Cable) -
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-async def test_request_beyond_the_last_connection_is_told_at_once(database: str, size: int) -> None:
+async def test_request_without_a_free_connection_fails_fast(database: str, size: int) -> None:
     async with pooled(database, size=size, acquire_timeout_s=0.05) as pool:
         held = [pool.connection(within_s=5.0) for _ in range(size)]
         for connection in held:
@@ -118,7 +118,7 @@ async def test_request_beyond_the_last_connection_is_told_at_once(database: str,
         assert await answer(pool) == 42
 
 
-async def test_work_that_nobody_waits_for_may_wait_longer_for_a_connection(database: str) -> None:
+async def test_background_work_may_wait_longer_for_a_connection(database: str) -> None:
     async def patient() -> int:
         async with pool.connection(within_s=10.0) as connection:
             return int(await connection.fetchval("select 42"))
@@ -132,40 +132,40 @@ async def test_work_that_nobody_waits_for_may_wait_longer_for_a_connection(datab
         assert await waiting == 42
 
 
-async def test_database_that_does_not_exist_is_an_absence(server: Server) -> None:
+async def test_missing_database_is_unavailable(server: Server) -> None:
     async with pooled(server.url("nowhere"), size=1) as pool:
         with pytest.raises(Unavailable):
             await answer(pool)
 
 
-async def test_broken_statement_is_our_bug_and_not_an_absence(line: Pool) -> None:
+async def test_invalid_statement_is_not_reported_as_unavailable(line: Pool) -> None:
     with pytest.raises(asyncpg.PostgresSyntaxError):
         async with line.connection() as connection:
             await connection.execute("selekt 1")
     assert await answer(line) == 42
 
 
-async def test_ended_backend_is_unavailable_once_and_replaced(line: Pool, server: Server) -> None:
+async def test_terminated_backend_is_unavailable_once_and_replaced(line: Pool, server: Server) -> None:
     with pytest.raises(Unavailable):
         await _held_until_ended(line, server)
     assert await answer(line) == 42
 
 
-async def test_restarted_server_is_found_again() -> None:
+async def test_pool_reconnects_after_a_server_restart() -> None:
     async with database_room.running() as own, pooled(own.postgres.url, size=2) as pool:
         assert await answer(pool) == 42
         process = own.postgres.child.process
         assert process is not None
         process.kill()
         await process.wait()
-        # A backend may outlive its server for a moment, and answer.
+        # A backend may outlive its server for a moment and still answer.
         gone = await until(lambda: _raised(answer(pool)))
         assert isinstance(gone, Unavailable)
         await own.postgres.start()
         assert await answer(pool) == 42
 
 
-async def test_dedicated_connection_is_the_callers_own(line: Pool, cable: Cable) -> None:
+async def test_dedicated_connection_is_outside_the_pool(line: Pool, cable: Cable) -> None:
     connection = await line.dedicated()
     assert await connection.fetchval("show application_name") == "penstock-notices"
     assert repr(line) == "<Pool 0 busy of at most 2>"

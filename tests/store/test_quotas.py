@@ -1,4 +1,4 @@
-"""Leases of an account's day: exact, whoever asks at once."""
+"""Leases of an account's daily quota: exact under concurrency."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def used(pool: Pool, account: str, day: datetime.date = DAY) -> int:
         )
 
 
-async def test_lease_grants_what_is_wanted_while_there_is_enough(quotas: QuotaStore, account: str, pool: Pool) -> None:
+async def test_lease_is_granted_in_full_while_quota_remains(quotas: QuotaStore, account: str, pool: Pool) -> None:
     assert await quotas.lease(DAY, [(account, 100, 1000)]) == [100]
     assert await quotas.lease(DAY, [(account, 0, 1000)]) == [0]
     assert await quotas.lease(DAY, [(account, 900, 1000)]) == [900]
@@ -49,7 +49,7 @@ async def test_lease_grants_what_is_wanted_while_there_is_enough(quotas: QuotaSt
     assert await used(pool, account) == 1000
 
 
-async def test_last_lease_is_what_is_left(quotas: QuotaStore, account: str) -> None:
+async def test_last_lease_grants_the_remainder(quotas: QuotaStore, account: str) -> None:
     assert await quotas.lease(DAY, [(account, 990, 1000)]) == [990]
     assert await quotas.lease(DAY, [(account, 100, 1000)]) == [10]
 
@@ -59,26 +59,24 @@ async def test_edges_of_the_limit(quotas: QuotaStore, account: str, wanted: int,
     assert await quotas.lease(DAY, [(account, wanted, limit)]) == [granted]
 
 
-async def test_lowered_limit_grants_nothing_and_takes_nothing_back(
-    quotas: QuotaStore, account: str, pool: Pool
-) -> None:
+async def test_lowered_limit_grants_nothing_and_revokes_nothing(quotas: QuotaStore, account: str, pool: Pool) -> None:
     await quotas.lease(DAY, [(account, 500, 1000)])
     assert await quotas.lease(DAY, [(account, 10, 100)]) == [0]
     assert await used(pool, account) == 500
 
 
-async def test_each_day_begins_anew(quotas: QuotaStore, account: str) -> None:
+async def test_each_day_has_its_own_quota(quotas: QuotaStore, account: str) -> None:
     assert await quotas.lease(DAY, [(account, 10, 10)]) == [10]
     assert await quotas.lease(NEXT, [(account, 10, 10)]) == [10]
 
 
-async def test_grants_come_in_the_order_of_the_wants(quotas: QuotaStore, accounts: list[str]) -> None:
+async def test_grants_are_in_the_order_of_the_requests(quotas: QuotaStore, accounts: list[str]) -> None:
     assert await quotas.lease(DAY, []) == []
     wants = [(account, place + 1, 3) for place, account in enumerate(reversed(accounts[:5]))]
     assert await quotas.lease(DAY, wants) == [1, 2, 3, 3, 3]
 
 
-async def test_leases_at_once_together_never_exceed_the_limit(quotas: QuotaStore, account: str, pool: Pool) -> None:
+async def test_concurrent_leases_never_exceed_the_limit(quotas: QuotaStore, account: str, pool: Pool) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(quotas.lease(DAY, [(account, 7, 500)])) for _ in range(100)]
     granted = [task.result()[0] for task in tasks]
@@ -87,13 +85,13 @@ async def test_leases_at_once_together_never_exceed_the_limit(quotas: QuotaStore
     assert await used(pool, account) == 500
 
 
-async def test_what_was_given_back_can_be_leased_again(quotas: QuotaStore, account: str) -> None:
+async def test_returned_quota_can_be_leased_again(quotas: QuotaStore, account: str) -> None:
     await quotas.lease(DAY, [(account, 100, 100)])
     await quotas.give_back(DAY, [(account, 30)])
     assert await quotas.lease(DAY, [(account, 100, 100)]) == [30]
 
 
-async def test_giving_back_never_makes_a_day_longer(quotas: QuotaStore, account: str, pool: Pool) -> None:
+async def test_returning_more_than_used_does_not_raise_the_limit(quotas: QuotaStore, account: str, pool: Pool) -> None:
     await quotas.lease(DAY, [(account, 10, 100)])
     await quotas.give_back(DAY, [(account, 50)])
     assert await used(pool, account) == 0
@@ -103,7 +101,7 @@ async def test_giving_back_never_makes_a_day_longer(quotas: QuotaStore, account:
     assert await quotas.lease(DAY, [(account, 1000, 100)]) == [100]
 
 
-async def test_workers_that_lease_and_give_back_at_once_neither_miscount_nor_lock_each_other_out(
+async def test_concurrent_leases_and_returns_neither_miscount_nor_deadlock(
     quotas: QuotaStore, accounts: list[str], pool: Pool
 ) -> None:
     chance = random.Random(7)

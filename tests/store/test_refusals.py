@@ -1,4 +1,4 @@
-"""What a policy refused last: the newest first, no more of it than is kept, whoever floods it."""
+"""The latest refusals of a policy: newest first, and bounded under a flood."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refusals(pool: Pool) -> RefusalLog:
     return RefusalLog(RefusalStore(pool), now=Clock())
 
 
-async def test_newest_comes_first_with_its_rule(refusals: RefusalLog, policy_id: str) -> None:
+async def test_latest_refusals_come_first_with_their_rule(refusals: RefusalLog, policy_id: str) -> None:
     refusals.note(policy_id, SENDER, "max_gas_usd", "too dear")
     refusals.note(policy_id, SENDER, "status", "the policy is paused")
     assert await refusals.latest(policy_id, 10) == []
@@ -61,7 +61,7 @@ async def test_newest_comes_first_with_its_rule(refusals: RefusalLog, policy_id:
     assert await refusals.latest("gp_another", 10) == []
 
 
-async def test_flood_leaves_no_more_than_is_kept(refusals: RefusalLog, pool: Pool, policy_id: str) -> None:
+async def test_stored_refusals_are_bounded(refusals: RefusalLog, pool: Pool, policy_id: str) -> None:
     for flood in range(3):
         for number in range(MOST_STORED + 30):
             refusals.note(policy_id, SENDER, "status", f"{flood}.{number}")
@@ -71,7 +71,7 @@ async def test_flood_leaves_no_more_than_is_kept(refusals: RefusalLog, pool: Poo
     assert (await refusals.latest(policy_id, 1))[0].message == f"2.{MOST_STORED + 29}"
 
 
-async def test_many_policies_at_once_take_no_more_room(refusals: RefusalLog) -> None:
+async def test_unwritten_refusals_are_bounded(refusals: RefusalLog) -> None:
     for number in range(MOST_POLICIES + 10):
         refusals.note(f"gp_{number}", SENDER, "status", "no")
     assert f" {MOST_POLICIES} policies" in repr(refusals)

@@ -9,21 +9,21 @@ from proxy.store.secrets import SealBroken, Vault
 KEY = "a key that is not in the database, 32 or more"
 
 
-def test_secret_comes_back_for_its_webhook() -> None:
+def test_secret_is_decrypted_for_its_webhook() -> None:
     vault = Vault(KEY)
     sealed = vault.seal("wh_1", b"s" * 32)
     assert vault.open("wh_1", sealed) == b"s" * 32
     assert Vault(KEY).open("wh_1", sealed) == b"s" * 32
 
 
-def test_secret_is_not_in_what_is_stored_and_never_sealed_the_same_way_twice() -> None:
+def test_ciphertext_hides_the_secret_and_is_never_the_same_twice() -> None:
     vault = Vault(KEY)
     first, second = (vault.seal("wh_1", b"s" * 32) for _ in range(2))
     assert b"ssss" not in first
     assert first != second
 
 
-def test_secret_that_was_swapped_changed_or_sealed_with_another_key_does_not_open() -> None:
+def test_swapped_changed_or_foreign_ciphertext_is_refused() -> None:
     sealed = Vault(KEY).seal("wh_1", b"s" * 32)
     changed = sealed[:-1] + bytes([sealed[-1] ^ 1])
     for vault, name, found in (
@@ -37,5 +37,5 @@ def test_secret_that_was_swapped_changed_or_sealed_with_another_key_does_not_ope
             vault.open(name, found)
 
 
-def test_vault_says_nothing_of_its_key() -> None:
+def test_repr_of_the_vault_hides_its_key() -> None:
     assert KEY not in repr(Vault(KEY))

@@ -1,4 +1,4 @@
-"""The last word about what was signed: however much is due at once, whatever cannot be read, and whoever has paid."""
+"""Final settlement of signed operations: many due at once, unreadable logs, and unknown hashes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRANGER = b"\x77" * 20
 
 
 class ShortMemory(ModelChain):
-    """A node that has forgotten the logs of its first blocks."""
+    """A node that has pruned the logs of its first blocks."""
 
     def __init__(self, *, forgotten: int = 0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ShortMemory(ModelChain):
         return await super().blocks(first, last)
 
     def grow(self, count: int, *events: Landed) -> None:
-        """So many blocks, the first with these events, and as many as make them final, after all has expired."""
+        """Mine this many blocks, the first with these events, then enough to make them final after everything has expired."""
         start = len(self.blocks_)
         self.blocks_.append(Block(b"block %d" % start, BEGAN + 1, list(events)))
         for number in range(start + 1, start + count + FINALITY):
@@ -97,19 +97,19 @@ async def totals(ledger: LedgerStore, policy: Policy) -> tuple[int, int, int]:
     return found.reserved // DOLLAR, found.spent // DOLLAR, found.operations
 
 
-async def test_one_look_closes_all_that_is_due_however_much_it_is(ledger: LedgerStore, policy: Policy) -> None:
+async def test_one_pass_closes_all_due_reservations(ledger: LedgerStore, policy: Policy) -> None:
     count = 2 * CLAIMED_AT_ONCE + 3
     for nonce in range(count):
         await ledger.reserve(want(policy, nonce))
     chain = ShortMemory()
-    # The first and the last have landed.
+    # Only the first and the last have landed.
     chain.grow(3, *(Landed(n.to_bytes(32, "big"), SENDERS[0], n, DOLLAR) for n in (0, count - 1)))
     assert await totals(ledger, policy) == (count, 0, count)
     await settling(ledger, chain).look()
     assert await totals(ledger, policy) == (0, 2, 2)
 
 
-async def test_one_whose_logs_cannot_be_read_keeps_nobody_else_waiting(ledger: LedgerStore, policy: Policy) -> None:
+async def test_unreadable_logs_do_not_delay_other_reservations(ledger: LedgerStore, policy: Policy) -> None:
     chain = ShortMemory(forgotten=1)
     chain.grow(40)
     await ledger.reserve(want(policy, 0, block=0))
@@ -117,7 +117,7 @@ async def test_one_whose_logs_cannot_be_read_keeps_nobody_else_waiting(ledger: L
         await ledger.reserve(want(policy, nonce, block=block))
     await settling(ledger, chain).look()
     assert await totals(ledger, policy) == (1, 0, 1)
-    # Those that are near each other are read together, and nobody reads far back for another.
+    # Reservations close to each other are read together, but no read reaches far back for a single one.
     assert (1, chain.final) in chain.read
     assert {first for first, _ in chain.read} <= {1, 36, 37, 38}
     chain.forgotten = 0
@@ -127,10 +127,10 @@ async def test_one_whose_logs_cannot_be_read_keeps_nobody_else_waiting(ledger: L
 
 
 @pytest.mark.parametrize(("payer", "spent"), [(PAYER, 1), (STRANGER, 0)])
-async def test_unknown_hash_is_closed_at_its_cost_if_our_paymaster_has_paid(
+async def test_unknown_hash_is_closed_at_its_cost_if_the_paymaster_paid(
     ledger: LedgerStore, policy: Policy, payer: bytes, spent: int
 ) -> None:
-    """With nobody to follow the chain: by the last word alone."""
+    """Without a follower, by final settlement alone."""
     await ledger.reserve(want(policy, 0))
     chain = ShortMemory()
     chain.grow(3, Landed(b"?" * 32, SENDERS[0], 0, DOLLAR))

@@ -1,4 +1,4 @@
-"""Usage in Postgres: batches that are counted once, sums that agree, and what is old that goes."""
+"""Usage in Postgres: batches are counted once, sums agree, and old rows are deleted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def total(store: UsageStore, asked: UsageQuery) -> dict[str, int]:
     return {line.name: line.total.requests for line in await store.chart(asked)}
 
 
-async def test_batch_is_in_minutes_hours_and_days(pool: Pool) -> None:
+async def test_batch_is_counted_in_minutes_hours_and_days(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(7))
     steps: tuple[UsageStep, ...] = ("minute", "hour", "day")
@@ -47,7 +47,7 @@ async def test_batch_is_in_minutes_hours_and_days(pool: Pool) -> None:
         assert list(line.points) == [MINUTE * 60 // size * size]
 
 
-async def test_batch_that_is_sent_again_is_not_counted_again(pool: Pool) -> None:
+async def test_repeated_batch_is_counted_once(pool: Pool) -> None:
     store = UsageStore(pool)
     for _ in range(3):
         await store.write("w", 1, batch(7))
@@ -58,7 +58,7 @@ async def test_batch_that_is_sent_again_is_not_counted_again(pool: Pool) -> None
     assert await total(store, wanted()) == {"": 10}
 
 
-async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool) -> None:
+async def test_concurrent_writes_to_the_same_rows_lose_nothing(pool: Pool) -> None:
     stores = [UsageStore(pool) for _ in range(6)]
     rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for n in range(40):
@@ -77,7 +77,7 @@ async def test_workers_that_write_the_same_rows_at_once_lose_nothing(pool: Pool)
 
 
 @pytest.mark.parametrize("by", ["total", "key", "network", "method"])
-async def test_sums_say_the_same_as_the_rows_that_they_are_of(pool: Pool, by: str) -> None:
+async def test_sums_agree_with_their_rows(pool: Pool, by: str) -> None:
     store = UsageStore(pool)
     rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for n in range(12):
@@ -93,7 +93,7 @@ async def test_sums_say_the_same_as_the_rows_that_they_are_of(pool: Pool, by: st
     assert sum((await total(store, wanted(by, key="key_0"))).values()) == 1 + 3 + 5 + 7 + 9 + 11
 
 
-async def test_account_sees_only_what_is_its_own(pool: Pool) -> None:
+async def test_account_sees_only_its_own_usage(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(3) | batch(5, account="acct_2", key="key_2"))
     assert await total(store, wanted()) == {"": 3}
@@ -103,7 +103,7 @@ async def test_account_sees_only_what_is_its_own(pool: Pool) -> None:
     assert [row["key_id"] for row in await store.rows(wanted(), 10)] == ["key_1"]
 
 
-async def test_lines_beyond_the_top_are_one_and_it_is_the_last(pool: Pool) -> None:
+async def test_lines_beyond_the_top_are_summed_in_the_last_line(pool: Pool) -> None:
     store = UsageStore(pool)
     rows = {place: each for n in range(6) for place, each in batch(n + 1, method=f"m{n}").items()}
     await store.write("w", 1, rows)
@@ -113,7 +113,7 @@ async def test_lines_beyond_the_top_are_one_and_it_is_the_last(pool: Pool) -> No
     assert [line.total.requests for line in whole] == [6, 5, 4, 3, 2, 1]
 
 
-async def test_rows_are_those_of_the_filters(pool: Pool) -> None:
+async def test_rows_match_the_filters(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(1) | batch(2, key="key_2") | batch(4, key="key_2", method="n"))
 
@@ -126,16 +126,16 @@ async def test_rows_are_those_of_the_filters(pool: Pool) -> None:
     assert await found(network="net/two") == []
 
 
-async def test_series_that_are_known_take_no_new_numbers(pool: Pool) -> None:
+async def test_known_series_use_no_new_ids(pool: Pool) -> None:
     for number in range(1, 4):
-        await UsageStore(pool).write("w", number, batch(1))  # a worker that has just begun knows none
+        await UsageStore(pool).write("w", number, batch(1))  # a new worker has none cached
     await UsageStore(pool).write("w", 4, batch(1) | batch(1, method="n"))
     async with pool.connection() as connection:
         numbers = [row["id"] for row in await connection.fetch("select id from usage_series order by id")]
-    assert numbers == [*range(1, 8)]  # five, and two more: the new method's own, and its sum
+    assert numbers == [*range(1, 8)]  # five, plus two for the new method: its series and its sum
 
 
-async def test_last_use_is_known_as_long_as_anything_is_kept(pool: Pool) -> None:
+async def test_last_use_is_known_while_any_usage_is_stored(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(1))
     assert await store.last_used("acct_1") == {"key_1": NOW}
@@ -147,7 +147,7 @@ async def test_last_use_is_known_as_long_as_anything_is_kept(pool: Pool) -> None
     assert await store.last_used("acct_2") == {}
 
 
-async def test_what_is_old_goes_by_its_step_and_what_is_not_stays(pool: Pool) -> None:
+async def test_old_rows_are_deleted_per_step_and_newer_ones_stay(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(4))
     await store.purge({"minute": NOW, "hour": NOW.replace(minute=0), "day": NOW.replace(hour=0, minute=0)})
@@ -157,7 +157,7 @@ async def test_what_is_old_goes_by_its_step_and_what_is_not_stays(pool: Pool) ->
     assert await total(store, wanted(step="hour")) == {"": 4}
 
 
-async def test_whoever_finds_somebody_else_at_it_leaves_it_to_them(pool: Pool, database: str) -> None:
+async def test_purge_does_nothing_while_another_worker_purges(pool: Pool, database: str) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(4))
     async with connected(database) as other, other.transaction():
@@ -168,7 +168,7 @@ async def test_whoever_finds_somebody_else_at_it_leaves_it_to_them(pool: Pool, d
     assert await total(store, wanted(step="minute")) == {}
 
 
-async def test_day_is_counted_over_all_keys(pool: Pool) -> None:
+async def test_requests_of_a_day_are_counted_over_all_keys(pool: Pool) -> None:
     store = UsageStore(pool)
     assert await store.requests_of_day("acct_1", NOW.date()) == 0
     await store.write("w", 1, batch(4))
@@ -178,7 +178,7 @@ async def test_day_is_counted_over_all_keys(pool: Pool) -> None:
     assert await store.requests_of_day("acct_1", NOW.date() + datetime.timedelta(days=1)) == 0
 
 
-async def test_thousands_of_rows_are_one_batch(pool: Pool) -> None:
+async def test_batch_of_thousands_of_rows_is_written(pool: Pool) -> None:
     store = UsageStore(pool)
     rows = {(("acct_1", f"key_{n}", "net/one", "m"), MINUTE): used() for n in range(2500)}
     await store.write("w", 1, rows)

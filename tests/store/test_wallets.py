@@ -1,4 +1,4 @@
-"""Wallets and operations in Postgres: one row each however many ask, limits that hold, and blocks that come and go."""
+"""Wallets and operations in Postgres: no duplicates under concurrency, enforced limits, and reorganisations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def create(store: WalletStore, number: int, **more: Any) -> str:
     return outcome
 
 
-async def test_wallet_is_new_once_however_many_create_it_at_once(store: WalletStore) -> None:
+async def test_wallet_is_created_once_under_concurrency(store: WalletStore) -> None:
     outcomes = await asyncio.gather(*(create(store, 1) for _ in range(20)))
     assert sorted(outcomes) == ["known"] * 19 + ["new"]
     _, total = await store.page(LINEAGE, Page(1, 25))
@@ -74,16 +74,14 @@ async def test_account_never_has_more_wallets_than_its_plan_allows(store: Wallet
     assert await create(store, 99, most=5, account="acct_2", lineage="key_9") == "new"
 
 
-async def test_full_account_still_finds_the_wallets_it_has(store: WalletStore) -> None:
+async def test_full_account_still_gets_its_existing_wallets(store: WalletStore) -> None:
     assert await create(store, 1, most=1) == "new"
     assert await create(store, 1, most=1) == "known"
     assert await create(store, 2, most=1) == "full"
     assert await create(store, 1, most=1, network="dev/testnet") == "full"
 
 
-async def test_two_who_create_the_same_wallet_at_once_do_not_contend_for_the_last_place(
-    store: WalletStore, pool: Pool
-) -> None:
+async def test_concurrent_creation_of_one_wallet_takes_one_place(store: WalletStore, pool: Pool) -> None:
     async with pool.connection() as connection, asyncio.TaskGroup() as group, connection.transaction():
         await connection.execute("select pg_advisory_xact_lock(hashtextextended('wallets of ' || $1, 0))", ACCOUNT)
         tries = [group.create_task(create(store, 1, most=1)) for _ in range(2)]
@@ -100,7 +98,7 @@ async def test_wallet_belongs_to_its_lineage(store: WalletStore) -> None:
     assert (await store.page("key_3", Page(1, 25)))[1] == 0
 
 
-async def test_pages_are_in_order_and_count_all(store: WalletStore) -> None:
+async def test_pages_are_ordered_and_have_the_total(store: WalletStore) -> None:
     for number in range(7):
         await create(store, number, network=NETWORK if number % 2 else "dev/testnet")
     whole = [w.address[-1] for page in (1, 2, 3) for w in (await store.page(LINEAGE, Page(page, 3)))[0]]
@@ -131,7 +129,7 @@ def log(number: int, address: bytes, *topics: str, data: str = "0x") -> ChainLog
     )
 
 
-def birth(number: int, of: int) -> ChainLog:
+def deployment_log(number: int, of: int) -> ChainLog:
     return log(number, wallet(of).address, operations.INITIALIZED, "0x" + "00" * 32, "0x" + "00" * 32)
 
 
@@ -141,30 +139,32 @@ async def deployed(store: WalletStore, number: int) -> tuple[int | None, datetim
     return found.deploy_block, found.deployed_at
 
 
-async def test_block_that_deploys_a_wallet_marks_it_and_one_that_is_gone_takes_that_back(
-    store: WalletStore, pool: Pool
-) -> None:
+async def test_deployment_is_marked_and_cleared_when_its_block_is_removed(store: WalletStore, pool: Pool) -> None:
     births = DeploymentSink()
     for number in (1, 2):
         await create(store, number)
     async with pool.connection() as connection:
-        await births.write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11, birth(11, 2), birth(11, 3))])
+        await births.write(
+            connection,
+            FOLLOWED,
+            [block(10, deployment_log(10, 1)), block(11, deployment_log(11, 2), deployment_log(11, 3))],
+        )
         assert await deployed(store, 1) == (10, datetime.datetime.fromtimestamp(1_800_000_010, datetime.UTC))
         assert (await deployed(store, 2))[0] == 11
         await births.undo(connection, FOLLOWED, BlockMark(10, bytes(32)), [BlockMark(11, bytes(32))])
         assert (await deployed(store, 1))[0] == 10
         assert await deployed(store, 2) == (None, None)
-        await births.write(connection, FOLLOWED, [block(11), block(12, birth(12, 2))])
+        await births.write(connection, FOLLOWED, [block(11), block(12, deployment_log(12, 2))])
         assert (await deployed(store, 2))[0] == 12
         await births.settle(connection, FOLLOWED, 12)
         await births.forget(connection, FOLLOWED)
         assert await deployed(store, 1) == (None, None)
 
 
-async def test_range_of_blocks_marks_wallets_without_their_time(store: WalletStore, pool: Pool) -> None:
+async def test_block_range_marks_deployments_without_a_time(store: WalletStore, pool: Pool) -> None:
     await create(store, 1)
     await create(store, 1, network="dev/testnet", lineage="key_2")
-    piece = dataclasses.replace(block(20, birth(15, 1)), first=10, header=None)
+    piece = dataclasses.replace(block(20, deployment_log(15, 1)), first=10, header=None)
     async with pool.connection() as connection:
         await DeploymentSink().write(connection, FOLLOWED, [piece])
     assert await deployed(store, 1) == (15, None)
@@ -172,10 +172,10 @@ async def test_range_of_blocks_marks_wallets_without_their_time(store: WalletSto
     assert other.deploy_tx is None  # on another network
 
 
-async def test_wallet_that_another_holds_is_deployed_if_theirs_is(store: WalletStore, pool: Pool) -> None:
+async def test_deployment_is_marked_for_every_lineage(store: WalletStore, pool: Pool) -> None:
     await create(store, 1)
     async with pool.connection() as connection:
-        await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1))])
+        await DeploymentSink().write(connection, FOLLOWED, [block(10, deployment_log(10, 1))])
     assert await create(store, 1, lineage="key_2") == "new"
     (mine,) = await store.find(LINEAGE, wallet(1).address)
     (theirs,) = await store.find("key_2", wallet(1).address)
@@ -184,27 +184,25 @@ async def test_wallet_that_another_holds_is_deployed_if_theirs_is(store: WalletS
     assert [found.deploy_block for found in await store.find(LINEAGE, wallet(1).address)] == [10, None]
 
 
-async def test_what_a_reader_saw_in_a_block_that_was_replaced_the_follower_takes_back(
-    store: WalletStore, pool: Pool
-) -> None:
-    """The reader was ahead of the follower, so no block of the follower's is undone."""
+async def test_follower_clears_deployments_read_from_replaced_blocks(store: WalletStore, pool: Pool) -> None:
+    """The read was ahead of the follower, so the follower undoes no block."""
     for number in (1, 2, 3):
         await create(store, number)
         seen = Deployment(wallet(number).address, b"\xdd" * 32, 9 + number, b"\xbb" * 32, NOW)
         await store.mark_deployed(NETWORK, seen)
     async with pool.connection() as connection:
-        await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1)), block(11)])
+        await DeploymentSink().write(connection, FOLLOWED, [block(10, deployment_log(10, 1)), block(11)])
     assert [(await deployed(store, number))[0] for number in (1, 2, 3)] == [10, None, 12]
 
 
-async def test_reader_takes_back_only_the_deployment_that_it_saw(store: WalletStore, pool: Pool) -> None:
-    """The same transaction may be in another block by then."""
+async def test_read_clears_only_the_deployment_that_it_saw(store: WalletStore, pool: Pool) -> None:
+    """The same transaction may meanwhile be in another block."""
     await create(store, 1)
     async with pool.connection() as connection:
-        await DeploymentSink().write(connection, FOLLOWED, [block(10, birth(10, 1))])
+        await DeploymentSink().write(connection, FOLLOWED, [block(10, deployment_log(10, 1))])
         (old,) = await store.find(LINEAGE, wallet(1).address)
         await DeploymentSink().undo(connection, FOLLOWED, BlockMark(9, bytes(32)), [BlockMark(10, bytes(32))])
-        await DeploymentSink().write(connection, FOLLOWED, [block(11, birth(11, 1))])
+        await DeploymentSink().write(connection, FOLLOWED, [block(11, deployment_log(11, 1))])
     await store.unmark_deployed(old)
     (new,) = await store.find(LINEAGE, wallet(1).address)
     assert new.deploy_block == 11
@@ -226,7 +224,7 @@ def sent(name: bytes, lineage: str = LINEAGE) -> SentOperation:
     return SentOperation(NETWORK, name, lineage, "key_7", bytes.fromhex(EP07[2:]), operation, b'{"nonce":"0x3"}')
 
 
-async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
+async def test_status_of_an_operation_is_stored_per_key(pool: Pool) -> None:
     store, inclusions = OperationStore(pool), InclusionSink(TABLES.chains)
     one, two = b"\x01" * 32, b"\x02" * 32
     for name, lineage in ((one, LINEAGE), (two, LINEAGE), (one, "key_2")):
@@ -259,7 +257,7 @@ async def test_operations_life_is_kept_for_each_key(pool: Pool) -> None:
     assert await store.read("dev/testnet", one) is None
 
 
-async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_undone(pool: Pool) -> None:
+async def test_operation_is_replaced_while_another_uses_its_nonce(pool: Pool) -> None:
     store, inclusions = OperationStore(pool), InclusionSink(TABLES.chains)
     one, two = b"\x01" * 32, b"\x02" * 32
     later = dataclasses.replace(sent(b"\x03" * 32).operation, nonce=4)
@@ -268,13 +266,13 @@ async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_u
     await store.mark_sent(sent(two))
     await store.record(dataclasses.replace(sent(b"\x03" * 32), operation=later))
 
-    async def told() -> list[tuple[str, int | None, bool]]:
+    async def statuses_of() -> list[tuple[str, int | None, bool]]:
         rows = sorted(await store.list_of(LINEAGE, limit=10), key=lambda row: bytes(row["hash"]))
         return [(row["status"], row["block"], row["error"] is not None) for row in rows]
 
     async with pool.connection() as connection:
         await inclusions.write(connection, FOLLOWED, [block(31, event(31, one, sender=SENDER))])
-        assert await told() == [("included", 31, False), ("failed", 31, True), ("seen", None, False)]
+        assert await statuses_of() == [("included", 31, False), ("failed", 31, True), ("seen", None, False)]
         row = await store.read(NETWORK, two)
         assert row is not None
         assert orjson.loads(row["error"]) == {
@@ -282,12 +280,12 @@ async def test_operation_whose_nonce_another_has_used_has_failed_until_that_is_u
             "user_operation_hash": "0x" + one.hex(),
         }
         await store.record(sent(two))
-        assert (await told())[1] == ("failed", 31, True)
+        assert (await statuses_of())[1] == ("failed", 31, True)
         await inclusions.undo(connection, FOLLOWED, BlockMark(30, bytes(32)), [BlockMark(31, bytes(32))])
-        assert (await told())[:2] == [("sent", None, False)] * 2
+        assert (await statuses_of())[:2] == [("sent", None, False)] * 2
 
 
-async def test_refusal_is_kept_in_the_bundlers_words_although_another_has_used_the_nonce_meanwhile(pool: Pool) -> None:
+async def test_refusal_is_stored_although_another_operation_used_the_nonce(pool: Pool) -> None:
     store, inclusions = OperationStore(pool), InclusionSink(TABLES.chains)
     one, two = b"\x01" * 32, b"\x02" * 32
     for name in (one, two):
@@ -300,7 +298,7 @@ async def test_refusal_is_kept_in_the_bundlers_words_although_another_has_used_t
     assert rows == {one: ("failed", 31, None), two: ("failed", None, '{"code":-32500}')}
 
 
-async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(pool: Pool) -> None:
+async def test_old_operations_are_deleted_and_unsent_ones_sooner(pool: Pool) -> None:
     store = OperationStore(pool)
     names = {name: bytes([place]) * 32 for place, name in enumerate(("seen", "refused", "sent", "included"))}
     for name in names.values():
@@ -323,7 +321,7 @@ async def test_old_operations_are_removed_and_those_that_came_to_nothing_sooner(
     assert await left(91) == []
 
 
-async def test_old_operations_are_removed_a_bite_at_a_time(pool: Pool) -> None:
+async def test_old_operations_are_deleted_in_batches(pool: Pool) -> None:
     store = OperationStore(pool)
     for place in range(5):
         await store.record(sent(bytes([place]) * 32))
@@ -345,6 +343,6 @@ async def test_old_operations_are_removed_a_bite_at_a_time(pool: Pool) -> None:
         log(1, b"\x01" * 20),
     ],
 )
-def test_log_that_is_not_what_its_topic_promises_is_no_event(odd: ChainLog) -> None:
+def test_malformed_log_is_not_an_event(odd: ChainLog) -> None:
     assert operations.included(odd) is None
     assert operations.born(odd) is None

@@ -1,4 +1,4 @@
-"""Webhooks in Postgres: whose they are, how they change, and what two at once may not do."""
+"""Webhooks in Postgres: ownership, changes and concurrency."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def desk(pool: Pool) -> Desk:
     return Desk(pool)
 
 
-async def test_every_change_counts_the_version_up_and_marks_the_webhook(desk: Desk) -> None:
+async def test_every_change_increments_the_version_and_marks_the_webhook(desk: Desk) -> None:
     made = await desk.make()
     assert made.version == await desk.version() == 1
     paused = await desk.store.move(made, "pause")
@@ -68,7 +68,7 @@ async def test_every_change_counts_the_version_up_and_marks_the_webhook(desk: De
     assert await desk.version("dev/testnet") == 1
 
 
-async def test_change_is_told_to_who_keeps_webhooks_in_memory(desk: Desk) -> None:
+async def test_change_sends_a_notification(desk: Desk) -> None:
     heard: asyncio.Queue[object] = asyncio.Queue()
     listening = await desk.pool.dedicated()
     await listening.add_listener("penstock_webhooks", lambda *said: heard.put_nowait(said[-1]))
@@ -78,13 +78,13 @@ async def test_change_is_told_to_who_keeps_webhooks_in_memory(desk: Desk) -> Non
     await listening.close()
 
 
-async def test_two_at_once_do_not_both_take_the_last_place(desk: Desk) -> None:
+async def test_concurrent_creations_do_not_exceed_the_limit(desk: Desk) -> None:
     found = await asyncio.gather(*(desk.make(most=3) for _ in range(8)), return_exceptions=True)
     assert sum(isinstance(each, Webhook) for each in found) == 3
     assert sum(isinstance(each, Forbidden) for each in found) == 5
 
 
-async def test_deleted_webhook_makes_room(desk: Desk) -> None:
+async def test_deleted_webhook_frees_a_place(desk: Desk) -> None:
     made = await desk.make(most=1)
     await desk.store.move(made, "delete")
     await desk.make(most=1)
@@ -97,7 +97,7 @@ async def test_deleted_webhook_makes_room(desk: Desk) -> None:
     assert await desk.value("select count(*) from watched_addresses where address = $1", B) == 0
 
 
-async def test_somebody_elses_is_not_there(desk: Desk) -> None:
+async def test_webhook_of_another_account_is_not_found(desk: Desk) -> None:
     made = await desk.make()
     with pytest.raises(NotFound):
         await desk.store.read(made.id, account="acct_2")
@@ -106,7 +106,7 @@ async def test_somebody_elses_is_not_there(desk: Desk) -> None:
     assert await desk.store.list_of("acct_2", live=True, status=None, page=Page(1, 25)) == ([], 0)
 
 
-async def test_webhooks_of_live_networks_are_listed_for_those_who_may_use_them(desk: Desk) -> None:
+async def test_webhooks_on_live_networks_are_listed_only_for_live_keys(desk: Desk) -> None:
     live = await desk.make()
     test = await desk.make(network="dev/testnet", live=False)
     found, total = await desk.store.list_of("acct_1", live=True, status=None, page=Page(1, 25))
@@ -115,7 +115,7 @@ async def test_webhooks_of_live_networks_are_listed_for_those_who_may_use_them(d
     assert ([each.id for each in found], total) == ([test.id], 1)
 
 
-async def test_deltas_at_once_leave_the_number_of_addresses_true(desk: Desk) -> None:
+async def test_concurrent_address_changes_keep_the_count_correct(desk: Desk) -> None:
     made = await desk.make(addresses=[A])
     many = [n.to_bytes(20, "big") for n in range(1, 41)]
     changes = [
@@ -136,7 +136,7 @@ async def test_too_many_addresses_change_nothing(desk: Desk) -> None:
     assert await desk.version() == 1
 
 
-async def test_filter_without_a_list_gets_none_by_what_is_removed_from_it(desk: Desk) -> None:
+async def test_removing_addresses_from_a_filter_without_a_list_adds_none(desk: Desk) -> None:
     made = await desk.make(event_type="token_transfer", addresses=None)
     after = await desk.store.update(made, delta=AddressChange(add=[], remove=[A], most=10))
     assert after.addresses is None
@@ -146,7 +146,7 @@ async def test_filter_without_a_list_gets_none_by_what_is_removed_from_it(desk: 
     assert emptied.addresses == 0
 
 
-async def test_change_that_is_refused_in_part_changes_nothing(desk: Desk) -> None:
+async def test_partly_refused_change_changes_nothing(desk: Desk) -> None:
     made = await desk.store.move(await desk.make(), "gone")
     before = await desk.version()
     with pytest.raises(InvalidRequest, match="status"):
@@ -180,7 +180,7 @@ async def test_rotation_keeps_the_old_secret_for_a_while(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("cause", "status", "reason"), [("exhaust", "paused", "failures"), ("gone", "disabled", "gone")]
 )
-async def test_deliverer_moves_a_webhook_once(desk: Desk, cause: Any, status: str, reason: str) -> None:
+async def test_deliverer_changes_the_status_once(desk: Desk, cause: Any, status: str, reason: str) -> None:
     made = await desk.make()
 
     async def move() -> bool:
@@ -194,7 +194,7 @@ async def test_deliverer_moves_a_webhook_once(desk: Desk, cause: Any, status: st
     assert after.version > made.version
 
 
-async def test_disabled_webhook_is_left_by_the_dashboard_and_not_by_a_change(desk: Desk) -> None:
+async def test_disabled_webhook_is_enabled_by_the_dashboard_and_not_by_an_update(desk: Desk) -> None:
     made = await desk.store.move(await desk.make(), "gone")
     for cause in ("activate", "pause"):
         with pytest.raises(InvalidRequest, match="status"):
@@ -202,15 +202,15 @@ async def test_disabled_webhook_is_left_by_the_dashboard_and_not_by_a_change(des
     assert (await desk.store.move(made, "resume")).status == "active"
 
 
-async def test_webhook_that_the_operator_disabled_is_not_resumed_by_its_owner(desk: Desk) -> None:
+async def test_owner_cannot_resume_a_webhook_disabled_by_the_operator(desk: Desk) -> None:
     made = await desk.store.move(await desk.make(), "disable")
     with pytest.raises(InvalidRequest):
         await desk.store.move(made, "resume")
     assert (await desk.store.move(made, "enable")).status == "active"
 
 
-async def test_change_waits_for_who_writes_events_and_they_for_it(desk: Desk) -> None:
-    """Whoever holds the version sees no webhook change: what was decided by one is true until the end."""
+async def test_changes_and_event_writers_wait_for_each_other(desk: Desk) -> None:
+    """While a transaction holds the version, no webhook changes, so its decisions stay valid until it ends."""
     made = await desk.make()
     async with desk.pool.connection() as connection:
         transaction = connection.transaction()
@@ -225,7 +225,7 @@ async def test_change_waits_for_who_writes_events_and_they_for_it(desk: Desk) ->
     assert (await desk.store.read(made.id, account="acct_1")).status == "paused"
 
 
-async def test_what_was_parked_is_due_again_however_much_it_is(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_parked_deliveries_are_due_again_after_a_resume(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "AT_ONCE", 10)
     made = await desk.store.move(await desk.make(), "pause")
     await desk.value(
@@ -239,7 +239,7 @@ async def test_what_was_parked_is_due_again_however_much_it_is(desk: Desk, monke
     assert await desk.value("select count(*) from deliveries where state = 'due'") == 35
 
 
-async def test_resume_that_was_stopped_in_the_middle_is_ended_by_others(desk: Desk) -> None:
+async def test_interrupted_resume_is_completed_later(desk: Desk) -> None:
     made = await desk.make()
     await desk.value(
         "insert into deliveries (event_id, webhook_id, state) values ('evt_1', $1, 'parked') returning 1", made.id

@@ -1,4 +1,4 @@
-"""Buckets shared by several processes: counted exactly, whoever dies."""
+"""Buckets shared by several processes: exact counts, even when a process dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fd() -> Iterator[int]:
 
 @pytest.fixture
 def hammers(fd: int) -> Iterator[list[Hammer]]:
-    """Four processes on one file, as four workers are."""
+    """Four processes on one file, like four workers."""
     found = [Hammer(fd) for _ in range(4)]
     for hammer in found:
         hammer.ask("edge", slot=0)  # it is up
@@ -37,15 +37,15 @@ def hammers(fd: int) -> Iterator[list[Hammer]]:
 
 def ask_all(hammers: list[Hammer], what: str, **how: object) -> list[Any]:
     for hammer in hammers:
-        hammer.tell(what, **how)
-    return [hammer.hear() for hammer in hammers]
+        hammer.send(what, **how)
+    return [hammer.receive() for hammer in hammers]
 
 
 def granted(shared: Windows, slot: int, tries: int, request_s: float, unit_s: float = 0.0) -> int:
     return sum(not shared.take(slot, NOW, request_s, unit_s) for _ in range(tries))
 
 
-def test_fresh_windows_hold_full_buckets(fd: int) -> None:
+def test_new_windows_have_full_buckets(fd: int) -> None:
     shared = Windows(fd)
     assert repr(shared) == f"<Windows {FIRST_SLOTS} slots>"
     for slot in (0, 1, FIRST_SLOTS - 1):
@@ -54,12 +54,12 @@ def test_fresh_windows_hold_full_buckets(fd: int) -> None:
 
 
 @pytest.mark.parametrize(("rate", "tries"), [(1, 5_000), (10, 10_000), (100, 20_000), (5_000, 20_000)])
-def test_processes_together_get_exactly_the_rate(hammers: list[Hammer], rate: int, tries: int) -> None:
+def test_processes_share_exactly_the_rate(hammers: list[Hammer], rate: int, tries: int) -> None:
     counts = ask_all(hammers, "take", slot=7, tries=tries, now=NOW, request_s=1 / rate)
     assert sum(counts) == rate
 
 
-def test_processes_on_the_clock_get_capacity_and_refill_and_no_more(hammers: list[Hammer]) -> None:
+def test_processes_over_time_get_capacity_plus_refill(hammers: list[Hammer]) -> None:
     rate = 1000
     replies = ask_all(hammers, "take_until", slot=7, end=time.monotonic() + 1.0, request_s=1 / rate)
     counts, firsts, lasts = zip(*replies, strict=True)
@@ -67,36 +67,36 @@ def test_processes_on_the_clock_get_capacity_and_refill_and_no_more(hammers: lis
     assert allowed * 0.98 <= sum(counts) <= allowed
 
 
-def test_unit_bucket_refuses_for_all_processes_too(hammers: list[Hammer]) -> None:
+def test_unit_bucket_is_shared_by_all_processes(hammers: list[Hammer]) -> None:
     counts = ask_all(hammers, "take", slot=7, tries=1000, now=NOW, request_s=0.0001, unit_s=0.1)
     assert sum(counts) == 10
 
 
-def test_taking_and_giving_back_loses_nothing(hammers: list[Hammer], fd: int) -> None:
+def test_take_and_give_back_lose_nothing(hammers: list[Hammer], fd: int) -> None:
     ask_all(hammers, "churn", slot=7, tries=20_000, now=NOW, request_s=0.25)
     assert granted(Windows(fd), 7, 10, 0.25) == 4
 
 
-def test_two_slots_do_not_disturb_each_other(hammers: list[Hammer]) -> None:
+def test_slots_are_independent(hammers: list[Hammer]) -> None:
     # The last two share a mutex, the first two do not.
     slots = (3, 4, 3 + STRIPES, 3 + 2 * STRIPES)
     for hammer, slot in zip(hammers, slots, strict=True):
-        hammer.tell("take", slot=slot, tries=20_000, now=NOW, request_s=0.01)
-    assert [hammer.hear() for hammer in hammers] == [100, 100, 100, 100]
+        hammer.send("take", slot=slot, tries=20_000, now=NOW, request_s=0.01)
+    assert [hammer.receive() for hammer in hammers] == [100, 100, 100, 100]
 
 
-def test_process_killed_while_it_holds_a_mutex_blocks_nobody(hammers: list[Hammer], fd: int) -> None:
+def test_process_killed_with_a_mutex_blocks_no_other(hammers: list[Hammer], fd: int) -> None:
     holder, *others = hammers
     assert holder.ask("take", slot=7, tries=3, now=NOW, request_s=0.1) == 3
     assert holder.ask("hold", slot=7) == "held"
     for hammer in others:
-        hammer.tell("take", slot=7, tries=1000, now=NOW, request_s=0.1)
+        hammer.send("take", slot=7, tries=1000, now=NOW, request_s=0.1)
     holder.kill()
-    assert sum(hammer.hear() for hammer in others) == 7
+    assert sum(hammer.receive() for hammer in others) == 7
     assert granted(Windows(fd), 7 + STRIPES, 20, 0.1) == 10
 
 
-def test_mutex_can_lose_its_holder_again_and_again(fd: int) -> None:
+def test_mutex_recovers_every_time_its_holder_dies(fd: int) -> None:
     for count in range(1, 4):
         holder = Hammer(fd)
         assert holder.ask("hold", slot=7) == "held"
@@ -104,7 +104,7 @@ def test_mutex_can_lose_its_holder_again_and_again(fd: int) -> None:
         assert granted(Windows(fd), 7, count, 0.1) == count
 
 
-def test_successor_goes_on_where_the_dead_process_was(fd: int) -> None:
+def test_successor_continues_with_the_same_buckets(fd: int) -> None:
     first = Hammer(fd)
     assert first.ask("take", slot=7, tries=6, now=NOW, request_s=0.1) == 6
     first.close()
@@ -113,7 +113,7 @@ def test_successor_goes_on_where_the_dead_process_was(fd: int) -> None:
     second.close()
 
 
-def test_growth_is_seen_by_every_process_and_keeps_what_was_counted(hammers: list[Hammer]) -> None:
+def test_growth_is_visible_to_every_process_and_keeps_counts(hammers: list[Hammer]) -> None:
     first, second, third, _ = hammers
     last = FIRST_SLOTS - 1
     assert first.ask("take", slot=last, tries=4, now=NOW, request_s=0.1) == 4
@@ -121,15 +121,15 @@ def test_growth_is_seen_by_every_process_and_keeps_what_was_counted(hammers: lis
     assert first.ask("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 7
     assert second.ask("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
     assert second.ask("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 3
-    # A process that has not looked yet shares the old part.
+    # A process that has not remapped yet shares the old part.
     assert third.ask("take", slot=last, tries=20, now=NOW, request_s=0.1) == 6
 
 
-def test_processes_that_grow_at_once_agree_on_the_size(hammers: list[Hammer]) -> None:
+def test_concurrent_growth_agrees_on_the_size(hammers: list[Hammer]) -> None:
     for hammer, slot in zip(hammers, (FIRST_SLOTS, 2 * FIRST_SLOTS, 5 * FIRST_SLOTS, 0), strict=True):
-        hammer.tell("reserve", slot=slot)
+        hammer.send("reserve", slot=slot)
     for hammer in hammers:
-        hammer.hear()
+        hammer.receive()
     assert set(ask_all(hammers, "reserve", slot=8 * FIRST_SLOTS - 1)) == {8 * FIRST_SLOTS}
     counts = ask_all(hammers, "take", slot=8 * FIRST_SLOTS - 1, tries=1000, now=NOW, request_s=0.1)
     assert sum(counts) == 10
@@ -146,7 +146,7 @@ def test_reserving_doubles_until_the_slot_fits(fd: int, slot: int, slots: int) -
     assert granted(shared, slot, 20, 0.1) == 10
 
 
-def test_slot_that_nobody_reserved_fails_and_leaves_its_stripe_open(hammers: list[Hammer]) -> None:
+def test_unreserved_slot_raises_and_unlocks_its_stripe(hammers: list[Hammer]) -> None:
     careless, other, *_ = hammers
     assert careless.ask("overstep", slot=FIRST_SLOTS) == ["IndexError", "IndexError"]
     assert other.ask("take", slot=0, tries=20, now=NOW, request_s=0.1) == 10
@@ -155,8 +155,8 @@ def test_slot_that_nobody_reserved_fails_and_leaves_its_stripe_open(hammers: lis
 # A host with one worker
 
 
-def test_only_worker_counts_as_several_would(fd: int) -> None:
-    """The lock-free copy of `limits.take` decides as the original does, whatever it is asked."""
+def test_unshared_windows_decide_like_shared_ones(fd: int) -> None:
+    """The lock-free copy of `limits.take` always decides like the original."""
     chance = random.Random(11)
     shared_fd = windows.create()
     own, shared = UnsharedWindows(fd), Windows(shared_fd)
@@ -178,6 +178,6 @@ def test_only_worker_counts_as_several_would(fd: int) -> None:
     os.close(shared_fd)
 
 
-def test_only_worker_leaves_its_counts_to_its_successors(fd: int) -> None:
+def test_unshared_windows_keep_counts_for_a_successor(fd: int) -> None:
     assert granted(UnsharedWindows(fd), 7, 6, 0.1) == 6
     assert granted(Windows(fd), 7, 20, 0.1) == 4

@@ -1,4 +1,4 @@
-"""What is kept, in memory and on a real Redis: once for all who ask, never across networks, within its bounds."""
+"""The data cache in memory and on a real Redis: shared lookups, separate networks, bounded size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLENTY = 1 << 24
 
 
 class Maker:
-    """Counts how often it was asked to make a value; it waits until it may."""
+    """Counts how often it makes a value. It waits until the test releases it."""
 
     def __init__(self, *values: Any) -> None:
         self.values = list(values)
@@ -53,7 +53,7 @@ async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await found.close()
 
 
-async def test_value_is_made_once_and_kept(kept: DataCache) -> None:
+async def test_value_is_made_once_and_cached(kept: DataCache) -> None:
     make = ready({"name": "Coin", "supply": 2**200, "logo": None})
     for _ in range(3):
         found = await kept.once("one/mainnet", "token", "a", make=make, ttl_s=60)
@@ -61,14 +61,14 @@ async def test_value_is_made_once_and_kept(kept: DataCache) -> None:
     assert make.made == 1
 
 
-async def test_nothing_is_a_value_too(kept: DataCache) -> None:
+async def test_none_is_cached_as_a_value(kept: DataCache) -> None:
     make = ready(None)
     for _ in range(2):
         assert await kept.once("one/mainnet", "token", "a", make=make, ttl_s=60) is None
     assert make.made == 1
 
 
-async def test_networks_kinds_and_names_are_told_apart(kept: DataCache) -> None:
+async def test_networks_kinds_and_names_are_separate(kept: DataCache) -> None:
     places = [
         ("one/mainnet", "token", "a"),
         ("one/testnet", "token", "a"),
@@ -81,7 +81,7 @@ async def test_networks_kinds_and_names_are_told_apart(kept: DataCache) -> None:
         assert await kept.once(*place, make=ready(-1), ttl_s=60) == n
 
 
-async def test_a_hundred_who_ask_at_once_cause_one_look(kept: DataCache) -> None:
+async def test_hundred_concurrent_callers_share_one_lookup(kept: DataCache) -> None:
     make = Maker([1, 2])
     asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(100)]  # noqa: TID251
     await until(lambda: make.made)
@@ -89,11 +89,11 @@ async def test_a_hundred_who_ask_at_once_cause_one_look(kept: DataCache) -> None
     found = await asyncio.gather(*asking)
     assert found == [[1, 2]] * 100
     assert make.made == 1
-    found[0].append(3)  # each has a copy
+    found[0].append(3)  # each caller has a copy
     assert found[1] == [1, 2]
 
 
-async def test_failure_is_told_to_all_who_wait_and_not_kept(kept: DataCache) -> None:
+async def test_failure_is_raised_in_every_waiter_and_not_cached(kept: DataCache) -> None:
     make = Maker(Unavailable("away"), "here")
     asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(10)]  # noqa: TID251
     await until(lambda: make.made)
@@ -103,13 +103,13 @@ async def test_failure_is_told_to_all_who_wait_and_not_kept(kept: DataCache) -> 
     assert make.made == 2
 
 
-async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: DataCache) -> None:
+async def test_waiter_takes_over_when_the_lookup_is_cancelled(kept: DataCache) -> None:
     make = Maker("found")
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
     await until(lambda: make.made)
     others = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(5)]  # noqa: TID251
     await until(lambda: repr(kept).endswith("1 lookups in progress>"))
-    await asyncio.sleep(0.01)  # so that they wait already
+    await asyncio.sleep(0.01)  # wait until the others have joined
     first.cancel()
     make.may.set()
     assert await asyncio.gather(*others) == ["found"] * 5
@@ -118,7 +118,7 @@ async def test_who_waits_goes_on_when_the_one_who_looks_is_cancelled(kept: DataC
         await first
 
 
-async def test_one_who_waits_and_leaves_does_not_stop_the_look(kept: DataCache) -> None:
+async def test_cancelled_waiter_does_not_stop_the_lookup(kept: DataCache) -> None:
     make = Maker("found")
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60))  # noqa: TID251
     await until(lambda: make.made)
@@ -131,14 +131,14 @@ async def test_one_who_waits_and_leaves_does_not_stop_the_look(kept: DataCache) 
     assert make.made == 1
 
 
-async def test_fresh_looks_again_and_replaces(kept: DataCache) -> None:
+async def test_fresh_lookup_replaces_the_cached_value(kept: DataCache) -> None:
     make = ready(1, 2)
     assert await kept.once("n", "k", "x", make=make, ttl_s=60) == 1
     assert await kept.once("n", "k", "x", make=make, ttl_s=60, fresh=True) == 2
     assert await kept.once("n", "k", "x", make=ready(3), ttl_s=60) == 2
 
 
-async def test_who_wants_it_fresh_does_not_wait_for_one_who_does_not(kept: DataCache) -> None:
+async def test_fresh_caller_does_not_join_an_ordinary_lookup(kept: DataCache) -> None:
     slow = Maker("old")
     first = asyncio.ensure_future(kept.once("n", "k", "x", make=slow, ttl_s=60))  # noqa: TID251
     await until(lambda: slow.made)
@@ -147,7 +147,7 @@ async def test_who_wants_it_fresh_does_not_wait_for_one_who_does_not(kept: DataC
     assert await first == "old"
 
 
-async def test_value_is_gone_after_its_time_which_it_may_decide_itself(kept: DataCache) -> None:
+async def test_value_expires_after_a_fixed_or_computed_ttl(kept: DataCache) -> None:
     def ttl_s(value: Any) -> float:
         return 60.0 if value == "good" else 0.02
 
@@ -160,7 +160,7 @@ async def test_value_is_gone_after_its_time_which_it_may_decide_itself(kept: Dat
     await until(is_gone)
 
 
-async def test_many_are_put_and_found_together(kept: DataCache) -> None:
+async def test_many_values_are_put_and_found_together(kept: DataCache) -> None:
     await kept.put("n", "k", {str(n): {"n": n} for n in range(500)}, ttl_s=60)
     found = await kept.get("n", "k", [str(n) for n in range(-1, 500)])
     assert found == [None, *({"n": n} for n in range(500))]
@@ -168,7 +168,7 @@ async def test_many_are_put_and_found_together(kept: DataCache) -> None:
     assert await kept.get("other", "k", ["1"]) == [None]
 
 
-async def test_value_too_large_is_found_and_not_kept(kept: DataCache) -> None:
+async def test_large_value_is_returned_and_not_cached(kept: DataCache) -> None:
     make = ready("x" * (LARGEST + 1))
     for _ in range(2):
         assert len(await kept.once("n", "k", "x", make=make, ttl_s=60)) == LARGEST + 1
@@ -178,7 +178,7 @@ async def test_value_too_large_is_found_and_not_kept(kept: DataCache) -> None:
 # Memory alone
 
 
-async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
+async def test_memory_is_bounded_and_evicts_the_oldest_first() -> None:
     kept = DataCache(bytes=100 * (ENTRY + 20))
     for n in range(1000):
         await kept.put("n", "k", {str(n): n}, ttl_s=3600)
@@ -188,7 +188,7 @@ async def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     assert 90 <= len(there) <= 105
 
 
-async def test_memory_counts_what_is_replaced_once() -> None:
+async def test_memory_counts_a_replaced_value_once() -> None:
     kept = DataCache(bytes=PLENTY)
     for _ in range(3):
         await kept.put("n", "k", {"a": "x" * 1000, "b": "y"}, ttl_s=60)
@@ -197,14 +197,14 @@ async def test_memory_counts_what_is_replaced_once() -> None:
     assert len(memory._entries) == 2
 
 
-async def test_what_is_too_large_for_all_memory_is_not_kept() -> None:
+async def test_value_larger_than_the_limit_is_not_cached() -> None:
     kept = DataCache(bytes=1000)
     await kept.put("n", "k", {"a": "x" * 2000, "b": "y" * 2000}, ttl_s=60)
     assert await kept.get("n", "k", ["a", "b"]) == [None, None]
     assert kept._cache.used == 0
 
 
-async def test_disabled_keeps_nothing_and_still_looks_once_for_all() -> None:
+async def test_disabled_cache_stores_nothing_and_still_shares_lookups() -> None:
     kept = DataCache(bytes=PLENTY, enabled=False)
     make = Maker("x")
     asking = [asyncio.ensure_future(kept.once("n", "k", "x", make=make, ttl_s=60)) for _ in range(10)]  # noqa: TID251
@@ -218,7 +218,7 @@ async def test_disabled_keeps_nothing_and_still_looks_once_for_all() -> None:
 # Redis
 
 
-async def test_redis_is_asked_by_more_at_once_than_there_are_connections(tmp_path: Path) -> None:
+async def test_redis_serves_more_callers_than_connections(tmp_path: Path) -> None:
     require_redis()
     async with redis_server(tmp_path) as redis, two(redis.url) as (kept, _):
         for _ in range(2):
@@ -235,7 +235,7 @@ async def two(url: str) -> AsyncIterator[tuple[DataCache, DataCache]]:
     await other.close()
 
 
-async def test_redis_shares_between_workers(tmp_path: Path) -> None:
+async def test_redis_is_shared_between_workers(tmp_path: Path) -> None:
     require_redis()
     async with redis_server(tmp_path) as redis, two(redis.url) as (one, other):
         await one.once("n", "k", "x", make=ready("found"), ttl_s=60)
@@ -243,7 +243,7 @@ async def test_redis_shares_between_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("act", ["stop", "freeze"])
-async def test_redis_that_is_away_costs_a_look_and_no_answer(tmp_path: Path, act: str) -> None:
+async def test_unreachable_redis_only_costs_a_lookup(tmp_path: Path, act: str) -> None:
     require_redis()
     async with redis_server(tmp_path) as redis, two(redis.url) as (kept, _):
         await kept.once("n", "k", "x", make=ready(1), ttl_s=60)
