@@ -50,7 +50,7 @@ from proxy.web.front.connection_limiter import ConnectionLimiter, require_c_pars
 from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.request_heads import RequestHeadReader
-from proxy.web.gate import Gate
+from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestEndpoints
 from proxy.web.rpc.handler import RpcHandler
@@ -164,7 +164,7 @@ class App:
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
         self._server: asyncio.Server | None = None
 
-    def _handlers(self, tables: Tables, gate: Gate, resolver: NetworkResolver) -> dict[str, routes.Handler]:
+    def _handlers(self, tables: Tables, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
         """The handler of every operation in the API spec, by its id."""
         settings = self.settings
         shown = settings.rpc.show_upstream

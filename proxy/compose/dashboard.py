@@ -23,9 +23,9 @@ from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
-from proxy.web.dashboard.session_endpoint import Handler, SessionEndpoints
+from proxy.web.dashboard.session_endpoint import SessionEndpoints
 from proxy.web.dashboard.sign_in import SignInHandlers
-from proxy.web.gate import Gate
+from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestHandler
 from proxy.wire.mailer import Mailer

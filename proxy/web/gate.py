@@ -1,7 +1,7 @@
-"""The middleware around every request: who asks, what came out, and one line about it.
+"""The middleware around every request that aiohttp serves: authentication, common headers, errors, and the access log.
 
-Whatever happens inside, the caller gets the contract's body, the request id and, where a key was recognised, the three
-rate headers. Handlers raise a Fault or return a reply; nothing else leaves this room.
+Every reply has a request id and, if a key was recognised, the three rate headers; every error has the API's error body.
+Handlers raise a Fault or return a reply; other exceptions become a 500.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ UPSTREAM = web.RequestKey("upstream", str)
 REQUEST_ID = web.RequestKey("request_id", str)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 
-_UNSAID = "application/octet-stream"
-# The one expectation there is (RFC 9110, 10.1.1).
+_OCTETS = "application/octet-stream"
+# The only expectation that is defined (RFC 9110, 10.1.1).
 CONTINUE = "100-continue"
 _WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
-# Unique over workers and restarts, at the price of a counter: a random stem for each process.
+# Ids are a random stem per process and a counter: unique across workers and restarts, and cheap.
 STEM = f"req_{secrets.token_hex(5)}".encode()
 _serial = itertools.count(1)
 
 
 def new_request_id() -> str:
-    """The hot path makes the same form from the same stem; an `s` keeps the two counts apart."""
+    """The hot path makes ids from the same stem; the `s` keeps both counters apart."""
     return f"{STEM.decode()}s{next(_serial):07x}"
 
 
@@ -106,14 +106,14 @@ class Gate:
             return self._bug(request)
 
     def _recognise(self, request: web.Request) -> None:
-        """A key that nobody asked for, or that was refused where it came from, opens nothing; its headers are told."""
+        """Show a key's rate headers on a path that needs no key too, or if the key was refused for its address."""
         key = self._admission.known(_presented(request), time.monotonic())
         if key is not None:
             request[KEY] = key
 
     def _bug(self, request: web.Request) -> web.Response:
         logging.getLogger("penstock").exception("unhandled", extra={"request_id": request[REQUEST_ID]})
-        return fault_reply(InternalError("internal error; the request id identifies it to the operator"))
+        return fault_reply(InternalError("internal error; give the request id to the operator"))
 
     def _check_head(self, request: web.Request) -> None:
         if request.version < HttpVersion10:
@@ -122,10 +122,10 @@ class Gate:
         if size > self._settings.max_head_bytes:
             raise of_status(431, f"the request's head is larger than {self._settings.max_head_bytes} bytes")
         if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
-            raise of_status(417, f"the header Expect may only say {CONTINUE}")
+            raise of_status(417, f"the header Expect must be {CONTINUE}")
 
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
-        """The headers that every reply carries."""
+        """Add the headers that every reply has."""
         reply.headers["X-Request-Id"] = request[REQUEST_ID]
         reply.headers["Server"] = SERVER
         if (units := request.get(UNITS)) is not None:
@@ -161,10 +161,10 @@ class Gate:
                 },
             )
 
-    # What handlers ask for
+    # Called by handlers
 
     def authenticate(self, request: web.Request, operation: str, in_query: str | None = None) -> Key:
-        """The key behind the request, from either header; or from its query, where the path allows that."""
+        """The key of the request, from either header, or from the query if the path allows it."""
         address = self.enter(request, operation)
         origin = request.headers.get("Origin", "")
         key = self._admission.who(in_query or _presented(request), address, time.monotonic(), origin=origin)
@@ -172,21 +172,21 @@ class Gate:
         return key
 
     def enter(self, request: web.Request, operation: str) -> str:
-        """What is asked for, for the metrics; and the address of whoever asks."""
+        """Record the operation for the metrics, and return the client's address."""
         request[_OPERATION] = operation
         return self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
 
     def is_secure(self, request: web.Request) -> bool:
-        """Whether the client came over https: a balancer that is believed says so."""
-        is_told = request.headers.get("X-Forwarded-Proto", "").split(",")[-1].strip().lower() == "https"
-        return request.secure or (is_told and self._limiter.trusts(request.remote or ""))
+        """Whether the client used https, also as reported by a trusted proxy."""
+        is_forwarded = request.headers.get("X-Forwarded-Proto", "").split(",")[-1].strip().lower() == "https"
+        return request.secure or (is_forwarded and self._limiter.trusts(request.remote or ""))
 
     async def read_body(self, request: web.Request, *, most: int | None = None, larger: int = 0) -> bytes:
-        """The body, within its deadline and its cap: everybody's, or a smaller one; or a larger one."""
+        """The body, within its deadline and its size limit: the general limit, lowered by `most` or raised by `larger`."""
         cap = max(self._settings.max_body_bytes, larger)
         most = min(most or cap, cap)
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise UnsupportedMedia("a compressed body is not accepted: send it without Content-Encoding")
+            raise UnsupportedMedia("compressed bodies are not accepted: send the body without Content-Encoding")
         if not _is_json(request):
             raise UnsupportedMedia("the header Content-Type must be application/json")
         too_large = TooLarge(f"the body is larger than {most} bytes")
@@ -195,7 +195,7 @@ class Gate:
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 body = bytearray()
-                # One that comes in chunks has said nothing of its size.
+                # A chunked body has no length up front.
                 async for piece in request.content.iter_any():
                     body += piece
                     if len(body) > most:
@@ -206,10 +206,12 @@ class Gate:
 
 
 def _is_json(request: web.Request) -> bool:
-    """RFC 9110, 8.3: a body without a type is octets that may be examined. Given headers of its user's, web3.py sends no type,
-    and its asynchronous half says octets."""
-    given = request.headers.get("Content-Type", _UNSAID)
-    return given.lower() == _UNSAID or request.content_type == "application/json"
+    """Accept a missing or generic type too: RFC 9110, 8.3 allows examining such a body.
+
+    web3.py sends no type if its user sets headers, and its asynchronous client sends application/octet-stream.
+    """
+    given = request.headers.get("Content-Type", _OCTETS)
+    return given.lower() == _OCTETS or request.content_type == "application/json"
 
 
 def _presented(request: web.Request) -> str | None:
@@ -220,12 +222,12 @@ def _presented(request: web.Request) -> str | None:
 
 
 def _of_http(exc: web.HTTPException, request: web.Request) -> Fault:
-    """What aiohttp's router raised, in the contract's words."""
+    """The fault for an exception of aiohttp's router."""
     if isinstance(exc, web.HTTPMethodNotAllowed):
         allowed = sorted(exc.allowed_methods)
         return MethodNotAllowed(
             f"the method {request.method} is not allowed here; allowed: {', '.join(allowed)}", allowed=allowed
         )
     if exc.status == 404:
-        return of_status(404, "there is no such path; /docs lists what there is")
+        return of_status(404, "there is no such path; /docs lists all paths")
     return of_status(exc.status, exc.reason)

@@ -1,4 +1,4 @@
-"""Which network a path means, and whether its key may go there."""
+"""Finds the network that a path names, and checks that the key may use it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _NAME = re.compile(r"[a-z0-9-]{1,40}(?:/[a-z0-9-]{1,40})?", re.ASCII)
 
 class NetworkResolver:
     def __init__(self, chains: Registry, networks: Networks, admission: Admission, *, needs: str = "upstream") -> None:
-        """`needs`: what a network must have configured to be found."""
+        """`needs` is what a network must have configured, for the error message."""
         self._needs = needs
         self._chains = chains
         self._networks = networks
         self._admission = admission
 
     def route(self, key: Key, scopes: int, chain: str, name: str) -> Route:
-        """Of a path that names both, such as /rpc/{chain}/{network}."""
+        """The route for a path that names chain and network, such as /rpc/{chain}/{network}."""
         return self._open(key, scopes, self._chains.find(chain, name), f"{chain}/{name}")
 
     def network(self, key: Key, scopes: int, word: str) -> Network:
-        """Of a path that names a chain only: the class of the key decides, or the word names the network outright."""
+        """The network for a path that names only a chain: the key's class selects it, unless the word is a network's id."""
         return self._open(key, scopes, self._chains.find_word(word, live=key.live), word).network
 
     def configured(self, network_id: str) -> Network | None:
         """The network with this id, or None if it is no longer configured."""
         return self._chains.find(*network_id.split("/"))
 
-    def _open(self, key: Key, scopes: int, network: Network | None, asked: str) -> Route:
+    def _open(self, key: Key, scopes: int, network: Network | None, name: str) -> Route:
         if network is None:
-            # Only what could be a name is repeated: a key may stand in a path by mistake.
-            named = f" {asked}" if _NAME.fullmatch(asked) else ""
+            # Repeat only valid names: the path may contain an API key by mistake.
+            named = f" {name}" if _NAME.fullmatch(name) else ""
             raise NotFound(f"there is no network{named}")
         if refusal := self._admission.may(key, scopes, network):
             raise refusal

@@ -1,4 +1,4 @@
-"""How answers are written: JSON by orjson, errors in the contract's body."""
+"""Builds replies: JSON by orjson, and errors with the API's error body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fault_reply(fault: Fault) -> web.Response:
 
 
 def raw_fault(fault: Fault) -> bytes:
-    """A whole HTTP reply for a connection that never became a request; it is closed after it."""
+    """A complete HTTP reply for a connection without a parsed request. The connection is closed after it."""
     body = orjson.dumps(fault.body())
     extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
     head = (

@@ -1,15 +1,14 @@
-"""Routes are the OpenAPI document's: every operation has a handler, and no other path exists."""
+"""Builds the routes from the API spec: every operation has a handler, and there are no other API paths."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from aiohttp import HttpVersion11, web
 
 from proxy.web.api_spec import ApiSpec
-from proxy.web.gate import CONTINUE
+from proxy.web.gate import CONTINUE, Handler
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BASE = "/v1"
 
 
@@ -24,8 +23,8 @@ def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef
 
 
 async def expect(request: web.Request) -> None:
-    """`Expect: 100-continue` is answered; what else somebody may expect is the gate's to refuse."""
+    """Answer `Expect: 100-continue`. The gate refuses any other expectation."""
     if request.headers["Expect"].lower() == CONTINUE and request.version == HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # What was written so far is no part of the reply.
+        # The interim reply does not count as part of the final one.
         request.writer.output_size = 0

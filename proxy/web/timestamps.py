@@ -1,4 +1,4 @@
-"""Times in and out: ISO 8601 in UTC."""
+"""Formats and parses times: ISO 8601 in UTC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def time_of(moment: datetime.datetime | None) -> str | None:
 
 
 def moment_of(text: str, name: str) -> datetime.datetime:
-    """A time that a caller wrote; without a zone it is UTC's."""
+    """Parse a caller's time. A time without a zone is in UTC."""
     try:
         found = datetime.datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)

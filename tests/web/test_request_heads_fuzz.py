@@ -371,7 +371,7 @@ async def test_heads_that_differ_in_a_value_that_decides_nothing_have_a_shape() 
         meaning = [reader.read(raw) for raw in heads]
         assert meaning[0] is not None
         assert meaning[0] is meaning[1] is meaning[2]
-        shape = reader.shape(heads[0], heads[1], meaning[0])
+        shape = reader.template(heads[0], heads[1], meaning[0])
         assert shape is not None
         assert all(shape.fits(raw + b"12345") for raw in heads)
         meaning[0].key.alive = False
@@ -395,7 +395,7 @@ def test_heads_that_differ_otherwise_have_none(one: tuple[str, ...], other: tupl
             reader = reader_of(found)
             plain = reader.read(head_with(found))
             assert plain is not None
-            assert reader.shape(head_with(found, *one), head_with(found, *other), plain) is None
+            assert reader.template(head_with(found, *one), head_with(found, *other), plain) is None
 
     run()
 
@@ -409,7 +409,7 @@ async def test_whatever_fits_a_shape_means_the_same_to_the_reader() -> None:
         good = [head_with(found, f"X-Trace: {place:032x}", "Accept: */*") for place in range(2)]
         head = reader.read(good[1])
         assert head is not None
-        shape = reader.shape(good[0], good[1], head)
+        shape = reader.template(good[0], good[1], head)
         assert shape is not None
         fitting = 0
         for _ in range(20_000):

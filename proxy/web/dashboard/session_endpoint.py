@@ -23,7 +23,7 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.settings import DashboardSettings
 from proxy.web.api_spec import ApiOperation, ApiSpec
-from proxy.web.gate import Gate
+from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import fault_reply, json_reply
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -61,7 +61,6 @@ class SessionRequest:
 
 
 SessionHandler = Callable[[SessionRequest], Awaitable[Any]]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def cookie_name(kind: str, *, secure: bool) -> str:

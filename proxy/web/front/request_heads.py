@@ -1,11 +1,11 @@
-"""Request heads: a strict reader for the common case, and a memory of what it found.
+"""Request heads: a strict parser for the common case, and a cache of its results.
 
-The reader accepts a narrow subset of HTTP/1.1: a POST with a length, on a hot path, with one key that is known, and nothing
-that changes the framing or the connection. Whatever else a head says, or however it says it, is aiohttp's to judge: None
-means *hand over*, never *refuse*. What is accepted must mean the same to aiohttp; a differential fuzz test holds it to that.
+The parser accepts a narrow subset of HTTP/1.1: a POST with a length, on a JSON-RPC route, with one known key, and nothing that
+changes the framing or the connection. Every other head is left to aiohttp: None means *hand over*, never *refuse*. An accepted
+head must mean the same to aiohttp, which a differential fuzz test checks.
 
-A client mostly repeats its heads, so what was found is remembered by the exact bytes: from the second sighting on, so that
-heads which never come again (a trace id in each) do not fill the memory, and only while the key behind it lives.
+Clients mostly repeat their heads, so results are cached by the exact bytes. A head is cached the second time it is seen, so
+that heads which never repeat (each with its own trace id) do not fill the cache, and only while its key is alive.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from proxy.services.rpc.networks import Route
 from proxy.telemetry import REQUEST_ID
 
 MOST_REMEMBERED = 8192
-# A longer head is read anew each time: so many remembered ones cannot take more than 16 MB.
+# Longer heads are parsed each time. With MOST_REMEMBERED this limits the cache to 16 MB.
 LONGEST_REMEMBERED = 2048
 LONGEST_LINE_REMEMBERED = 256
 MAX_HOT_HEAD = 8190
 MAX_HEADERS = 64
 
-# Every byte that may stand in a head, but for the line ends.
+# Every byte that is allowed in a head, except for the line ends.
 _PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REQUEST_ID = re.compile(REQUEST_ID.encode())
 _DIGITS = re.compile(rb"[0-9]{1,7}")
-# What a head means that does not say.
+# Defaults for heads without these headers.
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
 _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?", re.IGNORECASE)
 
-# What a header means here. PASS: nothing. LEAVE: not for us. ONCE: aiohttp refuses it twice.
+# The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates.
 PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE = range(11)
-_KINDS = {
+_ROLES = {
     b"content-length": LENGTH,
     b"x-api-key": KEY,
     b"authorization": BEARER,
@@ -58,7 +58,7 @@ _KINDS = {
 
 
 class RequestHead:
-    """What a head decides: whose request it is, where it goes, and how many bytes of body follow."""
+    """A parsed head: the key, the route, and the length of the body."""
 
     __slots__ = ("fresh", "key", "length", "policies", "request_id", "route", "size", "total")
 
@@ -70,7 +70,7 @@ class RequestHead:
         self.route = route
         self.fresh = fresh
         self.request_id = request_id
-        # The methods that may take the short way under this key; a key that changes is another key, and so is its head.
+        # The methods that may take the short path with this key. A changed key is a new object and gets a new head.
         self.policies = {} if fresh else route.short_policies(key)
 
     def __repr__(self) -> str:
@@ -78,9 +78,9 @@ class RequestHead:
 
 
 class HeadTemplate:
-    """Heads that differ in one value which decides nothing, such as a trace id: what stands around it, and what they mean.
+    """Heads that differ in one ignored value, such as a trace id: the bytes around that value, and the parsed head.
 
-    A client with such a header never repeats a head. To compare two parts and look at a value takes 1 µs instead of 7.
+    A client with such a header never repeats a head. Comparing the bytes around it takes 1 µs instead of 7 to parse.
     """
 
     __slots__ = ("after", "after_at", "before", "before_at", "head")
@@ -96,7 +96,7 @@ class HeadTemplate:
         return f"<HeadTemplate {self.head!r}>"
 
     def fits(self, data: bytes) -> bool:
-        """Whether a message begins with such a head whose key lives. Only plain bytes are in the value: no line ends there."""
+        """Whether a message starts with such a head and its key is alive. The value must not contain a line end."""
         return (
             self.head.key.alive
             and data.startswith(self.before)
@@ -109,25 +109,25 @@ class RequestHeadReader:
     def __init__(
         self, routes: Mapping[str, Route], find: Callable[[str], Key | None], *, max_head: int, max_body: int
     ) -> None:
-        """`routes` by path; `find` looks a key up by its text."""
+        """`routes` are keyed by path; `find` looks up a key by its text."""
         self._lines = {f"POST {path} HTTP/1.1".encode("ascii"): route for path, route in routes.items()}
         self._find = find
         self._max_head = min(max_head, MAX_HOT_HEAD)
         self._max_body = max_body
         self._known: dict[bytes, RequestHead] = {}
-        # Hashes: two heads that share one are only remembered a sighting too early.
+        # Hashes of heads seen once. On a collision a head is cached one sighting too early.
         self._seen_once: set[int] = set()
-        # Header names as they were sent, in whatever case, and what they mean.
+        # The role of each header name, in any case it was sent in.
         self._names: dict[bytes, int] = {}
-        # Lines that decide and what they mean; and what the deciding lines of a head of one size were found to mean.
-        self._line_kinds: dict[bytes, int] = {}
+        # The roles of significant lines; and parsed heads by their route, size and significant lines.
+        self._line_roles: dict[bytes, int] = {}
         self._skeletons: dict[tuple[object, ...], RequestHead] = {}
 
     def __repr__(self) -> str:
         return f"<RequestHeadReader {len(self._known)} remembered>"
 
     def read(self, raw: bytes) -> RequestHead | None:
-        """The head's meaning, or None: hand the connection over."""
+        """The parsed head, or None if the connection must be handed over."""
         head = self._known.get(raw)
         if head is not None:
             if head.key.alive:
@@ -138,15 +138,15 @@ class RequestHeadReader:
             self._remember(raw, head)
         return head
 
-    def shape(self, one: bytes, other: bytes, head: RequestHead) -> HeadTemplate | None:
-        """What two heads of the same meaning have in common, if they differ in one value only; `head` is the other's."""
+    def template(self, one: bytes, other: bytes, head: RequestHead) -> HeadTemplate | None:
+        """The template of two heads that parse to the same `head`, if they differ in the value of one ignored header."""
         if len(one) != len(other):
             return None
         lines, others = one.split(b"\r\n"), other.split(b"\r\n")
-        apart = [place for place, line in enumerate(others) if line not in lines]
-        if len(lines) != len(others) or len(apart) != 1 or self._kind_of(others[apart[0]]) != PASS:
+        different = [place for place, line in enumerate(others) if line not in lines]
+        if len(lines) != len(others) or len(different) != 1 or self._role_of(others[different[0]]) != PASS:
             return None
-        place = apart[0]
+        place = different[0]
         name = others[place].partition(b":")[0]
         before = b"\r\n".join((*others[:place], name + b":"))
         after = b"\r\n".join((b"", *others[place + 1 :]))
@@ -170,47 +170,47 @@ class RequestHeadReader:
             return None
         lines = raw[:-4].split(b"\r\n")
         count = len(lines)
-        # Without every permitted byte only the line ends may be left: no control bytes, no bare CR or LF.
+        # With all allowed bytes removed only the line ends may remain: no control bytes, no bare CR or LF.
         if count > MAX_HEADERS or len(raw.translate(None, _PLAIN)) != 2 * count + 2:
             return None
         route = self._lines.get(lines.pop(0))
         if route is None:
             return None
-        # Only some lines decide. Whatever else stands in a head, the same ones of them mean the same.
-        kinds = self._line_kinds
-        deciding = [line for line in lines if (kinds.get(line) or self._kind_of(line))]
-        skeleton = (route, len(raw), *deciding)
+        # Heads with equal significant lines parse to the same result, whatever their other lines are.
+        roles = self._line_roles
+        significant = [line for line in lines if (roles.get(line) or self._role_of(line))]
+        skeleton = (route, len(raw), *significant)
         head = self._skeletons.get(skeleton)
         if head is None or not head.key.alive:
-            head = self._decide_by(raw, route, deciding)
+            head = self._parse_lines(raw, route, significant)
             if head is not None and len(raw) <= LONGEST_REMEMBERED:
                 _bounded(self._skeletons)[skeleton] = head
         return head
 
-    def _kind_of(self, line: bytes) -> int:
-        """What a line means; remembered for those that decide. PASS is 0."""
+    def _role_of(self, line: bytes) -> int:
+        """The role of a line, cached for significant ones. PASS is 0."""
         name, colon, _ = line.partition(b":")
-        kind = self._names.get(name)
-        if kind is None:
-            kind = _KINDS.get(name.lower(), PASS) if _NAME.fullmatch(name) else LEAVE
+        role = self._names.get(name)
+        if role is None:
+            role = _ROLES.get(name.lower(), PASS) if _NAME.fullmatch(name) else LEAVE
             if len(name) <= LONGEST_LINE_REMEMBERED:
-                _bounded(self._names)[name] = kind
+                _bounded(self._names)[name] = role
         if not colon:
             return LEAVE
-        if kind not in (PASS, ID) and len(line) <= LONGEST_LINE_REMEMBERED:
-            _bounded(self._line_kinds)[line] = kind
-        return kind
+        if role not in (PASS, ID) and len(line) <= LONGEST_LINE_REMEMBERED:
+            _bounded(self._line_roles)[line] = role
+        return role
 
-    def _decide_by(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHead | None:
+    def _parse_lines(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHead | None:
         found: dict[int, bytes] = {}
         for line in lines:
-            kind = self._kind_of(line)
-            if kind == LEAVE or kind in found:
+            role = self._role_of(line)
+            if role == LEAVE or role in found:
                 return None
-            found[kind] = line.partition(b":")[2].strip(b" \t")
-        return self._decide(raw, route, found)
+            found[role] = line.partition(b":")[2].strip(b" \t")
+        return self._build(raw, route, found)
 
-    def _decide(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHead | None:
+    def _build(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHead | None:
         length = found.get(LENGTH, b"")
         if HOST not in found or not _DIGITS.fullmatch(length):
             return None
@@ -240,12 +240,12 @@ class RequestHeadReader:
         if not text.isascii():
             return None
         key = self._find(text.strip().decode("ascii"))
-        # From where such a key is used the gate looks at: who stands before us, and what they say of it.
+        # Keys with restrictions go to the gate, which checks the client's address and origin.
         return None if key is None or key.fence is not None else key
 
 
 def _bounded(memory: dict[Any, Any]) -> dict[Any, Any]:
-    """A memory that is about to get one more: it begins anew when it is full."""
+    """A cache that is about to get one more entry. A full one is emptied first."""
     if len(memory) >= MOST_REMEMBERED:
         memory.clear()
     return memory

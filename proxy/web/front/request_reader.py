@@ -120,7 +120,7 @@ class RequestReader:
     def _remember(self, head: RequestHead, raw: bytes) -> None:
         if head is self.known and self._templates_left:
             self._templates_left -= 1
-            self._template = self._heads.shape(self.known_bytes, raw, head)
+            self._template = self._heads.template(self.known_bytes, raw, head)
         # A large message must not be recognised by its bytes: that path copies the body.
         self.known_bytes, self.known = raw if head.length < LARGE_BODY else NEVER, head
 

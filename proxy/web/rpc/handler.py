@@ -1,4 +1,4 @@
-"""POST /v1/rpc/{chain}/{network} and /v1/bundler/{chain}/{network}, for whatever the hot path hands over."""
+"""POST /v1/rpc/{chain}/{network} and /v1/bundler/{chain}/{network}, for requests that the hot path hands over."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class RpcHandler:
     def __init__(
         self,
         gate: Gate,
-        where: NetworkResolver,
+        resolver: NetworkResolver,
         rpc: RpcService,
         *,
         operation: str = "rpc_call",
         scopes: int = ANY_SCOPE,
         shows_upstream: bool = False,
     ) -> None:
-        """`scopes`: of these a key needs one to ask here at all."""
+        """A key needs one of `scopes` to use this endpoint."""
         self._gate = gate
-        self._where = where
+        self._resolver = resolver
         self._rpc = rpc
         self._operation = operation
         self._scopes = scopes
@@ -43,7 +43,7 @@ class RpcHandler:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         key = self._gate.authenticate(request, self._operation)
-        route = self._where.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
+        route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request, most=route.max_body)
         fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
         try:
@@ -63,7 +63,7 @@ class RpcHandler:
         self._rpc.call(pending, route, key, call, began, fresh=fresh)
         try:
             try:
-                reply = jsonrpc.result_reply(call[2], await _unless_left(request, pending))
+                reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
                 outcome = "results"
             except RpcError as exc:
                 reply = jsonrpc.error_reply(call[2], exc.error)
@@ -89,18 +89,18 @@ class RpcHandler:
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 
-        asked = self._rpc.call_batch(items, route, key, time.monotonic(), done, fresh=fresh)
-        if isinstance(asked, Fault):
-            raise asked
+        batch = self._rpc.call_batch(items, route, key, time.monotonic(), done, fresh=fresh)
+        if isinstance(batch, Fault):
+            raise batch
         try:
-            return await _unless_left(request, pending)
+            return await _result_or_leave(request, pending)
         except asyncio.CancelledError:
-            asked.leave()
+            batch.leave()
             raise
 
 
-async def _unless_left(request: web.Request, pending: PendingReply) -> bytes:
-    """What it waits for; a client that leaves first takes its question back, as on the hot path."""
+async def _result_or_leave(request: web.Request, pending: PendingReply) -> bytes:
+    """Wait for the result. If the client leaves first, cancel the call, as on the hot path."""
     connection = request.protocol
     if not isinstance(connection, HandlerConnection):
         return await pending.result()

@@ -1,6 +1,7 @@
-"""POST /v1/paymaster/{chain}/{network}: the two methods of ERC-7677, so that wallet libraries need an address and nothing more.
+"""POST /v1/paymaster/{chain}/{network}: the two methods of ERC-7677, so that wallet libraries need only a URL.
 
-A refusal of the policy is a JSON-RPC error in a 200, since libraries ask again after a 403. Batches are answered item by item.
+If the policy refuses, the reply is a JSON-RPC error in a 200, because libraries retry after a 403. Batches are answered item by
+item.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DATA = "pm_getPaymasterData"
 SCOPES = access.SCOPE_BIT["gas:manage"]
 # ERC-7769: "paymaster rejected".
 REFUSED = -32501
-# What libraries call a policy in the context; the first is ours.
+# The names that libraries use for a policy in the context. The first is documented.
 _POLICY = ("policyId", "policy_id", "sponsorshipPolicyId")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
@@ -42,7 +43,7 @@ class PaymasterHandler:
     def __init__(
         self,
         gate: Gate,
-        where: NetworkResolver,
+        resolver: NetworkResolver,
         admission: Admission,
         sponsoring: SponsorService,
         prices: Mapping[str, int],
@@ -51,14 +52,14 @@ class PaymasterHandler:
     ) -> None:
         self._count = count
         self._gate = gate
-        self._where = where
+        self._resolver = resolver
         self._admission = admission
         self._sponsoring = sponsoring
         self._prices = prices
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         key = self._gate.authenticate(request, "paymaster_call")
-        route = self._where.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
+        route = self._resolver.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request)
         request[UNITS] = 0
         try:
@@ -76,13 +77,13 @@ class PaymasterHandler:
         self, request: web.Request, key: Key, network: Network, items: list[RawCall | MalformedCall]
     ) -> bytes:
         replies = await asyncio.gather(*(self._item(request, key, network, item) for item in items))
-        said = [reply for reply in replies if reply]
-        return b"[%b]" % b",".join(said) if said else b""
+        present = [reply for reply in replies if reply]
+        return b"[%b]" % b",".join(present) if present else b""
 
     async def _item(
         self, request: web.Request, key: Key, network: Network, item: RawCall | MalformedCall, *, alone: bool = False
     ) -> bytes:
-        """The reply; empty to a notification. A single call that is not admitted is refused as any request is."""
+        """The reply, empty for a notification. A single call that is not admitted raises its refusal."""
         if isinstance(item, MalformedCall):
             return jsonrpc.error_reply(item.id, jsonrpc.error(item.code, item.message))
         method, params, id_ = item
@@ -108,21 +109,21 @@ class PaymasterHandler:
 
     async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:
         try:
-            asked = self._read(key, network, params, draft=method == STUB)
+            request = self._read(key, network, params, draft=method == STUB)
         except BadOperation as exc:
             raise InvalidRequest(str(exc)) from None
         if method == STUB:
-            return {**_of_version(await self._sponsoring.stub(asked)), "isFinal": False}
-        return _of_version(await self._sponsoring.sponsor(asked))
+            return {**_of_version(await self._sponsoring.stub(request)), "isFinal": False}
+        return _of_version(await self._sponsoring.sponsor(request))
 
     def _read(self, key: Key, network: Network, params: bytes, *, draft: bool) -> SponsorRequest:
         given = _params(params)
         if len(given) not in (3, 4):
-            raise BadOperation("params: must be the operation, the entry point, the chain id and the context")
+            raise BadOperation("params: must contain the operation, the entry point, the chain id and the context")
         operation, entry_point, chain_id = given[:3]
         context = given[3] if len(given) == 4 else None
         if not isinstance(operation, dict):
-            raise BadOperation("params.0: must be the operation")
+            raise BadOperation("params.0: must be the operation as an object")
         if not isinstance(entry_point, str):
             raise BadOperation("params.1: must be the entry point's address")
         if _number(chain_id) != network.facts.chain_id:
@@ -131,7 +132,7 @@ class PaymasterHandler:
             next((context[name] for name in _POLICY if name in context), None) if isinstance(context, dict) else None
         )
         if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
-            raise BadOperation('params.3: the context must be {"policyId": "gp_..."}: which policy pays')
+            raise BadOperation('params.3: must be {"policyId": "gp_..."}, the policy that pays')
         return self._sponsoring.read(key, network, operation, policy_id=policy_id, entry_point=entry_point, draft=draft)
 
 
@@ -153,7 +154,7 @@ def _number(value: Any) -> int | None:
 
 
 def _of_version(found: Sponsorship) -> dict[str, Any]:
-    """ERC-7677: for 0.6 one member, for later ones the others."""
+    """The members for the EntryPoint's version (ERC-7677): 0.6 has one, later ones have several."""
     fields = fields_of(found)
     both = fields.pop("paymasterAndData", None)
     return {"paymasterAndData": both} if both is not None else dict(fields)

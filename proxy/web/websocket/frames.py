@@ -1,11 +1,11 @@
-"""RFC 6455 as bytes: the frames we write, and a strict reader of those that clients send.
+"""RFC 6455 frames: encoding of ours, and a strict reader for those of clients.
 
-A server's frames are not masked, a client's must be. No extension is ever agreed on, so the reserved bits are zero: nothing is
-compressed, and a message that is sent to many is the same bytes for all of them. A message in binary frames is taken too if it
-is text all the same: web3.py sends its calls so.
+A server's frames are not masked; a client's must be. No extension is ever negotiated, so the reserved bits are zero: nothing is
+compressed, and a message to many clients is the same bytes for all of them. Binary messages are accepted if they contain valid
+UTF-8, because web3.py sends its calls that way.
 
-The reader takes what it is fed, gives messages and control frames in their order, and says with which code a connection has to
-end that breaks a rule. It holds at the most one message of the allowed size, whatever pieces it comes in.
+The reader is fed bytes and returns messages and control frames in order. If a client breaks a rule, it raises an exception with
+the close code. It holds at most one message of the allowed size, in however many pieces it arrives.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ POLICY = 1008
 TOO_BIG = 1009
 RESTART = 1012
 TRY_LATER = 1013
-# Codes that may stand in a frame; those between are for use inside a program only, or nobody's.
+# Codes that are allowed in a frame. The ones left out are reserved for use inside a program, or unassigned.
 _MAY_BE_SENT = frozenset((1000, 1001, 1002, 1003, *range(1007, 1015)))
 
-# Section 5.5: a control frame is small and whole, so that it can be answered at once.
+# Section 5.5: a control frame is small and not fragmented, so that it can be answered at once.
 MAX_CONTROL = 125
 _FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
 _TWO_BYTES, _EIGHT_BYTES = 126, 127
 
-# What came: a whole text message, or a control frame, with its payload.
+# The opcode and payload of a complete text message or of a control frame.
 Message: TypeAlias = tuple[int, bytes]
 
 
 class ProtocolViolation(Exception):
-    """The client broke a rule of the protocol: the code and the reason to close with."""
+    """The client broke a rule of the protocol. Carries the code and the reason to close with."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -49,7 +49,7 @@ class ProtocolViolation(Exception):
 
 
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
-    """A whole, final frame."""
+    """A complete message in one frame."""
     return frame_head(len(payload), opcode) + payload
 
 
@@ -63,13 +63,13 @@ def frame_head(size: int, opcode: int = TEXT) -> bytes:
 
 
 def close_frame(code: int, reason: str = "") -> bytes:
-    """A reason is cut to what fits, between two characters."""
+    """A reason that does not fit is cut between two characters."""
     text = reason.encode()[: MAX_CONTROL - 2].decode(errors="ignore").encode()
     return frame(code.to_bytes(2, "big") + text, CLOSE)
 
 
 def close_code(payload: bytes) -> int:
-    """The code of a client's close frame, or Broken; NORMAL where it gives none (section 5.5.1)."""
+    """The code of a client's close frame; NORMAL if it has none (section 5.5.1). Raises ProtocolViolation."""
     if not payload:
         return NORMAL
     code = int.from_bytes(payload[:2], "big")
@@ -80,7 +80,7 @@ def close_code(payload: bytes) -> int:
 
 
 def unmask(payload: bytes, mask: bytes) -> bytes:
-    """Section 5.3. As one long number: 0.4 µs for a call, and far less for each byte than a loop takes."""
+    """Section 5.3. As one long integer: 0.4 µs per call, and far less per byte than a loop."""
     size = len(payload)
     pattern = (mask * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
@@ -90,18 +90,18 @@ def unmask(payload: bytes, mask: bytes) -> bytes:
 
 
 class FrameReader:
-    """The bytes of one client; `take` gives what is complete in them."""
+    """The bytes of one client. `take` returns the next complete message."""
 
     __slots__ = ("_at", "_bytes", "_kind", "_limit", "_parts")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        # What was fed and not taken yet, from `_at` on.
+        # Bytes that were fed; those from `_at` on are not taken yet.
         self._bytes: bytes | bytearray = b""
         self._at = 0
-        # Whether the message says that it is text.
+        # TEXT or BINARY: the opcode of the message's first frame.
         self._kind = TEXT
-        # A message in fragments, so far. One piece of memory: a flood of empty fragments adds nothing to it.
+        # The fragments of a message so far, joined: a flood of empty fragments uses no memory.
         self._parts: bytearray | None = None
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class FrameReader:
 
     @property
     def is_between(self) -> bool:
-        """Nothing is half there."""
+        """Whether no message is incomplete."""
         return self._at == len(self._bytes) and self._parts is None
 
     def feed(self, data: bytes) -> None:
@@ -149,7 +149,7 @@ class FrameReader:
         return TEXT, payload
 
     def _frame(self) -> tuple[int, bool, bytes] | None:
-        """One frame, unmasked: its opcode, whether it is its message's last, its payload."""
+        """One frame: its opcode, whether it is the last of its message, and its unmasked payload."""
         data, at = self._bytes, self._at
         if len(data) - at < 2:
             return None
@@ -163,7 +163,7 @@ class FrameReader:
                 return None
             size = int.from_bytes(data[at : at + width], "big")
             at += width
-            # Section 5.2: the shortest form, and the highest bit of eight bytes is zero.
+            # Section 5.2: the length uses the shortest form, and the highest bit of an 8-byte length is zero.
             if size < (_TWO_BYTES if width == 2 else 1 << 16) or size >> 63:
                 raise ProtocolViolation(PROTOCOL_ERROR, "the frame's length is not valid")
         if not first & CLOSE and size + len(self._parts or b"") > self._limit:
@@ -180,14 +180,14 @@ class FrameReader:
     def _check_head(self, first: int, second: int) -> None:
         opcode = first & _OPCODE
         if first & _RESERVED:
-            raise ProtocolViolation(PROTOCOL_ERROR, "a reserved bit is set, but no extension was agreed on")
+            raise ProtocolViolation(PROTOCOL_ERROR, "a reserved bit is set, but no extension was negotiated")
         if not second & _MASKED:
-            raise ProtocolViolation(PROTOCOL_ERROR, "a client's frames must be masked")
+            raise ProtocolViolation(PROTOCOL_ERROR, "client frames must be masked")
         if opcode in (CLOSE, PING, PONG):
             if not first & _FIN or second & _LENGTH > MAX_CONTROL:
-                raise ProtocolViolation(PROTOCOL_ERROR, "a control frame must be whole and at most 125 bytes long")
+                raise ProtocolViolation(PROTOCOL_ERROR, "a control frame must be unfragmented, with at most 125 bytes")
         elif opcode not in (TEXT, BINARY, CONTINUATION):
-            raise ProtocolViolation(PROTOCOL_ERROR, "the frame's opcode is not known")
+            raise ProtocolViolation(PROTOCOL_ERROR, "the frame's opcode is unknown")
         elif (opcode == CONTINUATION) is (self._parts is None):
             raise ProtocolViolation(PROTOCOL_ERROR, "the fragments of a message are out of order")
 

@@ -1,8 +1,7 @@
-"""GET /v1/ws/{chain}/{network}: from HTTP to a socket, or the contract's error.
+"""GET /v1/ws/{chain}/{network}: switches an HTTP connection to a WebSocket.
 
-The request is aiohttp's, read by its parser and signed by the gate like any other; its answer is the last that aiohttp has to
-do with the connection. What follows is ours (`socket.py`): a socket of aiohttp's keeps its request, a task and two queues: 13
-KB against 2.
+The request is parsed by aiohttp and passes the gate like any other. After the 101 the connection belongs to a `ClientSocket`:
+one of aiohttp's own WebSockets keeps its request, a task and two queues, which takes 13 KB instead of 2.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 class SwitchedProtocols(web.Response):
-    """101, written already: nothing is left to do for aiohttp."""
+    """A 101 that was written already, so that aiohttp writes nothing."""
 
     @property
     def prepared(self) -> bool:
@@ -46,14 +45,14 @@ class SwitchedProtocols(web.Response):
 
 
 class Handshake:
-    def __init__(self, gate: Gate, where: NetworkResolver, sockets: ClientSockets) -> None:
+    def __init__(self, gate: Gate, resolver: NetworkResolver, sockets: ClientSockets) -> None:
         self._gate = gate
-        self._where = where
+        self._resolver = resolver
         self._sockets = sockets
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         key = self._gate.authenticate(request, "open_socket", request.query.get("apiKey"))
-        route = self._where.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
+        route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         token = _token(request)
         if refusal := self._sockets.refusal(key):
             raise refusal
@@ -67,22 +66,22 @@ class Handshake:
 
 
 def _token(request: web.Request) -> str:
-    """What the client wants to see again; or what keeps its request from being a handshake (section 4.2.1)."""
+    """The client's Sec-WebSocket-Key. Raises a fault if the request is not a valid handshake (RFC 6455, 4.2.1)."""
     options = [part.strip().lower() for part in request.headers.get(hdrs.CONNECTION, "").split(",")]
-    wanted = [part.strip().lower() for part in request.headers.get(hdrs.UPGRADE, "").split(",")]
-    if "websocket" not in wanted or "upgrade" not in options:
-        raise UpgradeRequired("this path is a WebSocket: connect to it with a WebSocket client")
+    upgrades = [part.strip().lower() for part in request.headers.get(hdrs.UPGRADE, "").split(",")]
+    if "websocket" not in upgrades or "upgrade" not in options:
+        raise UpgradeRequired("this path is a WebSocket endpoint: connect with a WebSocket client")
     if request.headers.get(hdrs.SEC_WEBSOCKET_VERSION) != VERSION:
         raise UpgradeRequired("the header Sec-WebSocket-Version must be 13")
     token = request.headers.get(hdrs.SEC_WEBSOCKET_KEY, "")
     try:
-        is_good = len(base64.b64decode(token, validate=True)) == 16
+        is_valid = len(base64.b64decode(token, validate=True)) == 16
     except (binascii.Error, ValueError):
-        is_good = False
-    if not is_good:
+        is_valid = False
+    if not is_valid:
         raise InvalidRequest("the header Sec-WebSocket-Key must be 16 bytes in base64")
     if request.body_exists:
-        raise InvalidRequest("a handshake has no body")
+        raise InvalidRequest("a WebSocket handshake must not have a body")
     return token
 
 
