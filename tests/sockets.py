@@ -1,6 +1,6 @@
-"""A WebSocket client that shows every frame, and a feed that sends the events of a test.
+"""WebSocket clients for tests, and a feed that a test controls.
 
-The client is aiohttp's, which is strict by itself; `Bare` writes any bytes and reads frames one by one.
+`Client` uses aiohttp, which checks the protocol itself; `Bare` writes any bytes and reads single frames.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPLY_S = 20.0
 
 
 class Client:
-    """One open socket. Notifications and replies are kept apart, each in order of arrival."""
+    """One open socket. Notifications and replies are kept apart, each in the order of arrival."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self.ws = ws
@@ -33,13 +33,13 @@ class Client:
         self._ids = itertools.count(1)
 
     async def message(self) -> Any:
-        """Whatever comes next."""
+        """The next message of any kind."""
         async with asyncio.timeout(REPLY_S):
             found = await self.ws.receive()
         assert found.type is aiohttp.WSMsgType.TEXT, (found.type, found.data, self.ws.close_code)
         return orjson.loads(found.data)
 
-    async def say(self, data: Any) -> None:
+    async def send(self, data: Any) -> None:
         await self.ws.send_str(data if isinstance(data, str) else orjson.dumps(data).decode())
 
     async def reply(self, id_: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Client:
 
     async def ask(self, method: str, *params: Any) -> dict[str, Any]:
         id_ = next(self._ids)
-        await self.say({"jsonrpc": "2.0", "id": id_, "method": method, "params": list(params)})
+        await self.send({"jsonrpc": "2.0", "id": id_, "method": method, "params": list(params)})
         return await self.reply(id_)
 
     async def result(self, method: str, *params: Any) -> Any:
@@ -77,7 +77,7 @@ class Client:
         return dict(found["params"])
 
     async def closed(self) -> tuple[int | None, str]:
-        """The code and the reason of the server's close frame, past whatever comes before it."""
+        """The code and the reason of the server's close frame; messages before it are skipped."""
         async with asyncio.timeout(REPLY_S):
             while (found := await self.ws.receive()).type is aiohttp.WSMsgType.TEXT:
                 pass
@@ -116,28 +116,28 @@ class Bare:
         """The next frame: its opcode and its payload."""
         async with asyncio.timeout(REPLY_S):
             first, second = await self.reader.readexactly(2)
-            assert first & 0xF0 == 0x80, "a server's frames are whole, without extensions"
-            assert second < 0x80, "and not masked"
+            assert first & 0xF0 == 0x80, "server frames must be unfragmented and without extensions"
+            assert second < 0x80, "server frames must not be masked"
             size = second
             if second >= 126:
                 size = int.from_bytes(await self.reader.readexactly(2 if second == 126 else 8), "big")
             return first & 0x0F, await self.reader.readexactly(size)
 
     async def json(self) -> Any:
-        """The next message, past pings."""
+        """The next message; pings are skipped."""
         while (found := await self.frame())[0] == frames.PING:
             pass
         assert found[0] == frames.TEXT, found
         return orjson.loads(found[1])
 
     async def close_code(self) -> int:
-        """The code of the server's close frame. Messages and pings before it are skipped."""
+        """The code of the server's close frame; messages and pings before it are skipped."""
         while (found := await self.frame())[0] != frames.CLOSE:
             pass
         return int.from_bytes(found[1][:2], "big")
 
     async def ended(self) -> bool:
-        """Whether the server ends the connection, past whatever it still says."""
+        """Whether the server closes the connection; data before that is skipped."""
         async with asyncio.timeout(REPLY_S):
             try:
                 while await self.reader.read(1 << 16):
@@ -148,7 +148,7 @@ class Bare:
 
 
 def handshake(worker: Worker, *, key: str | None = "main", network: str = LIVE, **headers: str) -> bytes:
-    """A whole request; a header that is empty is left out."""
+    """A complete handshake request. Headers with an empty value are left out."""
     path = address(worker, key=key, network=network).partition(str(worker.port))[2]
     lines = {
         "Host": "127.0.0.1",
@@ -170,7 +170,7 @@ async def refused(worker: Worker, **options: Any) -> Reply:
 
 @asynccontextmanager
 async def bare(worker: Worker, *, small_buffer: bool = False, **options: Any) -> AsyncIterator[Bare]:
-    """An open socket. With a small buffer the kernel takes little for a client that does not read."""
+    """An open socket. `small_buffer` limits what the kernel holds for a client that does not read."""
     made = socket.socket()
     if small_buffer:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -187,8 +187,8 @@ async def bare(worker: Worker, *, small_buffer: bool = False, **options: Any) ->
         await talk.close()
 
 
-class Announcer:
-    """A network's feed at the test's command."""
+class ScriptedFeed:
+    """A network's feed that the test controls."""
 
     def __init__(self) -> None:
         self.listeners: dict[Topic, list[Listener]] = {}
@@ -220,7 +220,7 @@ class Announcer:
 
     async def run(self) -> None: ...
 
-    def tell(self, topic: Topic, *events: FeedEvent) -> None:
+    def emit(self, topic: Topic, *events: FeedEvent) -> None:
         for listener in [*self.listeners.get(topic, ())]:
             listener.on_events(events)
 
@@ -229,15 +229,15 @@ class Announcer:
         return sum(map(len, self.listeners.values()))
 
 
-def announce(worker: Worker, network: str = LIVE) -> Announcer:
-    """Take the place of a network's feed."""
-    found = Announcer()
+def replace_feed(worker: Worker, network: str = LIVE) -> ScriptedFeed:
+    """Replace a network's feed."""
+    found = ScriptedFeed()
     worker.app.feeds.by_network[network] = found
     return found
 
 
 def head(number: int, *, size: int = 0) -> FeedEvent:
-    """A new head; with a size, of about so many bytes."""
+    """A new head, padded to about `size` bytes."""
     filling = {"extraData": "0x" + "00" * (size // 2)} if size else {}
     return FeedEvent(orjson.dumps({"number": hex(number), **filling}), number)
 

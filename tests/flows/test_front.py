@@ -1,4 +1,4 @@
-"""The front by itself: deadlines, caps and floods, on a service whose limits are small enough to meet."""
+"""Deadlines and limits of client connections, on a service with small limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 async def front(tmp_path_factory: pytest.TempPathFactory, upstream_server: Upstream) -> AsyncIterator[Service]:
-    """One worker, so that its counts are the service's."""
+    """One worker, so that its counts are those of the service."""
     words = ("--workers", "1", "--upstream", f"ethereum/sepolia={upstream_server.url}")
     running = await service_room.start(tmp_path_factory.mktemp("front"), *words, env=SMALL)
     yield running
@@ -50,7 +50,7 @@ def key(front: Service) -> str:
 
 
 async def trickle(talk: Talk, data: bytes, *, every_s: float) -> Reply:
-    """Send a byte now and then until the server has had enough; what it says in the end, or Closed."""
+    """Send bytes slowly until the server replies. Raises Closed if it closes the connection."""
     answer = asyncio.ensure_future(talk.reply(within_s=DEADLINE_S))  # noqa: TID251 - awaited in the end
     try:
         for byte in data:
@@ -63,38 +63,38 @@ async def trickle(talk: Talk, data: bytes, *, every_s: float) -> Reply:
     return await answer
 
 
-async def test_slow_head_is_ended_after_its_deadline(front: Service, key: str) -> None:
+async def test_slow_head_gets_408_after_its_deadline(front: Service, key: str) -> None:
     async with await Talk.open(front.port) as talk:
-        said = await trickle(talk, post(READ, key=key), every_s=0.2)
-        assert "head" in said.fault(408)["message"]
+        reply = await trickle(talk, post(READ, key=key), every_s=0.2)
+        assert "head" in reply.fault(408)["message"]
         assert await talk.is_closed(within_s=DEADLINE_S)
 
 
-async def test_slow_head_of_a_later_request_is_ended_too(front: Service, key: str) -> None:
+async def test_slow_head_of_a_later_request_gets_408_too(front: Service, key: str) -> None:
     async with await Talk.open(front.port) as talk:
         assert (await talk.call(key=key)).status == 200
         (await trickle(talk, post(READ, key=key), every_s=0.2)).fault(408)
 
 
-async def test_slow_body_is_ended_after_its_deadline(front: Service, key: str) -> None:
+async def test_slow_body_gets_408_after_its_deadline(front: Service, key: str) -> None:
     data = post(READ, key=key)
     async with await Talk.open(front.port) as talk:
         await talk.send(data[: -len(READ)])
-        said = await trickle(talk, READ, every_s=0.2)
-        assert "body" in said.fault(408)["message"]
-        assert said.headers["x-ratelimit-limit"]
-        assert said.closes
+        reply = await trickle(talk, READ, every_s=0.2)
+        assert "body" in reply.fault(408)["message"]
+        assert reply.headers["x-ratelimit-limit"]
+        assert reply.closes
 
 
-async def test_slow_body_without_a_key_does_not_wait_for_the_body(front: Service) -> None:
-    """Nothing is read for somebody whom nobody knows."""
+async def test_request_without_a_key_is_refused_before_its_body_is_read(front: Service) -> None:
+    """No body is read for an unknown client."""
     data = post(READ, key=access.mint("live", bytes(32)))
     async with await Talk.open(front.port) as talk:
         await talk.send(data[: -len(READ)])
         (await talk.reply(within_s=DEADLINE_S)).fault(401)
 
 
-async def test_slow_connections_do_not_stop_the_others(front: Service, key: str) -> None:
+async def test_slow_connections_do_not_delay_others(front: Service, key: str) -> None:
     slow = [await Talk.open(front.port) for _ in range(CONNECTIONS - 5)]
     for talk in slow:
         await talk.send(b"POST /v1/rpc/dev/mainnet HTTP/1.1\r\nHost: x\r\nX-")
@@ -104,33 +104,33 @@ async def test_slow_connections_do_not_stop_the_others(front: Service, key: str)
         await talk.close()
 
 
-async def test_idle_connection_is_closed_without_a_word(front: Service, key: str) -> None:
+async def test_idle_connection_is_closed_without_a_reply(front: Service, key: str) -> None:
     async with await Talk.open(front.port) as talk:
         assert (await talk.call(key=key)).status == 200
         async with asyncio.timeout(DEADLINE_S):
             assert await talk.reader.read() == b""
 
 
-async def test_connection_that_never_says_anything_is_closed(front: Service) -> None:
+async def test_connection_that_never_sends_a_byte_is_closed(front: Service) -> None:
     async with await Talk.open(front.port) as talk:
         assert await talk.is_closed(within_s=DEADLINE_S)
 
 
-async def test_connection_is_closed_after_its_share_of_requests(front: Service, key: str) -> None:
+async def test_connection_is_closed_after_its_last_allowed_request(front: Service, key: str) -> None:
     async with await Talk.open(front.port) as talk:
         for place in range(1, REQUESTS + 1):
-            said = await talk.call("eth_chainId", key=key)
-            assert said.status == 200
-            assert said.closes == (place == REQUESTS), place
+            reply = await talk.call("eth_chainId", key=key)
+            assert reply.status == 200
+            assert reply.closes == (place == REQUESTS), place
         assert await talk.is_closed(within_s=DEADLINE_S)
 
 
-async def test_connections_of_one_address_are_capped(front: Service, key: str) -> None:
+async def test_connections_of_one_address_are_limited(front: Service, key: str) -> None:
     talks = [await Talk.open(front.port) for _ in range(CONNECTIONS)]
     async with await Talk.open(front.port) as one_more:
-        said = await one_more.reply(within_s=DEADLINE_S)
-        assert "connections" in said.fault(429)["message"]
-        assert int(said.headers["retry-after"]) >= 1
+        reply = await one_more.reply(within_s=DEADLINE_S)
+        assert "connections" in reply.fault(429)["message"]
+        assert int(reply.headers["retry-after"]) >= 1
         assert await one_more.is_closed(within_s=DEADLINE_S)
     for talk in talks[:10]:
         assert (await talk.call(key=key)).status == 200
@@ -141,28 +141,30 @@ async def test_connections_of_one_address_are_capped(front: Service, key: str) -
 
 async def _status(front: Service, key: str) -> int:
     try:
-        said = await ask_once(front, post(READ, key=key))
+        reply = await ask_once(front, post(READ, key=key))
     except Closed:
         return 0
-    return said.status if said.status == 200 else 0
+    return reply.status if reply.status == 200 else 0
 
 
-async def test_head_over_its_cap_is_refused(front: Service, key: str) -> None:
+async def test_head_over_its_limit_is_refused(front: Service, key: str) -> None:
     wide = {f"X-{place}": "a" * 500 for place in range(10)}
-    said = await ask_once(front, post(READ, key=key, **wide))
-    assert said.status in (400, 431)
-    assert str(MAX_HEAD) in said.fault(said.status)["message"]
+    reply = await ask_once(front, post(READ, key=key, **wide))
+    assert reply.status in (400, 431)
+    assert str(MAX_HEAD) in reply.fault(reply.status)["message"]
     narrow = {f"X-{place}": "a" * 300 for place in range(10)}
     assert (await ask_once(front, post(READ, key=key, **narrow))).status == 200
 
 
-async def test_target_counts_to_the_head(front: Service, key: str) -> None:
-    said = await ask_once(front, request("GET", "/" + "a" * (MAX_HEAD + 1), key=key))
-    assert said.status in (400, 414, 431)
-    said.fault(said.status)
+async def test_request_target_counts_towards_the_head(front: Service, key: str) -> None:
+    reply = await ask_once(front, request("GET", "/" + "a" * (MAX_HEAD + 1), key=key))
+    assert reply.status in (400, 414, 431)
+    reply.fault(reply.status)
 
 
-async def test_client_that_does_not_read_its_reply_is_dropped(front: Service, upstream: Upstream, key: str) -> None:
+async def test_client_that_does_not_read_its_reply_is_disconnected(
+    front: Service, upstream: Upstream, key: str
+) -> None:
     async def large(call: dict[str, Any]) -> web.StreamResponse:
         return reply(call, result="0x" + "00" * 8_000_000)
 
@@ -180,8 +182,10 @@ async def test_client_that_does_not_read_its_reply_is_dropped(front: Service, up
     assert (await ask_once(front, post(READ, key=key))).status == 200
 
 
-async def test_slow_reader_that_reads_gets_all_of_its_reply(front: Service, upstream: Upstream, key: str) -> None:
-    """The deadline is for taking nothing, not for taking long."""
+async def test_slow_reader_that_makes_progress_gets_all_of_its_reply(
+    front: Service, upstream: Upstream, key: str
+) -> None:
+    """The deadline is for no progress, not for the whole reply."""
 
     async def large(call: dict[str, Any]) -> web.StreamResponse:
         return reply(call, result="0x" + "00" * 4_000_000)
@@ -200,7 +204,7 @@ async def test_slow_reader_that_reads_gets_all_of_its_reply(front: Service, upst
                 got += part
 
 
-async def test_guessing_keys_is_limited_by_address_and_valid_keys_go_on(front: Service, key: str) -> None:
+async def test_guessing_keys_is_limited_by_address_and_valid_keys_still_work(front: Service, key: str) -> None:
     guess = post(READ, key=access.mint("live", bytes(32)))
     async with await Talk.open(front.port) as talk:
         replies = [await talk.ask(guess) for _ in range(3 * FAILURES)]

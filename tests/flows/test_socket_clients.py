@@ -1,7 +1,7 @@
 """viem, ethers and web3.py over their WebSocket providers, against the whole service and its development chain.
 
-Each script in tests/clients listens to heads and logs, reads, sends transactions and prints what it saw. What it should have
-seen comes from the chain itself, past the service.
+Each script in tests/clients listens to heads and logs, reads, sends transactions and prints what it saw. The expected values
+come from the chain itself, not through the service.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def run(request: pytest.FixtureRequest, served: Service, chain: Chain, log
     return Run(request.param, task, balance, results, seen)
 
 
-async def test_reads_are_what_the_chain_says(run: Run, chain: Chain) -> None:
+async def test_reads_match_the_chain(run: Run, chain: Chain) -> None:
     assert run.seen["chain_id"] == 31337
     assert run.seen["block"] == (await chain.ask("eth_getBlockByNumber", hex(run.task["block"]), False))["hash"]
     assert run.seen["balance"] == run.balance
@@ -101,7 +101,7 @@ async def test_transactions_are_sent_and_their_logs_seen_once_and_in_order(run: 
     assert run.seen["logs"] == wanted
 
 
-async def test_heads_are_the_chains_own_without_a_gap(run: Run, chain: Chain) -> None:
+async def test_heads_match_the_chain_without_a_gap(run: Run, chain: Chain) -> None:
     heads = run.seen["heads"]
     numbers = [int(number, 16) for number, _, _ in heads]
     assert numbers == [*range(numbers[0], numbers[0] + len(heads))]
@@ -116,18 +116,18 @@ def test_bad_key_is_refused(run: Run) -> None:
     words = json.dumps(run.seen["refused"]).lower()
     assert "accepted" not in words
     assert "svc_live_" not in words.replace(run.task["bad_url"].lower(), "")
-    if run.client != "viem":  # it does not say why
+    if run.client != "viem":  # viem does not report the reason
         assert "401" in words
 
 
-# What only the whole service can show
+# Tests that need the whole service
 
 
 async def opened(service: Service, key: str) -> Client:
     return Client(await service.session.ws_connect(url(service, key)))
 
 
-async def test_heads_carry_the_contracts_seven_fields(served: Service, chain: Chain) -> None:
+async def test_heads_have_the_seven_documented_fields(served: Service, chain: Chain) -> None:
     client = await opened(served, served.keys["enterprise"])
     await client.result("eth_subscribe", "newHeads")
     await chain.send(to="0x" + "5e" * 20, value="0x1")
@@ -151,7 +151,7 @@ async def test_cursor_replays_every_block_and_goes_live(served: Service, chain: 
     await client.ws.close()
 
 
-async def test_banners_line_prints_heads(served: Service, chain: Chain) -> None:
+async def test_command_in_the_banner_prints_heads(served: Service, chain: Chain) -> None:
     ready: dict[str, Any] = {field.name: served.ready.get(field.name) for field in fields(ReadyFile)}
     line = listener(ReadyFile(**ready), "enterprise")
     process = await asyncio.create_subprocess_shell(f"exec {line}", stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT)
@@ -211,7 +211,7 @@ async def test_metrics_count_sockets_subscriptions_and_events(served: Service, c
     await client.ws.close()
 
 
-async def test_workers_that_stop_close_their_sockets_with_1012(served: Service) -> None:
+async def test_stopping_workers_close_their_sockets_with_1012(served: Service) -> None:
     clients = [await opened(served, served.keys["enterprise"]) for _ in range(8)]
     for client in clients:
         await client.result("eth_subscribe", "newHeads")

@@ -1,4 +1,4 @@
-"""Subscriptions on a socket: what is told to whom, in which order and at what price; slow readers, and keys that go."""
+"""Subscriptions on a socket: events, their order and their price; slow readers, and keys that change."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from proxy.web.websocket.client_socket import ClientSocket
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until
-from tests.sockets import HEADS, Announcer, Bare, announce, bare, connected, head, heads
+from tests.sockets import HEADS, Bare, ScriptedFeed, bare, connected, head, heads, replace_feed
 from tests.web.worker import LIVE, Worker, on_uvloop, worker
 
 SUBSCRIBE = rpc("eth_subscribe", ["newHeads"])
 
 
 @asynccontextmanager
-async def served(network: str = LIVE, **sections: Any) -> AsyncIterator[tuple[Worker, Announcer, ScriptedUpstream]]:
+async def served(network: str = LIVE, **sections: Any) -> AsyncIterator[tuple[Worker, ScriptedFeed, ScriptedUpstream]]:
     async with scripted(1, Chain()) as (upstream,), worker({network: [upstream.url]}, **sections) as running:
-        yield running, announce(running, network), upstream
+        yield running, replace_feed(running, network), upstream
 
 
-# Beginning and ending
+# Start and end
 
 
 @on_uvloop
-async def test_subscription_is_confirmed_then_told_and_ended() -> None:
+async def test_subscription_is_confirmed_then_gets_events_and_ends() -> None:
     async with served() as (running, feed, _), connected(running) as client:
         id_ = await client.result("eth_subscribe", "newHeads")
         assert id_.startswith("0x")
         int(id_, 16)
-        feed.tell(HEADS, *heads([1, 2]))
-        feed.tell(HEADS, head(3))
+        feed.emit(HEADS, *heads([1, 2]))
+        feed.emit(HEADS, head(3))
         for number in (1, 2, 3):
             assert await client.event() == {"subscription": id_, "result": {"number": hex(number)}}
         assert await client.result("eth_unsubscribe", id_) is True
         assert feed.count == 0
-        feed.tell(HEADS, head(4))
+        feed.emit(HEADS, head(4))
         assert (await client.error("eth_unsubscribe", id_))["message"] == "subscription not found"
         assert not client.events
 
 
 @on_uvloop
-async def test_notification_has_the_contracts_shape() -> None:
+async def test_notification_has_the_documented_form() -> None:
     async with served() as (running, feed, _), bare(running) as client:
         client.write(SUBSCRIBE)
         id_ = (await client.json())["result"]
-        feed.tell(HEADS, head(1))
+        feed.emit(HEADS, head(1))
         wanted = {"subscription": id_, "result": {"number": "0x1"}}
         assert await client.json() == {"jsonrpc": "2.0", "method": "eth_subscription", "params": wanted}
 
 
 @on_uvloop
-async def test_ids_are_unique_to_a_socket_and_equal_over_sockets() -> None:
+async def test_ids_are_unique_on_a_socket_and_equal_across_sockets() -> None:
     async with served() as (running, feed, _), connected(running) as one, connected(running) as other:
         filters = [{}, {"address": "0x" + "ab" * 20}, {"topics": [None, "0x" + "00" * 32]}]
         ids = [await one.result("eth_subscribe", "newHeads") for _ in range(3)]
@@ -78,13 +78,13 @@ async def test_ids_are_unique_to_a_socket_and_equal_over_sockets() -> None:
         await one.result("eth_unsubscribe", ids[0])
         assert await one.result("eth_subscribe", "newHeads") not in ids
         event = head(1)
-        feed.tell(HEADS, event)
+        feed.emit(HEADS, event)
         assert (await other.event())["subscription"] == ids[0]
         assert len(event.frames) == 4
 
 
 @on_uvloop
-async def test_ids_stay_unique_past_what_is_remembered() -> None:
+async def test_ids_stay_unique_when_counts_are_dropped() -> None:
     async with served() as (running, _, __), connected(running) as client:
         seen = set()
         for n in range(1100):
@@ -96,7 +96,7 @@ async def test_ids_stay_unique_past_what_is_remembered() -> None:
 
 
 @on_uvloop
-async def test_equal_filters_are_one_topic_and_others_are_not() -> None:
+async def test_equal_filters_share_a_topic_and_others_do_not() -> None:
     async with served() as (running, feed, _), connected(running) as client:
         a, b = "0x" + "ab" * 20, "0x" + "cd" * 20
         first = await client.result("eth_subscribe", "logs", {"address": [a, b], "topics": []})
@@ -107,7 +107,7 @@ async def test_equal_filters_are_one_topic_and_others_are_not() -> None:
             topic: 2,
             Topic("logs", LogFilter((a,))): 1,
         }
-        feed.tell(topic, FeedEvent(b'{"logIndex":"0x0"}', 1))
+        feed.emit(topic, FeedEvent(b'{"logIndex":"0x0"}', 1))
         assert {(await client.event())["subscription"] for _ in range(2)} == {first, second}
 
 
@@ -130,7 +130,7 @@ async def test_equal_filters_are_one_topic_and_others_are_not() -> None:
         (["syncing", {}], "syncing"),
     ],
 )
-def test_bad_subscription_says_what_to_change(params: list[Any], word: str) -> None:
+def test_error_of_a_bad_subscription_names_the_problem(params: list[Any], word: str) -> None:
     @on_uvloop
     async def check() -> None:
         async with served() as (running, feed, _), connected(running) as client:
@@ -177,10 +177,10 @@ async def test_subscription_needs_a_socket() -> None:
 
 
 @on_uvloop
-async def test_subscriptions_in_a_batch_are_told_after_its_answer() -> None:
+async def test_events_of_a_subscription_in_a_batch_follow_its_reply() -> None:
     async with served() as (running, feed, upstream), connected(running) as client:
         upstream.held.add("eth_estimateGas")
-        await client.say(
+        await client.send(
             [
                 {"jsonrpc": "2.0", "id": 1, "method": "eth_subscribe", "params": ["newHeads"]},
                 {"jsonrpc": "2.0", "id": 2, "method": "eth_estimateGas", "params": [{}]},
@@ -189,17 +189,17 @@ async def test_subscriptions_in_a_batch_are_told_after_its_answer() -> None:
             ]
         )
         await until(lambda: feed.count == 1)
-        feed.tell(HEADS, head(1))
+        feed.emit(HEADS, head(1))
         upstream.gate.set()
         replies = await client.message()
         assert [reply["id"] for reply in replies] == [1, 2, 3, 4]
         assert [reply["error"]["code"] for reply in replies[2:]] == [-32602, -32000]
-        feed.tell(HEADS, head(2))
+        feed.emit(HEADS, head(2))
         assert await client.event() == {"subscription": replies[0]["result"], "result": {"number": "0x1"}}
         assert (await client.event())["result"] == {"number": "0x2"}
 
 
-# Old blocks
+# Replays
 
 
 @on_uvloop
@@ -209,7 +209,7 @@ async def test_replay_comes_after_the_confirmation_and_goes_live() -> None:
         id_ = await client.result("eth_subscribe", "newHeads", {"fromBlock": "0x5"})
         assert feed.replays == [(HEADS, 5)]
         await until(lambda: feed.count == 1)
-        feed.tell(HEADS, head(10))
+        feed.emit(HEADS, head(10))
         assert [await client.event() for _ in range(6)] == [
             {"subscription": id_, "result": {"number": hex(n)}} for n in range(5, 11)
         ]
@@ -219,15 +219,15 @@ async def test_replay_comes_after_the_confirmation_and_goes_live() -> None:
 
 @on_uvloop
 async def test_long_replay_waits_for_its_reader_and_loses_nothing() -> None:
-    """Far more than the queue holds: the replay stops while the client does not read, and the socket stays."""
+    """Far more than the queue holds: the replay pauses while the client does not read, and the socket stays open."""
     async with (
         served(sockets={"max_queue_bytes": 65536}) as (running, feed, _),
         bare(running, small_buffer=True) as client,
     ):
         feed.past = [heads(range(n, n + 50), size=2000) for n in range(0, 1000, 50)]
-        hold_little(running)
+        shrink_send_buffers(running)
         client.write(rpc("eth_subscribe", ["newHeads", {"fromBlock": "0x0"}]))
-        await until(lambda: held_by(running))
+        await until(lambda: backlogs_of(running))
         assert feed.count == 0
         assert "result" in await client.json()
         for number in range(1000):
@@ -236,16 +236,16 @@ async def test_long_replay_waits_for_its_reader_and_loses_nothing() -> None:
 
 
 @on_uvloop
-async def test_replay_that_fails_in_the_middle_ends_its_subscription_and_says_so() -> None:
+async def test_replay_that_fails_in_the_middle_ends_its_subscription_with_an_error() -> None:
     async with served() as (running, feed, _), connected(running) as client:
         feed.past = [heads([1])]
         feed.refusal = Unavailable("no upstream has it")
         id_ = await client.result("eth_subscribe", "newHeads", {"fromBlock": "0x1"})
         assert (await client.event())["result"] == {"number": "0x1"}
-        told = await client.message()
-        assert told["id"] is None
-        assert told["error"]["code"] == -32603
-        assert told["error"]["data"] == {"subscription": id_, "ended": True}
+        message = await client.message()
+        assert message["id"] is None
+        assert message["error"]["code"] == -32603
+        assert message["error"]["data"] == {"subscription": id_, "ended": True}
         assert (await client.error("eth_unsubscribe", id_))["code"] == -32000
 
 
@@ -253,7 +253,7 @@ async def test_replay_that_fails_in_the_middle_ends_its_subscription_and_says_so
 
 
 @on_uvloop
-async def test_solanas_subscriptions_have_their_own_form() -> None:
+async def test_solana_subscriptions_have_their_own_form() -> None:
     async with served("solana/mainnet") as (running, feed, _), connected(running, network="solana/mainnet") as client:
         account = "SysvarC1ock11111111111111111111111111111111"
         assert await client.result("slotSubscribe") == 1
@@ -262,8 +262,8 @@ async def test_solanas_subscriptions_have_their_own_form() -> None:
         kinds = {topic.kind: topic for topic in feed.listeners}
         assert kinds["slotSubscribe"] == Topic("slotSubscribe", b"[]")
         assert orjson.loads(kinds["accountSubscribe"].detail) == [account, {"encoding": "base64"}]  # type: ignore[arg-type]
-        feed.tell(kinds["slotSubscribe"], FeedEvent(b'{"slot":9}'))
-        feed.tell(kinds["signatureSubscribe"], FeedEvent(b'{"value":{"err":null}}', last=True))
+        feed.emit(kinds["slotSubscribe"], FeedEvent(b'{"slot":9}'))
+        feed.emit(kinds["signatureSubscribe"], FeedEvent(b'{"value":{"err":null}}', last=True))
         assert await client.message() == {
             "jsonrpc": "2.0",
             "method": "slotNotification",
@@ -281,7 +281,7 @@ async def test_solanas_subscriptions_have_their_own_form() -> None:
 # Slow readers
 
 
-def held_by(running: Worker) -> list[str]:
+def backlogs_of(running: Worker) -> list[str]:
     sockets = [each for each in running.app.limiter.connections if isinstance(each, ClientSocket)]
     return [repr(socket.subscriptions.backlog) for socket in sockets if socket.subscriptions.backlog is not None]
 
@@ -292,8 +292,8 @@ async def subscribed(client: Bare) -> str:
 
 
 @on_uvloop
-async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and_the_others_see_nothing_of_it() -> None:
-    """And memory stays flat: what waits is its queue and its transport's, never more."""
+async def test_one_stalled_client_among_a_thousand_is_closed_with_1013_and_others_are_not_affected() -> None:
+    """Memory stays bounded by the queue and the transport's buffer."""
     async with AsyncExitStack() as stack:
         queue, size = 65536, 4000
         sections: dict[str, Any] = {
@@ -303,44 +303,44 @@ async def test_one_that_stopped_reading_among_a_thousand_is_closed_with_1013_and
         running, feed, _ = await stack.enter_async_context(served(**sections))
         stopped = await stack.enter_async_context(bare(running, small_buffer=True))
         await subscribed(stopped)
-        hold_little(running)
+        shrink_send_buffers(running)
         others = [await stack.enter_async_context(bare(running)) for _ in range(999)]
         for client in others:
             await subscribed(client)
         sockets = [connection for connection in running.app.limiter.connections if isinstance(connection, ClientSocket)]
-        (slow,) = (socket for socket in sockets if socket.transport and is_held_little(socket.transport))
+        (slow,) = (socket for socket in sockets if socket.transport and has_small_send_buffer(socket.transport))
         assert slow.transport is not None
         most = queue + slow.transport.get_write_buffer_limits()[1] + 2 * size
         number = 0
         while feed.count == 1000:
             number += 1
-            assert number < 1000, "nobody stopped it"
-            feed.tell(HEADS, head(number, size=size))
-            await all_told(others, number)
+            assert number < 1000, "the stalled client was not closed"
+            feed.emit(HEADS, head(number, size=size))
+            await all_received(others, number)
             waiting = [socket.waiting_bytes for socket in sockets]
             assert sum(waiting) == slow.waiting_bytes <= most
         assert feed.count == 999
-        feed.tell(HEADS, head(number + 1))
-        await all_told(others, number + 1)
-        # When it reads again, all that was sent is in order and the last frame says why.
+        feed.emit(HEADS, head(number + 1))
+        await all_received(others, number + 1)
+        # When it reads again, it gets all sent events in order, and a close frame with the reason.
         before, code = await everything(stopped)
         assert before == [hex(n) for n in range(1, len(before) + 1)]
         assert len(before) < number
         assert code == 1013
 
 
-def hold_little(running: Worker) -> None:
-    """The kernel holds megabytes for a client that does not read, before anybody notices: let it hold less for those of now."""
+def shrink_send_buffers(running: Worker) -> None:
+    """Shrink the kernel's send buffers of the open connections, which otherwise hold megabytes for a stalled client."""
     for connection in running.app.limiter.connections:
         assert connection.transport is not None
         connection.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)
 
 
-def is_held_little(transport: asyncio.Transport) -> bool:
+def has_small_send_buffer(transport: asyncio.Transport) -> bool:
     return int(transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_SNDBUF)) < 16_384
 
 
-async def all_told(clients: list[Bare], number: int) -> None:
+async def all_received(clients: list[Bare], number: int) -> None:
     wanted = b'"number":"%b"' % hex(number).encode()
     for client in clients:
         while (found := await client.frame())[0] == frames.PING:
@@ -349,7 +349,7 @@ async def all_told(clients: list[Bare], number: int) -> None:
 
 
 async def everything(client: Bare) -> tuple[list[str], int]:
-    """The numbers of all heads that still come, and the code they end with."""
+    """The numbers of all further heads, and the close code."""
     numbers = []
     while (found := await client.frame())[0] != frames.CLOSE:
         if found[0] == frames.TEXT:
@@ -358,37 +358,37 @@ async def everything(client: Bare) -> tuple[list[str], int]:
 
 
 @on_uvloop
-async def test_reader_that_is_only_slow_is_told_everything() -> None:
+async def test_slow_reader_gets_every_event() -> None:
     async with (
         served(sockets={"max_queue_bytes": 1 << 20}) as (running, feed, _),
         bare(running, small_buffer=True) as client,
     ):
         await subscribed(client)
-        hold_little(running)
+        shrink_send_buffers(running)
         number = 0
-        while not held_by(running):
+        while not backlogs_of(running):
             number += 1
-            feed.tell(HEADS, head(number, size=4000))
+            feed.emit(HEADS, head(number, size=4000))
             await asyncio.sleep(0)
         for _ in range(100):
             number += 1
-            feed.tell(HEADS, head(number, size=4000))
+            feed.emit(HEADS, head(number, size=4000))
         for wanted in range(1, number + 1):
             assert (await client.json())["params"]["result"]["number"] == hex(wanted)
-        await until(lambda: not held_by(running))
-        feed.tell(HEADS, head(number + 1))
+        await until(lambda: not backlogs_of(running))
+        feed.emit(HEADS, head(number + 1))
         assert (await client.json())["params"]["result"]["number"] == hex(number + 1)
 
 
 @on_uvloop
-async def test_client_that_asks_and_does_not_read_is_not_read_either() -> None:
+async def test_client_that_calls_without_reading_is_not_read() -> None:
     async with served() as (running, _, upstream), bare(running, small_buffer=True) as client:
-        hold_little(running)
+        shrink_send_buffers(running)
         upstream.answers["eth_getCode"] = lambda params: params[0] + "ab" * 5000
         for n in range(600):
             client.write(rpc("eth_getCode", [f"0x{n:040x}", "latest"], id=n))
-        await until(lambda: held_by(running))
-        # Whatever was in flight is answered, and then no more is asked.
+        await until(lambda: backlogs_of(running))
+        # Calls in flight are answered, and then no further ones are sent upstream.
         await until(lambda: not any(connection.calls for connection in running.app.limiter.connections))  # type: ignore[attr-defined]
         asked = upstream.count("eth_getCode")
         assert asked < 400
@@ -400,18 +400,18 @@ async def test_client_that_asks_and_does_not_read_is_not_read_either() -> None:
 
 
 @asynccontextmanager
-async def poor(units: int, **sections: Any) -> AsyncIterator[tuple[Worker, Announcer, Key]]:
-    """A key with so many units in a second, and a network that tells its events."""
+async def poor(units: int, **sections: Any) -> AsyncIterator[tuple[Worker, ScriptedFeed, Key]]:
+    """A key with this many units per second, and a scripted feed."""
     async with served(**sections) as (running, feed, _):
         yield running, feed, running.add_key("poor", limits=Limits(1000, units, 0))
 
 
 @on_uvloop
-async def test_key_out_of_units_is_told_once_keeps_its_connection_and_gets_its_events_later() -> None:
+async def test_key_without_units_gets_one_error_and_its_events_later() -> None:
     async with poor(20) as (running, feed, _), connected(running, key="poor") as client:
         id_ = await client.result("eth_subscribe", "newHeads")
-        feed.tell(HEADS, *heads(range(1, 31)))
-        feed.tell(HEADS, head(31))
+        feed.emit(HEADS, *heads(range(1, 31)))
+        feed.emit(HEADS, head(31))
         found = [await client.message() for _ in range(32)]
         errors = [each["error"] for each in found if "error" in each]
         assert [each["code"] for each in errors] == [-32005]
@@ -427,13 +427,13 @@ async def test_key_out_of_units_is_told_once_keeps_its_connection_and_gets_its_e
 
 
 @on_uvloop
-async def test_what_does_not_fit_is_dropped_and_the_client_is_told_which_blocks() -> None:
+async def test_dropped_events_are_reported_with_their_blocks() -> None:
     async with (
         poor(20, sockets={"max_queue_bytes": 4096}) as (running, feed, _),
         connected(running, key="poor") as client,
     ):
         id_ = await client.result("eth_subscribe", "newHeads")
-        feed.tell(HEADS, *heads(range(1, 101), size=500))
+        feed.emit(HEADS, *heads(range(1, 101), size=500))
         found: list[dict[str, Any]] = []
         while not (found and "error" in found[-1] and "missed" in found[-1]["error"]["data"]):
             found.append(await client.message())
@@ -444,18 +444,18 @@ async def test_what_does_not_fit_is_dropped_and_the_client_is_told_which_blocks(
         assert missed == {"subscription": id_, "missed": wanted}
         assert running.app.sockets.context.kinds["newHeads"].dropped == 100 - len(numbers)
 
-        async def told_again() -> bool:
-            feed.tell(HEADS, head(101))
+        async def is_sent_again() -> bool:
+            feed.emit(HEADS, head(101))
             return bool((await client.message())["params"]["result"]["number"] == hex(101))
 
-        await until(told_again)
+        await until(is_sent_again)
 
 
 @on_uvloop
 async def test_events_cost_their_units() -> None:
     async with poor(50) as (running, feed, _), connected(running, key="poor") as client:
         await client.result("eth_subscribe", "newHeads")
-        feed.tell(HEADS, *heads(range(45)))
+        feed.emit(HEADS, *heads(range(45)))
         for _ in range(45):
             await client.event()
         error = (await client.ask("eth_getLogs", {"fromBlock": "0x1", "toBlock": "0x1"})).get("error", {})
@@ -463,22 +463,22 @@ async def test_events_cost_their_units() -> None:
 
 
 @on_uvloop
-async def test_free_events_are_told_to_a_key_without_units() -> None:
+async def test_free_events_are_sent_to_a_key_without_units() -> None:
     async with poor(20) as (running, feed, _), connected(running, key="poor") as client:
         await client.result("eth_subscribe", "syncing")
         await client.result("eth_subscribe", "newHeads")
         syncing = Topic("syncing")
-        feed.tell(syncing, *(FeedEvent(b"%d" % n) for n in range(100)))
+        feed.emit(syncing, *(FeedEvent(b"%d" % n) for n in range(100)))
         for n in range(100):
             assert (await client.event())["result"] == n
 
 
 @on_uvloop
-async def test_unspent_units_come_back_when_the_last_socket_closes() -> None:
+async def test_unspent_units_are_refunded_when_the_last_socket_closes() -> None:
     async with poor(1000) as (running, feed, key):
         async with connected(running, key="poor") as client:
             await client.result("eth_subscribe", "newHeads")
-            feed.tell(HEADS, head(1))
+            feed.emit(HEADS, head(1))
             await client.event()
             assert running.app.sockets.allowance_of(key).left == 20
         await until(lambda: len(running.app.sockets) == 0)
@@ -488,22 +488,22 @@ async def test_unspent_units_come_back_when_the_last_socket_closes() -> None:
 # Keys
 
 
-async def gone(client: Bare) -> int:
+async def close_code_of(client: Bare) -> int:
     async with asyncio.timeout(SOON_S):
         return await client.close_code()
 
 
 @on_uvloop
-async def test_revoked_keys_sockets_close_within_a_second_and_no_others() -> None:
+async def test_only_a_revoked_keys_sockets_close_within_a_second() -> None:
     async with served() as (running, feed, _):
         key = running.add_key("leaving")
         async with bare(running, key="leaving") as one, bare(running, key="leaving") as two, bare(running) as other:
             for client in (one, two, other):
                 await subscribed(client)
             running.app.keyring.remove(key)
-            assert [await gone(client) for client in (one, two)] == [1008, 1008]
+            assert [await close_code_of(client) for client in (one, two)] == [1008, 1008]
             assert feed.count == 1
-            feed.tell(HEADS, head(1))
+            feed.emit(HEADS, head(1))
             assert (await other.json())["params"]["result"]["number"] == "0x1"
 
 
@@ -512,18 +512,18 @@ async def test_expired_keys_sockets_close_within_a_second() -> None:
     async with served() as (running, _, __):
         running.add_key("short", lives_s=0.3)
         async with bare(running, key="short") as client:
-            assert await gone(client) == 1008
+            assert await close_code_of(client) == 1008
 
 
 @on_uvloop
-async def test_changed_key_keeps_its_sockets_and_has_its_new_limits() -> None:
+async def test_changed_key_keeps_its_sockets_and_gets_its_new_limits() -> None:
     async with served() as (running, feed, _):
         old = running.add_key("changing", limits=Limits(1000, 20, 0))
         async with connected(running, key="changing") as client:
             await client.result("eth_subscribe", "newHeads")
             change(running, old, limits=Limits(1000, 10_000, 0))
             await asyncio.sleep(0)
-            feed.tell(HEADS, *heads(range(200)))
+            feed.emit(HEADS, *heads(range(200)))
             for n in range(200):
                 assert (await client.event())["result"] == {"number": hex(n)}
 
@@ -534,11 +534,11 @@ async def test_disabled_key_loses_its_sockets() -> None:
         old = running.add_key("disabled")
         async with bare(running, key="disabled") as client:
             change(running, old, disabled=True)
-            assert await gone(client) == 1008
+            assert await close_code_of(client) == 1008
 
 
 def change(running: Worker, old: Key, *, limits: Limits | None = None, disabled: bool = False) -> None:
-    """As the keyring does when a row has changed: the old one goes, the new one comes."""
+    """Replace a key as the keyring does when its row has changed."""
     new = Key(
         id=old.id,
         lineage=old.lineage,
@@ -555,11 +555,11 @@ def change(running: Worker, old: Key, *, limits: Limits | None = None, disabled:
     running.app.keyring.add(new)
 
 
-# The end
+# The drain
 
 
 @on_uvloop
-async def test_drain_closes_with_1012_after_what_is_queued_and_in_flight() -> None:
+async def test_drain_closes_with_1012_after_queued_events_and_calls_in_flight() -> None:
     async with (
         served(server={"drain_s": 20.0}) as (running, feed, upstream),
         bare(running) as idle,
@@ -569,7 +569,7 @@ async def test_drain_closes_with_1012_after_what_is_queued_and_in_flight() -> No
         upstream.held.add("eth_estimateGas")
         busy.write(rpc("eth_estimateGas", [{}], id=7))
         await until(lambda: upstream.count("eth_estimateGas"))
-        feed.tell(HEADS, *heads(range(3)))
+        feed.emit(HEADS, *heads(range(3)))
         async with asyncio.TaskGroup() as group:
             group.create_task(running.app.stop())
             assert [(await idle.json())["params"]["result"]["number"] for _ in range(3)] == ["0x0", "0x1", "0x2"]
@@ -583,7 +583,7 @@ async def test_drain_closes_with_1012_after_what_is_queued_and_in_flight() -> No
         assert not running.app.limiter.connections
 
 
-# Many
+# Many sockets
 
 
 @on_uvloop
@@ -595,7 +595,7 @@ async def test_many_sockets_get_every_event_in_order_and_leave_nothing_behind() 
                 await subscribed(client)
             events = heads(range(20))
             for event in events:
-                feed.tell(HEADS, event)
+                feed.emit(HEADS, event)
             for client in clients:
                 for number in range(20):
                     assert (await client.json())["params"]["result"]["number"] == hex(number)

@@ -1,4 +1,4 @@
-"""Bounds of a socket and of a key: what waits for a client is bounded whatever it does; who keeps the rules is not closed."""
+"""Limits of a socket and of a key: all that waits for a client is bounded, and well-behaved clients are not closed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from proxy.services.feed.topics import Topic
 from proxy.web.websocket.client_socket import ClientSocket
 from proxy.web.websocket.subscriptions import MOST_EARLY, Subscription
 from tests.flows.talk import rpc
-from tests.flows.test_socket_events import hold_little, poor, served
+from tests.flows.test_socket_events import poor, served, shrink_send_buffers
 from tests.service import until
 from tests.sockets import HEADS, Bare, bare, connected, head, heads
 from tests.web.worker import Worker, on_uvloop
 
 
 def socket_of(running: Worker) -> ClientSocket:
-    """The only one."""
+    """The only open socket."""
     (found,) = running.app.limiter.connections
     assert isinstance(found, ClientSocket)
     return found
@@ -39,7 +39,7 @@ class Clock:
 
 @asynccontextmanager
 async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, Bare]]:
-    """A socket whose clock the test holds; the sweep's own, which is another, closes nothing."""
+    """A socket whose clock the test controls. The sweep uses another clock and closes nothing."""
     async with served(server={"body_timeout_s": 600.0}) as (running, _, __):
         clock = Clock()
         running.app.sockets.context.now = clock
@@ -48,7 +48,7 @@ async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, Bare]]:
 
 
 async def write_cut(client: Bare, number: int) -> None:
-    """The end of one message and the beginning of the next, in one piece."""
+    """Send the end of one message and the start of the next in one write."""
     text = rpc("eth_chainId", id=number)
     client.writer.write(frame_of(text)[9:] + frame_of(text)[:9])
     await client.writer.drain()
@@ -59,7 +59,7 @@ def frame_of(text: bytes) -> bytes:
 
 
 @on_uvloop
-async def test_client_whose_reads_always_end_inside_a_message_is_not_closed_while_its_messages_arrive() -> None:
+async def test_client_whose_writes_always_end_inside_a_message_is_not_closed() -> None:
     async with timed() as (clock, socket, client):
         client.writer.write(frame_of(rpc("eth_chainId", id=1))[:9])
         for _ in range(5):
@@ -68,13 +68,13 @@ async def test_client_whose_reads_always_end_inside_a_message_is_not_closed_whil
             clock.now_s += 400
             socket.check(clock.now_s)
             assert socket.is_open
-        clock.now_s += 400  # The message that is half there has not come on since.
+        clock.now_s += 400  # No more of the incomplete message has arrived since.
         socket.check(clock.now_s)
         assert await client.close_code() == 1008
 
 
 class Turnstile(asyncio.Event):
-    """A gate that lets calls pass one by one."""
+    """A gate that lets calls through one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,13 +95,13 @@ class Turnstile(asyncio.Event):
 
 
 @on_uvloop
-async def test_client_that_reads_none_of_its_answers_is_closed_when_they_are_too_many_bytes() -> None:
+async def test_client_that_reads_no_replies_is_closed_at_the_byte_limit() -> None:
     limit, size = 65_536 * 4, 20_000
     async with (
         served(sockets={"max_unread_bytes": limit}) as (running, _, upstream),
         bare(running, small_buffer=True) as client,
     ):
-        hold_little(running)
+        shrink_send_buffers(running)
         upstream.answers["eth_getCode"] = lambda params: params[0] + "ab" * (size // 2)
         upstream.held.add("eth_getCode")
         upstream.gate = turnstile = Turnstile()
@@ -114,7 +114,7 @@ async def test_client_that_reads_none_of_its_answers_is_closed_when_they_are_too
             turnstile.let_one_pass()
             await until(lambda left=under_way: len(socket.calls) < left)
         assert socket.waiting_bytes < limit + 200  # and the close frame
-        # When it reads again it has whole answers, and the last frame says why.
+        # When it reads again, it gets complete replies, and a close frame with the reason.
         assert await client.close_code() == 1013
 
 
@@ -138,14 +138,14 @@ async def test_subscriptions_of_a_key_are_limited_over_its_sockets() -> None:
 
 
 @on_uvloop
-async def test_subscription_that_its_feed_ends_says_why() -> None:
+async def test_subscription_ended_by_its_feed_reports_the_reason() -> None:
     async with served() as (running, feed, _), connected(running) as client:
         id_ = await client.result("eth_subscribe", "newHeads")
         (listener,) = feed.listeners[HEADS]
         listener.on_end(Unavailable("no upstream has it"))
-        told = await client.message()
-        assert (told["id"], told["error"]["code"]) == (None, -32603)
-        assert told["error"]["data"] == {"subscription": id_, "ended": True}
+        message = await client.message()
+        assert (message["id"], message["error"]["code"]) == (None, -32603)
+        assert message["error"]["data"] == {"subscription": id_, "ended": True}
         assert feed.count == 0
         assert (await client.error("eth_unsubscribe", id_))["code"] == -32000
 
@@ -158,11 +158,11 @@ def call(id_: int, method: str, *params: Any) -> dict[str, Any]:
 
 
 @on_uvloop
-async def test_replay_that_was_asked_for_in_a_batch_waits_for_the_answer_to_it() -> None:
+async def test_replay_requested_in_a_batch_waits_for_the_reply_to_it() -> None:
     async with served() as (running, feed, upstream), connected(running) as client:
         feed.past = [heads(range(MOST_EARLY + 1)), [head(MOST_EARLY + 1)]]
         upstream.held.add("eth_estimateGas")
-        await client.say([call(1, "eth_subscribe", "newHeads", {"fromBlock": "0x0"}), call(2, "eth_estimateGas", {})])
+        await client.send([call(1, "eth_subscribe", "newHeads", {"fromBlock": "0x0"}), call(2, "eth_estimateGas", {})])
         await until(lambda: upstream.count("eth_estimateGas"))
         assert await client.result("eth_chainId")
         upstream.gate.set()
@@ -174,12 +174,12 @@ async def test_replay_that_was_asked_for_in_a_batch_waits_for_the_answer_to_it()
 
 
 @on_uvloop
-async def test_replay_whose_socket_leaves_before_the_answer_to_its_batch_never_begins() -> None:
+async def test_replay_does_not_start_if_its_socket_leaves_before_the_reply_to_its_batch() -> None:
     async with served() as (running, feed, upstream):
         async with connected(running) as client:
             upstream.held.add("eth_estimateGas")
             asked = [call(1, "eth_subscribe", "newHeads", {"fromBlock": "0x0"}), call(2, "eth_estimateGas", {})]
-            await client.say(asked)
+            await client.send(asked)
             await until(lambda: upstream.count("eth_estimateGas"))
         await until(lambda: len(running.app.sockets) == 0)
         await until(lambda: not subscribing())
@@ -191,7 +191,7 @@ def subscribing() -> list[asyncio.Task[Any]]:
 
 
 @on_uvloop
-async def test_replay_loses_nothing_although_another_subscription_has_missed_events() -> None:
+async def test_replay_loses_nothing_while_another_subscription_misses_events() -> None:
     async with (
         poor(20, sockets={"max_queue_bytes": 20_000}) as (running, feed, _),
         connected(running, key="poor") as client,
@@ -202,14 +202,14 @@ async def test_replay_loses_nothing_although_another_subscription_has_missed_eve
         await until(lambda: other in feed.listeners)
         (listener,) = feed.listeners[other]
         assert isinstance(listener, Subscription)
-        listener.replays = True  # It is in the middle of it.
-        feed.tell(HEADS, *heads(range(100), size=500))
-        feed.tell(other, *heads(range(10)))
+        listener.replays = True  # As in the middle of a replay.
+        feed.emit(HEADS, *heads(range(100), size=500))
+        feed.emit(other, *heads(range(10)))
         found: list[str] = []
         while len(found) < 10:
-            told = await client.message()
-            if "params" in told and told["params"]["subscription"] == replayed:
-                found.append(told["params"]["result"]["number"])
+            message = await client.message()
+            if "params" in message and message["params"]["subscription"] == replayed:
+                found.append(message["params"]["result"]["number"])
         assert found == [hex(n) for n in range(10)]
         assert running.app.sockets.context.kinds["newHeads"].dropped > 0
         assert running.app.sockets.context.kinds["logs"].dropped == 0

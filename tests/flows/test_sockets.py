@@ -1,4 +1,4 @@
-"""The WebSocket as any client meets it: its handshake, calls and batches, and what happens to bad input."""
+"""The WebSocket endpoint: its handshake, calls, batches, and bad input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.web.websocket import frames
 from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
 from tests.service import until
-from tests.sockets import Bare, announce, bare, connected, handshake, refused
+from tests.sockets import Bare, bare, connected, handshake, refused, replace_feed
 from tests.web.worker import LIVE, TEST, Worker, on_uvloop, worker
 
 BALANCE = ("0x" + "11" * 20, "0x1")
@@ -35,7 +35,7 @@ async def served(**sections: Any) -> AsyncIterator[tuple[Worker, ScriptedUpstrea
 
 
 @on_uvloop
-async def test_handshake_answers_as_the_standard_says_and_with_the_rates() -> None:
+async def test_handshake_follows_the_rfc_and_has_rate_headers() -> None:
     async with served() as (running, _), await running.talk() as talk:
         reply = await talk.ask(handshake(running, X_Request_Id="my-own"))
         assert reply.status == 101
@@ -49,7 +49,7 @@ async def test_handshake_answers_as_the_standard_says_and_with_the_rates() -> No
 
 
 @on_uvloop
-async def test_bad_key_is_refused_with_the_contracts_body() -> None:
+async def test_bad_key_is_refused_with_the_error_body() -> None:
     async with served() as (running, _):
         unknown = access.mint("live", b"\xff" * 32)
         for key in (None, "nonsense", unknown, unknown[:-1] + "0"):
@@ -58,7 +58,7 @@ async def test_bad_key_is_refused_with_the_contracts_body() -> None:
 
 
 @on_uvloop
-async def test_key_may_also_stand_in_either_header() -> None:
+async def test_key_is_accepted_in_either_header_too() -> None:
     async with served() as (running, _):
         key = running.keys["main"]
         for name, value in (("X_API_Key", key), ("Authorization", f"Bearer {key}")):
@@ -96,7 +96,7 @@ async def test_unknown_network_is_not_found() -> None:
 
 
 @on_uvloop
-async def test_request_that_is_no_handshake_is_told_to_upgrade() -> None:
+async def test_request_that_is_not_a_handshake_gets_426() -> None:
     async with served() as (running, _):
         for headers in ({"Upgrade": ""}, {"Connection": "close"}, {"Upgrade": "h2c"}, {"Sec-WebSocket-Version": "8"}):
             reply = await refused(running, **headers)
@@ -109,8 +109,8 @@ async def test_request_that_is_no_handshake_is_told_to_upgrade() -> None:
 
 
 @on_uvloop
-async def test_connection_that_was_refused_serves_on() -> None:
-    """A client that was told no may ask again, or call over HTTP."""
+async def test_refused_connection_serves_further_requests() -> None:
+    """A refused client may try again, or call over HTTP."""
     async with served() as (running, _), await running.talk() as talk:
         (await talk.ask(handshake(running, key="nonsense"))).fault(401)
         (await talk.ask(handshake(running, Upgrade=""))).fault(426)
@@ -165,10 +165,10 @@ async def test_calls_are_answered_by_the_same_cache_and_upstreams_as_on_http() -
 
 
 @on_uvloop
-async def test_slow_call_holds_nobody_up() -> None:
+async def test_slow_call_does_not_delay_others() -> None:
     async with served() as (running, upstream), connected(running) as client:
         upstream.held.add("eth_estimateGas")
-        await client.say({"jsonrpc": "2.0", "id": "slow", "method": "eth_estimateGas", "params": [{}]})
+        await client.send({"jsonrpc": "2.0", "id": "slow", "method": "eth_estimateGas", "params": [{}]})
         await until(lambda: upstream.count("eth_estimateGas"))
         assert await client.result("eth_chainId")
         upstream.gate.set()
@@ -188,7 +188,7 @@ async def test_id_comes_back_byte_for_byte_and_a_notification_has_no_reply() -> 
 @on_uvloop
 async def test_batches_are_answered_in_order_each_item_on_its_own() -> None:
     async with served() as (running, upstream), connected(running) as client:
-        await client.say(
+        await client.send(
             [
                 {"jsonrpc": "2.0", "id": 1, "method": "eth_getBalance", "params": list(BALANCE)},
                 {"jsonrpc": "2.0", "id": 2, "method": "eth_nope"},
@@ -202,7 +202,7 @@ async def test_batches_are_answered_in_order_each_item_on_its_own() -> None:
         assert replies[0]["result"] == value_of("balance", BALANCE[0], upstream.chain.hash_of(1))
         assert replies[1]["error"]["code"] == -32601
         assert replies[2]["error"]["code"] == -32600
-        await client.say([{"jsonrpc": "2.0", "method": "eth_chainId"}])
+        await client.send([{"jsonrpc": "2.0", "method": "eth_chainId"}])
         assert await client.result("eth_chainId")
 
 
@@ -229,11 +229,11 @@ async def test_large_result_arrives_whole() -> None:
 
 
 @on_uvloop
-async def test_scope_is_asked_of_every_call() -> None:
+async def test_every_call_needs_its_scope() -> None:
     async with served() as (running, upstream):
         running.add_key("reader", scopes=["rpc:read"])
         running.add_key("writer", scopes=["rpc:write"])
-        announce(running)
+        replace_feed(running)
         async with connected(running, key="reader") as client:
             assert await client.result("eth_chainId")
             assert (await client.error("eth_sendRawTransaction", "0x00"))["code"] == -32016
@@ -245,7 +245,7 @@ async def test_scope_is_asked_of_every_call() -> None:
 
 
 @on_uvloop
-async def test_calls_cost_what_they_cost_on_http_and_a_refused_one_says_when() -> None:
+async def test_calls_cost_the_same_as_on_http_and_a_refusal_has_a_retry_time() -> None:
     async with served() as (running, _):
         running.add_key("tight", limits=Limits(5, 200, 0))
         async with connected(running, key="tight") as client:
@@ -255,7 +255,7 @@ async def test_calls_cost_what_they_cost_on_http_and_a_refused_one_says_when() -
             assert error["code"] == -32005
             assert error["data"]["retryAfter"] == 1
             items = [{"jsonrpc": "2.0", "id": n, "method": "eth_gasPrice"} for n in range(4)]
-            await client.say(items)
+            await client.send(items)
             assert [(reply["id"], reply["error"]["code"]) for reply in await client.message()] == [
                 (n, -32005) for n in range(4)
             ]
@@ -267,7 +267,7 @@ async def test_calls_cost_what_they_cost_on_http_and_a_refused_one_says_when() -
 
 
 @on_uvloop
-async def test_upstreams_that_fail_cost_nothing_and_close_nothing() -> None:
+async def test_failing_upstreams_cost_nothing_and_close_no_socket() -> None:
     async with served() as (running, upstream):
         key = running.add_key("paying", limits=Limits(100, 100, 0))
         async with connected(running, key="paying") as client:
@@ -276,7 +276,7 @@ async def test_upstreams_that_fail_cost_nothing_and_close_nothing() -> None:
             error = await client.error("eth_getBalance", "0x" + "22" * 20, "latest")
             assert error["code"] == -32603
             windows = running.app.admission.windows
-            # All but the first call was given back, or has come back since.
+            # All calls but the first were refunded, or their units have been refilled since.
             assert windows.take(key.slot, time.monotonic(), 0.98, 0.98) == 0.0
             assert (await client.error("eth_nope"))["code"] == -32601
 
@@ -311,7 +311,7 @@ def test_bad_message_gets_an_error_and_the_connection_stays(text: str, code: int
     @on_uvloop
     async def check() -> None:
         async with served() as (running, _), connected(running) as client:
-            await client.say(text)
+            await client.send(text)
             found = await client.message()
             assert found["error"]["code"] == code
             assert word in found["error"]["message"]
@@ -321,13 +321,13 @@ def test_bad_message_gets_an_error_and_the_connection_stays(text: str, code: int
 
 
 @on_uvloop
-async def test_nonsense_is_not_cheaper_than_calls() -> None:
+async def test_malformed_messages_are_charged() -> None:
     async with served() as (running, _):
         running.add_key("tight", limits=Limits(5, 200, 0))
         async with connected(running, key="tight") as client:
             codes = []
             for _ in range(7):
-                await client.say("nonsense")
+                await client.send("nonsense")
                 codes.append((await client.message())["error"]["code"])
             assert codes[:5] == [-32700] * 5
             assert -32005 in codes
@@ -358,7 +358,7 @@ async def test_broken_frame_closes_with_its_code() -> None:
 
 
 @on_uvloop
-async def test_message_over_the_cap_is_refused_and_one_at_the_cap_is_not() -> None:
+async def test_message_over_the_limit_is_refused_and_one_at_the_limit_is_not() -> None:
     async with served(sockets={"max_message_bytes": 4096}) as (running, _), bare(running) as client:
         client.write(b"x" * 4096)
         assert (await client.json())["error"]["code"] == -32700
@@ -387,7 +387,7 @@ async def test_close_is_answered_with_its_code_and_ends_the_connection() -> None
 
 
 @on_uvloop
-async def test_message_that_never_ends_is_given_up() -> None:
+async def test_message_that_never_completes_is_timed_out() -> None:
     async with served(server={"body_timeout_s": 0.2}) as (running, _), bare(running) as client:
         client.write(b'{"jsonrpc":', final=False)
         assert await client.close_code() == 1008
@@ -397,7 +397,7 @@ async def test_message_that_never_ends_is_given_up() -> None:
 
 
 @on_uvloop
-async def test_more_messages_than_may_be_in_flight_wait_their_turn_and_none_is_lost() -> None:
+async def test_messages_beyond_the_in_flight_limit_wait_and_none_is_lost() -> None:
     async with served(sockets={"max_in_flight": 3}) as (running, upstream), bare(running) as client:
         upstream.held.add("eth_estimateGas")
         for n in range(200):
@@ -415,7 +415,7 @@ async def test_more_messages_than_may_be_in_flight_wait_their_turn_and_none_is_l
 
 
 @on_uvloop
-async def test_client_that_leaves_takes_its_questions_with_it() -> None:
+async def test_calls_of_a_client_that_leaves_are_cancelled() -> None:
     async with served() as (running, upstream):
         async with bare(running) as client:
             upstream.held.add("eth_estimateGas")

@@ -1,4 +1,4 @@
-"""How the dashboard's files are served: kept for good, compressed once, and under a policy that lets nothing else in."""
+"""Serving of the dashboard's files: immutable, compressed once, and with a strict content security policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def client(files: StaticFiles) -> object:
         yield opened
 
 
-async def test_page_names_only_files_that_are_there(client: Client, files: StaticFiles) -> None:
+async def test_page_refers_only_to_existing_files(client: Client, files: StaticFiles) -> None:
     page = await (await client.get("/dashboard", headers=PLAIN)).text()
     named = re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', page)
     assert len(named) > 5
@@ -40,14 +40,14 @@ async def test_page_names_only_files_that_are_there(client: Client, files: Stati
         assert url.startswith(f"/dashboard/{files.digest}/")
 
 
-async def test_modules_name_only_files_that_are_there() -> None:
+async def test_modules_import_only_existing_files() -> None:
     for path in ROOT.rglob("*.js"):
         for name in re.findall(r'(?:from|import\()\s*"(\.[^"]+)"', path.read_text()):
             assert (path.parent / name).is_file(), f"{path.name}: {name}"
 
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/", "/dashboard/anything/page.js"])
-async def test_every_reply_carries_the_policy(client: Client, path: str) -> None:
+async def test_every_reply_has_the_security_policy(client: Client, path: str) -> None:
     reply = await client.get(path)
     policy = reply.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -59,7 +59,7 @@ async def test_every_reply_carries_the_policy(client: Client, path: str) -> None
     assert reply.headers["Vary"] == "Accept-Encoding"
 
 
-async def test_page_is_asked_for_each_time_and_not_sent_twice(client: Client) -> None:
+async def test_page_is_revalidated_each_time_and_not_sent_twice(client: Client) -> None:
     first = await client.get("/dashboard")
     assert first.headers["Cache-Control"] == "no-cache"
     again = await client.get("/dashboard", headers={"If-None-Match": first.headers["ETag"]})
@@ -68,13 +68,13 @@ async def test_page_is_asked_for_each_time_and_not_sent_twice(client: Client) ->
     assert "Content-Security-Policy" in again.headers
 
 
-async def test_files_of_another_version_are_served_and_not_kept(client: Client) -> None:
+async def test_files_of_another_version_are_served_without_caching(client: Client) -> None:
     reply = await client.get("/dashboard/0123456789abcdef/page.js")
     assert reply.status == 200
     assert reply.headers["Cache-Control"] == "no-store"
 
 
-async def test_compressed_is_the_same_as_plain(client: Client, files: StaticFiles) -> None:
+async def test_compressed_file_has_the_same_content(client: Client, files: StaticFiles) -> None:
     url = f"/dashboard/{files.digest}/page.js"
     packed = await client.get(url, headers={"Accept-Encoding": "gzip, br"})
     plain = await client.get(url, headers=PLAIN)
@@ -86,11 +86,11 @@ async def test_compressed_is_the_same_as_plain(client: Client, files: StaticFile
 @pytest.mark.parametrize(
     "name", ["nothing.js", "../files.py", "..%2ffiles.py", "%2e%2e/files.py", "index.html", "views"]
 )
-async def test_what_is_no_file_of_the_page_is_not_there(client: Client, files: StaticFiles, name: str) -> None:
+async def test_unknown_file_is_not_found(client: Client, files: StaticFiles, name: str) -> None:
     assert (await client.get(f"/dashboard/{files.digest}/{name}")).status == 404
 
 
-async def test_root_leads_to_the_dashboard(client: Client) -> None:
+async def test_root_redirects_to_the_dashboard(client: Client) -> None:
     reply = await client.get("/", allow_redirects=False)
     assert (reply.status, reply.headers["Location"]) == (302, "dashboard")
 
@@ -108,12 +108,12 @@ async def test_root_leads_to_the_dashboard(client: Client) -> None:
         ("identity", False),
     ],
 )
-def test_gzip_is_sent_to_those_who_take_it(accepted: str, takes: bool) -> None:
+def test_gzip_is_sent_to_clients_that_accept_it(accepted: str, takes: bool) -> None:
     assert takes_gzip(accepted) is takes
 
 
-def test_no_file_of_ours_takes_markup_or_names_another_host() -> None:
-    """What the policy would stop is not even tried."""
+def test_files_use_no_markup_strings_and_no_other_host() -> None:
+    """Nothing that the policy would block is attempted."""
     ours = [path for path in ROOT.rglob("*") if path.suffix in TYPES and "vendor" not in path.parts]
     for path in ours:
         text = path.read_text()
@@ -125,6 +125,6 @@ def test_no_file_of_ours_takes_markup_or_names_another_host() -> None:
         assert not others, path
 
 
-def test_files_stay_small_enough_to_read() -> None:
+def test_files_are_small_enough_to_read() -> None:
     ours = [path for path in ROOT.rglob("*.*s") if "vendor" not in path.parts]
     assert not [path.name for path in ours if len(path.read_text().splitlines()) > 400]

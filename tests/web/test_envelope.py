@@ -1,4 +1,4 @@
-"""The envelope end to end: what is checked and priced is what an upstream that decodes as Go does would run."""
+"""The envelope end to end: an upstream that decodes like Go runs exactly the call that was checked and priced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHAIN_ID = b'"method":"eth_chainId"'
 
 
 class GoUpstream(Scripted):
-    """Runs what Go would run, and remembers the methods."""
+    """Runs what Go would run, and records the methods."""
 
     def __init__(self) -> None:
         super().__init__(self._act)
@@ -34,8 +34,8 @@ class GoUpstream(Scripted):
         calls = go_decode(await exchange.body())
         many = calls if isinstance(calls, list) else [calls]
         self.ran += [call["method"] for call in many]
-        said = [_answer(call) for call in many]
-        await exchange.send(http(b"[" + b",".join(said) + b"]" if isinstance(calls, list) else said[0]))
+        reply = [_answer(call) for call in many]
+        await exchange.send(http(b"[" + b",".join(reply) + b"]" if isinstance(calls, list) else reply[0]))
 
 
 def _answer(call: dict[str, Any]) -> bytes:
@@ -51,18 +51,18 @@ async def go(way: str = "hot") -> AsyncIterator[tuple[Worker, GoUpstream]]:
         yield found, upstream
 
 
-# https://www.jsonrpc.org/specification, section 7, with methods that are there
+# https://www.jsonrpc.org/specification, section 7, with methods that exist here
 
 
 @WAYS
 @on_uvloop
-async def test_examples_of_the_specification(way: str) -> None:
+async def test_examples_of_the_specification_are_answered(way: str) -> None:
     async with go(way) as (worker, upstream):
         for params, number in ((b"[42, 23]", 1), (b"[23, 42]", 2)):
             body = b'{"jsonrpc": "2.0", "method": "net_listening", "params": %b, "id": %d}' % (params, number)
-            said = await worker.ask(body)
-            assert said.status == 200
-            assert said.json == {
+            reply = await worker.ask(body)
+            assert reply.status == 200
+            assert reply.json == {
                 "jsonrpc": "2.0", "result": {"ran": "net_listening", "params": orjson.loads(params)}, "id": number,
             }  # fmt: skip
         named = b'{"jsonrpc":"2.0","method":"net_listening","params":{"subtrahend":23,"minuend":42},"id":3}'
@@ -73,15 +73,15 @@ async def test_examples_of_the_specification(way: str) -> None:
             b'{"jsonrpc": "2.0", "method": "net_listening"}',
             b'{"jsonrpc": "2.0", "method": "foobar"}',
         ):
-            said = await worker.ask(body)
-            assert (said.status, said.body) == (204, b"")
+            reply = await worker.ask(body)
+            assert (reply.status, reply.body) == (204, b"")
         assert upstream.ran == ["net_listening"] * 5
         # A method that does not exist.
-        said = await worker.ask(b'{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')
-        assert said.status == 200
-        assert said.json["error"]["code"] == -32601
-        assert said.json["id"] == "1"
-        # What is refused whole is an HTTP error that carries the specification's code.
+        reply = await worker.ask(b'{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')
+        assert reply.status == 200
+        assert reply.json["error"]["code"] == -32601
+        assert reply.json["id"] == "1"
+        # A request that is refused as a whole gets an HTTP error with the specification's code.
         for body, code in (
             (b'{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]', -32700),
             (b'{"jsonrpc": "2.0", "method": 1, "params": "bar"}', -32600),
@@ -94,12 +94,12 @@ async def test_examples_of_the_specification(way: str) -> None:
 
 @WAYS
 @on_uvloop
-async def test_batches_of_the_specification(way: str) -> None:
+async def test_batches_of_the_specification_are_answered(way: str) -> None:
     async with go(way) as (worker, _):
         for count in (1, 3):
-            said = (await worker.ask(b"[%b]" % b",".join([b"1"] * count))).json
-            assert [(item["id"], item["error"]["code"]) for item in said] == [(None, -32600)] * count
-        said = (
+            reply = (await worker.ask(b"[%b]" % b",".join([b"1"] * count))).json
+            assert [(item["id"], item["error"]["code"]) for item in reply] == [(None, -32600)] * count
+        reply = (
             await worker.ask(
                 b"""[
             {"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,4], "id": "1"},
@@ -111,19 +111,19 @@ async def test_batches_of_the_specification(way: str) -> None:
         ]""",
             )
         ).json
-        assert [item["id"] for item in said] == ["1", "2", None, "5", "9"]
-        assert [item["error"]["code"] if "error" in item else item["result"]["ran"] for item in said] == [
+        assert [item["id"] for item in reply] == ["1", "2", None, "5", "9"]
+        assert [item["error"]["code"] if "error" in item else item["result"]["ran"] for item in reply] == [
             *("net_listening", "eth_protocolVersion", -32600, -32601, "web3_clientVersion")
         ]
         silent = b"""[
             {"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,4]},
             {"jsonrpc": "2.0", "method": "net_listening", "params": [7]}
         ]"""
-        said = await worker.ask(silent)
-        assert (said.status, said.body) == (204, b"")
+        reply = await worker.ask(silent)
+        assert (reply.status, reply.body) == (204, b"")
 
 
-# Bytes that are kept
+# Bytes that must not change
 
 IDS = (
     b"0", b"1", b"-1", b"18446744073709551616", b"1" * 60, b"1.50e3", b"1E400", b"-0.0", b"null", b'""', b'"a"', b'"\\u0000"',
@@ -137,21 +137,21 @@ IDS = (
 async def test_id_comes_back_byte_for_byte(way: str) -> None:
     async with go(way) as (worker, upstream):
         for call_id in IDS:
-            said = await worker.ask(b'{"jsonrpc":"2.0","id":%b,"method":"net_listening","params":[]}' % call_id)
-            assert said.status == 200, (call_id, said)
-            assert said.body.startswith(b'{"jsonrpc":"2.0","id":%b,"result":' % call_id)
-            said = await worker.ask(b'{"jsonrpc":"2.0","id":%b,"method":"eth_nope"}' % call_id)
-            assert said.body.startswith(b'{"jsonrpc":"2.0","id":%b,"error":' % call_id)
+            reply = await worker.ask(b'{"jsonrpc":"2.0","id":%b,"method":"net_listening","params":[]}' % call_id)
+            assert reply.status == 200, (call_id, reply)
+            assert reply.body.startswith(b'{"jsonrpc":"2.0","id":%b,"result":' % call_id)
+            reply = await worker.ask(b'{"jsonrpc":"2.0","id":%b,"method":"eth_nope"}' % call_id)
+            assert reply.body.startswith(b'{"jsonrpc":"2.0","id":%b,"error":' % call_id)
         calls = b",".join(b'{"jsonrpc":"2.0","id":%b,"method":"net_listening"}' % call_id for call_id in IDS)
-        said = await worker.ask(b"[%b]" % calls)
+        reply = await worker.ask(b"[%b]" % calls)
         for call_id in IDS:
-            assert b'{"jsonrpc":"2.0","id":%b,"result":' % call_id in said.body
+            assert b'{"jsonrpc":"2.0","id":%b,"result":' % call_id in reply.body
         assert not any(b"xxx" in body for body in upstream.bodies), "ids of callers stay here"
 
 
 @WAYS
 @on_uvloop
-async def test_params_go_on_byte_for_byte(way: str) -> None:
+async def test_params_are_forwarded_byte_for_byte(way: str) -> None:
     async with go(way) as (worker, upstream):
         for params in (
             *(b"[]", b"{}", b"[ ]", b'[1.0,1E5,-0,"\\u00e9\\/"]', '["é🙂"]'.encode(), b'[{"a":1,"a":2,"A":3}]'),
@@ -166,7 +166,7 @@ async def test_params_go_on_byte_for_byte(way: str) -> None:
             assert sent.endswith(b',"method":"net_listening","params":%b}' % params)
 
 
-# Tricks: what is checked is what runs
+# Ambiguous envelopes: the checked call is the one that runs
 
 
 def tricks() -> Iterator[bytes]:
@@ -233,41 +233,41 @@ def tricks() -> Iterator[bytes]:
 
 @WAYS
 @on_uvloop
-async def test_key_that_may_only_read_makes_no_upstream_write(way: str) -> None:
+async def test_read_only_key_causes_no_upstream_write(way: str) -> None:
     async with go(way) as (worker, upstream):
         worker.add_key("reads", scopes=["rpc:read"])
         for body in tricks():
             for sent in (body, b"[%b]" % body):
-                said = await worker.ask(sent, key="reads")
-                assert said.status in (200, 204, 400, 403), said
-                assert orjson.loads(said.body or b"null") is not False
+                reply = await worker.ask(sent, key="reads")
+                assert reply.status in (200, 204, 400, 403), reply
+                assert orjson.loads(reply.body or b"null") is not False
         assert set(upstream.ran) == {READ}
 
 
 @WAYS
 @on_uvloop
-async def test_what_runs_is_what_was_priced(way: str) -> None:
+async def test_call_is_priced_as_the_method_that_runs(way: str) -> None:
     """A single call that reaches the upstream was charged as the method that the upstream ran."""
     async with go(way) as (worker, upstream):
         units = {name: plan.units for name, plan in worker.app.networks.routes["ethereum/mainnet"].policies.items()}
         assert units[READ] != units[WRITE]
         for body in tricks():
             upstream.ran.clear()
-            said = await worker.ask(body)
+            reply = await worker.ask(body)
             if upstream.ran:
                 (ran,) = upstream.ran
-                assert said.headers["x-compute-units"] == str(units[ran]), body
-                assert said.json["result"]["ran"] == ran
-            elif said.status == 200:
-                assert "error" in said.json
-                assert said.headers["x-compute-units"] == "1"
+                assert reply.headers["x-compute-units"] == str(units[ran]), body
+                assert reply.json["result"]["ran"] == ran
+            elif reply.status == 200:
+                assert "error" in reply.json
+                assert reply.headers["x-compute-units"] == "1"
             else:
-                assert "x-compute-units" not in said.headers
+                assert "x-compute-units" not in reply.headers
 
 
 @WAYS
 @on_uvloop
-async def test_nesting_and_bytes_that_no_decoder_should_follow(way: str) -> None:
+async def test_deep_nesting_and_invalid_bytes_are_refused(way: str) -> None:
     call = b'{"jsonrpc":"2.0","id":1,"method":"net_listening","params":%b}'
     async with go(way) as (worker, upstream):
         for params in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000, b'[{"a":[' * 20_000):
@@ -290,7 +290,7 @@ async def test_nesting_and_bytes_that_no_decoder_should_follow(way: str) -> None
         assert (await worker.ask(call % nested)).status == 200
 
 
-# Without a server: what Go reads, and any envelope at all
+# Without a server: Go's decoding, and arbitrary envelopes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""RFC 6455 at its edges: what a client may send is understood however it is cut; what it may not send has its close code."""
+"""RFC 6455 in detail: valid frames are read however they are cut, and invalid ones get the right close code."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def broken(data: bytes, **options: int) -> int:
     return caught.value.code
 
 
-# What is understood
+# Valid frames
 
 
-def test_the_standards_own_example_is_read() -> None:
+def test_example_of_the_rfc_is_read() -> None:
     assert read(bytes.fromhex("818537fa213d7f9f4d5158")) == [(TEXT, b"Hello")]
 
 
@@ -70,7 +70,7 @@ def test_frames_may_be_cut_anywhere(cut: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_fragments_are_put_together_with_control_frames_between(cut: int) -> None:
+def test_fragments_are_joined_with_control_frames_between(cut: int) -> None:
     data = (
         sent(b"a", final=False)
         + sent(b"!", PING)
@@ -88,12 +88,12 @@ def test_character_may_be_split_over_fragments() -> None:
 
 
 @given(st.lists(st.text(max_size=300), max_size=8), st.integers(1, 400), st.binary(min_size=4, max_size=4))
-def test_whatever_is_sent_is_what_is_read(texts: list[str], cut: int, mask: bytes) -> None:
+def test_messages_are_read_as_they_were_sent(texts: list[str], cut: int, mask: bytes) -> None:
     data = b"".join(sent(text.encode(), mask=mask) for text in texts)
     assert read(data, cut=cut) == [(TEXT, text.encode()) for text in texts]
 
 
-def test_reader_knows_whether_a_message_is_half_there() -> None:
+def test_reader_reports_an_incomplete_message() -> None:
     reader = FrameReader(LIMIT)
     assert reader.is_between
     reader.feed(sent(b"whole"))
@@ -108,7 +108,7 @@ def test_reader_knows_whether_a_message_is_half_there() -> None:
     assert not reader.is_between
 
 
-def test_flood_of_empty_fragments_holds_no_memory() -> None:
+def test_flood_of_empty_fragments_uses_no_memory() -> None:
     reader = FrameReader(LIMIT)
     reader.feed(sent(b"", final=False))
     for _ in range(10_000):
@@ -117,8 +117,8 @@ def test_flood_of_empty_fragments_holds_no_memory() -> None:
     assert repr(reader) == "<FrameReader 0 bytes, in a message>"
 
 
-def test_dripping_message_is_collected_once() -> None:
-    """Byte by byte, a frame as large as it may be takes no longer than its bytes: what is there is not copied each time."""
+def test_message_in_single_bytes_is_copied_once() -> None:
+    """Bytes that have arrived must not be copied again for every further byte."""
     whole = sent(b"x" * LIMIT)
     reader = FrameReader(LIMIT)
     found = None
@@ -129,7 +129,7 @@ def test_dripping_message_is_collected_once() -> None:
     assert found == (TEXT, b"x" * LIMIT)
 
 
-# What is not
+# Invalid frames
 
 
 def test_unmasked_frame_breaks_the_protocol() -> None:
@@ -155,7 +155,7 @@ def test_binary_is_accepted_if_it_is_text() -> None:
 
 
 @pytest.mark.parametrize("opcode", [CLOSE, PING, PONG])
-def test_control_frame_is_small_and_whole(opcode: int) -> None:
+def test_control_frame_must_be_small_and_unfragmented(opcode: int) -> None:
     assert read(sent(b"x" * 125, opcode)) == [(opcode, b"x" * 125)]
     assert broken(sent(b"x" * 126, opcode)) == 1002
     assert broken(sent(b"", opcode, final=False)) == 1002
@@ -175,13 +175,13 @@ def test_text_that_is_not_utf8_is_refused(text: bytes) -> None:
     assert broken(sent(text[:1], final=False) + sent(text[1:], CONTINUATION)) == 1007
 
 
-def test_length_has_its_shortest_form() -> None:
+def test_length_must_have_its_shortest_form() -> None:
     assert broken(b"\x81\xfe\x00\x7d" + MASK) == 1002
     assert broken(b"\x81\xff" + (65535).to_bytes(8, "big") + MASK) == 1002
     assert broken(b"\x81\xff" + (1 << 63).to_bytes(8, "big") + MASK) == 1002
 
 
-def test_message_over_the_cap_is_refused_by_its_length_alone() -> None:
+def test_message_over_the_limit_is_refused_by_its_length_alone() -> None:
     head = sent(b"x" * (LIMIT + 1))[:10]
     assert broken(head) == 1009
     assert broken(b"\x81\xff" + ((1 << 62) + 1).to_bytes(8, "big")) == 1009
@@ -191,13 +191,13 @@ def test_message_over_the_cap_is_refused_by_its_length_alone() -> None:
     assert broken(piece + more + sent(b"x", CONTINUATION)) == 1009
 
 
-def test_control_frame_passes_in_the_middle_of_a_full_message() -> None:
+def test_control_frame_is_read_in_the_middle_of_a_message_of_full_size() -> None:
     full = sent(b"x" * LIMIT, final=False)
     assert read(full + sent(b"!", PING) + sent(b"", CONTINUATION)) == [(PING, b"!"), (TEXT, b"x" * LIMIT)]
 
 
 @given(st.binary(max_size=400))
-def test_no_bytes_raise_anything_else(data: bytes) -> None:
+def test_no_bytes_raise_another_exception(data: bytes) -> None:
     with suppress(ProtocolViolation):
         read(data)
 
@@ -208,18 +208,18 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
 @pytest.mark.parametrize(
     "code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014, 3000, 3999, 4000, 4999]
 )
-def test_codes_that_may_be_sent_are_understood(code: int) -> None:
+def test_valid_close_codes_are_accepted(code: int) -> None:
     assert frames.close_code(code.to_bytes(2, "big") + "bye €".encode()) == code
 
 
 @pytest.mark.parametrize("code", [0, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65535])
-def test_codes_that_are_nobodys_break_the_protocol(code: int) -> None:
+def test_reserved_close_codes_break_the_protocol(code: int) -> None:
     with pytest.raises(ProtocolViolation) as caught:
         frames.close_code(code.to_bytes(2, "big"))
     assert caught.value.code == 1002
 
 
-def test_close_without_a_code_is_a_normal_one_and_half_a_code_is_none() -> None:
+def test_close_without_a_code_is_normal_and_half_a_code_is_refused() -> None:
     assert frames.close_code(b"") == 1000
     with pytest.raises(ProtocolViolation) as caught:
         frames.close_code(b"\x03")
@@ -235,12 +235,12 @@ def test_reason_is_cut_between_characters() -> None:
     assert frame[4:].decode() == "€" * 41
 
 
-# Ours
+# Our frames
 
 
 @pytest.mark.parametrize("size", [0, 125, 126, 65535, 65536, 100_000])
-def test_what_we_write_is_read_by_the_same_rules(size: int) -> None:
-    """Ours are not masked; with a mask put in, our own reader takes them."""
+def test_our_frames_follow_the_same_rules(size: int) -> None:
+    """Our frames are not masked; with a mask added, our own reader accepts them."""
     text = os.urandom(size // 2).hex().encode().ljust(size, b"0")
     ours = frames.frame(text)
     head = frames.frame_head(size)
@@ -249,7 +249,7 @@ def test_what_we_write_is_read_by_the_same_rules(size: int) -> None:
     assert read(masked, limit=1 << 20) == [(TEXT, text)]
 
 
-def test_mask_of_every_alignment_is_undone() -> None:
+def test_payload_of_any_length_is_unmasked() -> None:
     for size, mask in itertools.product(range(9), (b"\x00\x00\x00\x00", MASK, b"\xff\xff\xff\xff")):
         text = bytes(range(size))
         by_hand = bytes(byte ^ mask[at % 4] for at, byte in enumerate(text))

@@ -1,4 +1,4 @@
-"""Clients that do not read, and upstreams that send more than fits: what waits for somebody waits in its own kernel."""
+"""Clients that do not read, and upstreams that send too much: unread data stays in the kernels and not in our memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MB = 1 << 20
 
 
 async def slow_client(found: Worker) -> socket.socket:
-    """A client whose kernel takes little: what the service holds for it is then what the service holds."""
+    """A client with a small receive buffer, so that unread data shows up in the service."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -41,7 +41,7 @@ def resident_bytes() -> int:
 
 
 async def settled(upstream: Scripted) -> int:
-    """What the upstream has sent once it sends no more."""
+    """The bytes that the upstream has sent, once it sends no more."""
     sent = -1
     while sent != upstream.sent:
         sent = upstream.sent
@@ -76,8 +76,8 @@ async def test_large_reply_to_a_client_that_does_not_read_stays_in_the_upstream(
 
 
 @on_uvloop
-async def test_reply_that_begins_while_its_client_is_stalled_waits_as_well() -> None:
-    """The stall is an earlier reply's: nobody says it twice."""
+async def test_reply_that_starts_while_its_client_is_stalled_waits() -> None:
+    """The client stalled during an earlier reply; pause_writing is not called again."""
     gate = asyncio.Event()
     script = upstreams.held(gate, huge(60 * MB))
     async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
@@ -107,10 +107,10 @@ async def test_large_replies_to_many_slow_clients_stay_in_the_upstream() -> None
 
 @WAYS
 @on_uvloop
-async def test_large_reply_whose_last_bytes_were_slow_leaves_a_connection_that_serves_the_next(
+async def test_connection_serves_the_next_call_after_a_slow_end_of_a_large_reply(
     cache: dict[str, Any],
 ) -> None:
-    """The client stops reading at the very end: its upstream connection has gone back by then, and must not be paused."""
+    """The client stops reading at the end: its upstream connection is back in the pool and must not be paused."""
     block = {"connections": 1}
     for size in (6 * MB, 6 * MB + 70_000, 7 * MB):
         async with Scripted(huge(size)) as upstream, worker({LIVE: [{"url": upstream.url, **block}]}, **cache) as found:
@@ -133,7 +133,7 @@ async def test_large_reply_whose_last_bytes_were_slow_leaves_a_connection_that_s
 
 @WAYS
 @on_uvloop
-async def test_client_that_leaves_in_the_middle_of_a_large_reply_takes_the_connection_with_it(
+async def test_client_that_leaves_in_the_middle_of_a_large_reply_closes_its_upstream_connection(
     cache: dict[str, Any],
 ) -> None:
     for method in ("net_listening", "eth_getFilterLogs", "eth_sendRawTransaction"):
@@ -151,7 +151,7 @@ async def test_client_that_leaves_in_the_middle_of_a_large_reply_takes_the_conne
 
 @pytest.mark.parametrize("has_length", [True, False])
 @on_uvloop
-async def test_half_a_large_reply_breaks_the_client_s_connection(has_length: bool) -> None:
+async def test_half_a_large_reply_aborts_the_clients_connection(has_length: bool) -> None:
     script = huge(4 * MB, has_length=has_length, closes_early=True)
     async with Scripted(script) as upstream, worker(upstream.url) as found:
         with pytest.raises(Closed):
@@ -161,7 +161,7 @@ async def test_half_a_large_reply_breaks_the_client_s_connection(has_length: boo
 
 
 @on_uvloop
-async def test_large_reply_that_stops_in_the_middle_breaks_the_client_s_connection() -> None:
+async def test_large_reply_that_stalls_in_the_middle_aborts_the_clients_connection() -> None:
     async def act(exchange: Exchange) -> None:
         start = upstreams.answer(await exchange.call(), result="")[:-2]
         await exchange.send(upstreams.http(length=MB), start, b"a" * 200_000)
@@ -176,7 +176,7 @@ async def test_large_reply_that_stops_in_the_middle_breaks_the_client_s_connecti
 
 
 @on_uvloop
-async def test_reader_that_is_slow_is_no_upstream_that_stopped() -> None:
+async def test_slow_client_is_not_mistaken_for_a_stalled_upstream() -> None:
     size = 12 * MB
     async with Scripted(huge(size)) as upstream, worker(upstream.url, rpc={"call_timeout_s": 0.3}) as found:
         client = await slow_client(found)
@@ -207,7 +207,7 @@ async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_served(
         while served != len(upstream.bodies):
             served = len(upstream.bodies)
             await asyncio.sleep(0.1)
-        assert 0 < served < 200, "10 MB of replies wait for nobody"
+        assert 0 < served < 200, "10 MB of replies are waiting"
         assert resident_bytes() - before < 20 * MB
         got = 0
         whole = len((await found.ask(CALL)).body)
@@ -222,7 +222,7 @@ async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_served(
 
 @WAYS
 @on_uvloop
-async def test_stalled_client_is_served_when_it_reads_again_however_its_request_comes(cache: dict[str, Any]) -> None:
+async def test_stalled_client_is_served_when_it_reads_again(cache: dict[str, Any]) -> None:
     async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.talk() as talk:
         data = found.post(CALL)
         for cuts in ([], [], [20], [len(data) - 5], [20, len(data) - 5]):
@@ -230,7 +230,7 @@ async def test_stalled_client_is_served_when_it_reads_again_however_its_request_
             front = found.only_connection
             served = len(upstream.bodies)
             if cuts:
-                # What began before the stall goes on in it.
+                # The request started before the stall.
                 await talk.send(data[: cuts[0]])
                 await asyncio.sleep(0.01)
             front.pause_writing()
@@ -243,8 +243,8 @@ async def test_stalled_client_is_served_when_it_reads_again_however_its_request_
 
 
 @on_uvloop
-async def test_client_that_sends_without_end_is_not_read_without_end() -> None:
-    """While its first request is under way, what it sends ahead stays in the kernels."""
+async def test_client_that_sends_without_end_is_paused() -> None:
+    """While its first request is under way, further bytes stay in the kernels."""
     gate = asyncio.Event()
     async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url) as found:
         client = await slow_client(found)

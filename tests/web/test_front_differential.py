@@ -1,7 +1,7 @@
-"""The two ways in give the same answers: the hot path, and aiohttp with the same bytes.
+"""The hot path and aiohttp give equal replies to equal requests.
 
-`TE: trailers` is a header that the strict reader leaves to aiohttp and that nobody answers: a request with it is the same
-request, gone the other way.
+The strict reader leaves requests with the header `TE: trailers` to aiohttp, and nothing else reacts to that header. A request
+with it is therefore the same request on the other path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, TEST, Worker, on_uvloop, worker
 from tests.wire.upstreams import Scripted, answer, http, replies, stub
 
-# Numbers of the moment: they must be there, and may differ.
+# Values that change with time: they must be present and may differ.
 MOMENTARY = {"x-ratelimit-remaining", "x-ratelimit-reset"}
 COLD = {"TE": "trailers"}
 ERRORS = {
@@ -52,21 +52,21 @@ async def both_ways(**sections: Any) -> AsyncIterator[tuple[Worker, Scripted]]:
         yield found, upstream
 
 
-def ways_in(worker: Worker) -> list[str]:
-    """What the open connections are: `FrontConnection` or `HandlerConnection`."""
+def protocols_of(worker: Worker) -> list[str]:
+    """The classes of the open connections: `FrontConnection` or `HandlerConnection`."""
     return [type(connection).__name__ for connection in worker.app.limiter.connections]
 
 
 async def ask_both(worker: Worker, body: bytes, *, hot: bool = True, **options: Any) -> Reply:
-    """The reply, which is the same either way. `hot`: whether the front may keep the request at all."""
+    """The reply, which must be equal on both paths. `hot`: whether the hot path accepts the request."""
     options.setdefault("X_Request_Id", "the-same-for-both")
     async with await worker.talk() as talk:
         first = await talk.ask(worker.post(body, **options))
-        assert ways_in(worker) == ["FrontConnection" if hot else "HandlerConnection"]
+        assert protocols_of(worker) == ["FrontConnection" if hot else "HandlerConnection"]
     await until_empty(worker)
     async with await worker.talk() as talk:
         second = await talk.ask(worker.post(body, **options, **COLD))
-        assert ways_in(worker) == ["HandlerConnection"]
+        assert protocols_of(worker) == ["HandlerConnection"]
     await until_empty(worker)
     assert compared(first) == compared(second)
     return first
@@ -141,7 +141,7 @@ MALFORMED: dict[str, bytes] = {
 
 @WAYS
 @on_uvloop
-async def test_good_calls(cache: dict[str, Any]) -> None:
+async def test_good_calls_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
         for name, body in GOOD.items():
             reply = await ask_both(worker, body)
@@ -162,7 +162,7 @@ async def test_calls_without_an_id_have_no_reply(cache: dict[str, Any]) -> None:
 
 @WAYS
 @on_uvloop
-async def test_bodies_that_are_no_calls(cache: dict[str, Any]) -> None:
+async def test_bodies_that_are_not_calls_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, upstream):
         for name, body in MALFORMED.items():
             reply = await ask_both(worker, body)
@@ -172,7 +172,7 @@ async def test_bodies_that_are_no_calls(cache: dict[str, Any]) -> None:
 
 
 @on_uvloop
-async def test_answers_from_memory() -> None:
+async def test_cached_results_have_equal_replies() -> None:
     async with both_ways() as (worker, upstream):
         for route in worker.app.networks.routes.values():
             await Tracker(route).look()
@@ -191,7 +191,7 @@ async def test_answers_from_memory() -> None:
 
 @WAYS
 @on_uvloop
-async def test_keys_that_may_not(cache: dict[str, Any]) -> None:
+async def test_refused_keys_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, upstream):
         worker.add_key("disabled", disabled=True)
         worker.add_key("test", live=False)
@@ -213,7 +213,7 @@ async def test_keys_that_may_not(cache: dict[str, Any]) -> None:
 
 @WAYS
 @on_uvloop
-async def test_key_that_is_revoked_between_two_requests_of_a_connection(cache: dict[str, Any]) -> None:
+async def test_key_revoked_between_two_requests_of_a_connection_is_refused(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, upstream):
         for way in ({}, COLD):
             key = worker.add_key("short-lived")
@@ -229,9 +229,9 @@ async def test_key_that_is_revoked_between_two_requests_of_a_connection(cache: d
 
 @WAYS
 @on_uvloop
-async def test_key_that_expires_between_two_requests_of_a_connection(cache: dict[str, Any]) -> None:
+async def test_key_that_expires_between_two_requests_of_a_connection_is_refused(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
-        said = []
+        replies = []
         for way in ({}, COLD):
             key = worker.add_key("mortal", lives_s=1000.0)
             ask = worker.post(CALL, key="mortal", X_Request_Id="same", **way)
@@ -239,14 +239,14 @@ async def test_key_that_expires_between_two_requests_of_a_connection(cache: dict
                 for _ in range(3):
                     assert (await talk.ask(ask)).status == 200
                 key.dies_at = 0.0
-                said.append(await talk.ask(ask))
+                replies.append(await talk.ask(ask))
                 (await talk.ask(ask)).fault(401)
-        said[0].fault(401)
-        assert compared(said[0]) == compared(said[1])
+        replies[0].fault(401)
+        assert compared(replies[0]) == compared(replies[1])
 
 
 @on_uvloop
-async def test_key_in_either_header() -> None:
+async def test_key_is_accepted_in_either_header() -> None:
     async with both_ways() as (worker, _):
         key = worker.keys["main"]
         good: list[dict[str, Any]] = [
@@ -267,7 +267,7 @@ async def test_key_in_either_header() -> None:
 
 @WAYS
 @on_uvloop
-async def test_rate_limited_calls_have_one_reply(cache: dict[str, Any]) -> None:
+async def test_rate_limited_calls_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
         bodies = (CALL, rpc("eth_nope"), batch(CALL), notification("eth_gasPrice"), rpc("eth_subscribe"), CALL)
         for name, way in (("hot", {}), ("cold", COLD)):
@@ -276,18 +276,18 @@ async def test_rate_limited_calls_have_one_reply(cache: dict[str, Any]) -> None:
                 assert (await talk.ask(worker.post(CALL, key=name, **way))).status == 200
                 for body in bodies:
                     await talk.send(worker.post(body, key=name, X_Request_Id="same", **way))
-                said = [await talk.reply() for _ in bodies]
-            assert {reply.status for reply in said} == {429}, name
-            assert {reply.headers["retry-after"] for reply in said} == {"1"}
-            for reply in said:
-                assert compared(reply) == compared(said[0])
+                replies = [await talk.reply() for _ in bodies]
+            assert {reply.status for reply in replies} == {429}, name
+            assert {reply.headers["retry-after"] for reply in replies} == {"1"}
+            for reply in replies:
+                assert compared(reply) == compared(replies[0])
                 assert reply.headers["x-ratelimit-limit"] == "1"
         worker.add_key("small", limits=Limits(5, 1000, 0))
         assert "never" in (await ask_both(worker, batch(*[CALL] * 6), key="small")).fault(400)["message"]
 
 
 @on_uvloop
-async def test_bodies_of_another_size_or_kind() -> None:
+async def test_bodies_of_unusual_size_or_type_have_equal_replies() -> None:
     async with both_ways(server={"max_body_bytes": 4096}) as (worker, _):
         padded = CALL[:-1] + b" " * (4096 - len(CALL)) + b"}"
         assert (await ask_both(worker, padded)).status == 200
@@ -306,7 +306,7 @@ async def test_bodies_of_another_size_or_kind() -> None:
 
 
 @WAYS
-def test_large_bodies(cache: dict[str, Any]) -> None:
+def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
     data = "0x" + "60806040" * 8192
     large = {
         "call": rpc("eth_getBalance", [data, "latest"], id=7),
@@ -339,27 +339,27 @@ def test_large_bodies(cache: dict[str, Any]) -> None:
 
 
 @on_uvloop
-async def test_heads_that_are_never_the_same() -> None:
+async def test_heads_that_never_repeat_stay_on_the_hot_path() -> None:
     async with both_ways(**NO_CACHE) as (worker, _), await worker.talk() as talk:
         for place in range(8):
             options = {"X_Request_Id": "the-same-for-both", "X_Trace_Id": f"{place:016x}"}
             varied = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), **options))
             plain = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), X_Request_Id="the-same-for-both"))
             assert compared(varied) == compared(plain)
-        assert ways_in(worker) == ["FrontConnection"]
+        assert protocols_of(worker) == ["FrontConnection"]
         worker.app.keyring.find(worker.keys["main"], 0.0).alive = False  # type: ignore[union-attr]
         late = await talk.ask(worker.post(CALL, X_Trace_Id=f"{99:016x}"))
-        assert ways_in(worker) == ["HandlerConnection"], late
+        assert protocols_of(worker) == ["HandlerConnection"], late
 
 
 @on_uvloop
-async def test_head_up_to_the_cap_and_beyond() -> None:
+async def test_head_up_to_the_limit_is_served_and_beyond_it_refused() -> None:
     async with both_ways(server={"max_head_bytes": 2048}) as (worker, _):
         statuses = []
         for size in range(1700, 1900, 5):
             async with await worker.talk() as hot, await worker.talk() as cold:
                 first = await hot.ask(worker.post(CALL, X_Wide="a" * size, X_Request_Id="same"))
-                # The header that sends it the other way is a part of the head.
+                # The header that selects the other path is part of the head.
                 narrower = "a" * (size - len("TE: trailers\r\n"))
                 second = await cold.ask(worker.post(CALL, X_Wide=narrower, X_Request_Id="same", **COLD))
                 assert compared(first) == compared(second), size
@@ -369,7 +369,7 @@ async def test_head_up_to_the_cap_and_beyond() -> None:
 
 
 @on_uvloop
-async def test_every_path_of_a_network_and_none_else() -> None:
+async def test_every_path_of_a_network_is_served_and_no_other() -> None:
     async with both_ways() as (worker, _):
         for network, hot in ((LIVE, True), ("eth/mainnet", True), ("1/mainnet", False)):
             assert (await ask_both(worker, CALL, network=network, hot=hot)).status == 200
@@ -388,10 +388,10 @@ async def test_every_path_of_a_network_and_none_else() -> None:
 
 
 @on_uvloop
-async def test_headers_in_any_order_and_case() -> None:
+async def test_headers_are_accepted_in_any_order_and_case() -> None:
     async with both_ways() as (worker, _):
         chance = random.Random(7)
-        said = set()
+        replies = set()
         body = rpc("net_listening")
         headers = {
             "Host": "x",
@@ -411,23 +411,23 @@ async def test_headers_in_any_order_and_case() -> None:
                 head = "".join(f"{name}{space}{value}{chance.choice(('', ' '))}\r\n" for name, value in lines)
                 data = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\n{head}\r\n".encode() + body
                 async with await worker.talk() as talk:
-                    status, found, said_body = compared(await talk.ask(data))
-                    said.add((status, tuple(sorted(found.items())), said_body))
-                    assert ways_in(worker) == (["HandlerConnection"] if way else ["FrontConnection"]), data
+                    status, found, reply_body = compared(await talk.ask(data))
+                    replies.add((status, tuple(sorted(found.items())), reply_body))
+                    assert protocols_of(worker) == (["HandlerConnection"] if way else ["FrontConnection"]), data
                 await until_empty(worker)
-        assert len(said) == 1
-        assert next(iter(said))[0] == 200
+        assert len(replies) == 1
+        assert next(iter(replies))[0] == 200
 
 
 def _any_case(name: str, chance: random.Random) -> str:
     return "".join(chance.choice((letter.lower(), letter.upper())) for letter in name)
 
 
-# Framing: the same bytes, however they are cut
+# Framing: the same bytes, cut in every way
 
 
 async def send_cut(talk: Talk, data: bytes, cuts: Iterable[int]) -> None:
-    """In as many segments; between two of them the service has read the first."""
+    """Send the data in segments, each after the service has read the one before."""
     at = 0
     for cut in (*cuts, len(data)):
         await talk.send(data[at:cut])
@@ -437,43 +437,43 @@ async def send_cut(talk: Talk, data: bytes, cuts: Iterable[int]) -> None:
 
 
 async def answers(worker: Worker, data: bytes, count: int, every: Sequence[Sequence[int]]) -> set[Any]:
-    """All the different answers to the same requests, cut in every one of these ways, on one connection."""
-    said = set()
+    """The set of distinct replies to the same requests, cut in each of these ways, on one connection."""
+    replies = set()
     async with await worker.talk() as talk:
         for cuts in every:
             await send_cut(talk, data, cuts)
             got = [compared(await talk.reply()) for _ in range(count)]
-            said.add(tuple((status, tuple(sorted(headers.items())), body) for status, headers, body in got))
-    return said
+            replies.add(tuple((status, tuple(sorted(headers.items())), body) for status, headers, body in got))
+    return replies
 
 
 @WAYS
 @on_uvloop
-async def test_request_cut_at_every_byte(cache: dict[str, Any]) -> None:
+async def test_request_cut_at_any_byte_has_the_same_reply(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
-        said = set()
+        replies = set()
         for way in ({}, COLD):
             data = worker.post(CALL, X_Request_Id="same", **way)
-            said |= await answers(worker, data, 1, [(), *((cut,) for cut in range(1, len(data)))])
-            said |= await answers(worker, data, 1, [range(1, len(data))])
-        assert len(said) == 1
-        ((status, _, body),) = said.pop()
+            replies |= await answers(worker, data, 1, [(), *((cut,) for cut in range(1, len(data)))])
+            replies |= await answers(worker, data, 1, [range(1, len(data))])
+        assert len(replies) == 1
+        ((status, _, body),) = replies.pop()
         assert (status, body) == (200, b'{"jsonrpc":"2.0","id":1,"result":"0x1"}')
 
 
 @WAYS
 @on_uvloop
-async def test_two_requests_glued_and_cut_at_every_byte(cache: dict[str, Any]) -> None:
+async def test_two_joined_requests_cut_at_any_byte_have_the_same_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
-        said = set()
+        replies = set()
         for way in ({}, COLD):
             first = worker.post(rpc("eth_chainId", id=1), X_Request_Id="first", **way)
             second = worker.post(batch(rpc("eth_gasPrice", id=2)), X_Request_Id="second", **way)
             data = first + second
-            said |= await answers(worker, data, 2, [(), *((cut,) for cut in range(1, len(data)))])
-            said |= await answers(worker, data, 2, [(len(first) - 1, len(first) + 1), range(1, len(data))])
-        assert len(said) == 1
-        one, two = said.pop()
+            replies |= await answers(worker, data, 2, [(), *((cut,) for cut in range(1, len(data)))])
+            replies |= await answers(worker, data, 2, [(len(first) - 1, len(first) + 1), range(1, len(data))])
+        assert len(replies) == 1
+        one, two = replies.pop()
         assert dict(one[1])["x-request-id"] == "first"
         assert dict(two[1])["x-request-id"] == "second"
 
@@ -481,7 +481,7 @@ async def test_two_requests_glued_and_cut_at_every_byte(cache: dict[str, Any]) -
 @WAYS
 @on_uvloop
 async def test_pipelined_requests_are_answered_in_order(cache: dict[str, Any]) -> None:
-    """Quick ones behind slow ones, faults between results, and a large one in the middle."""
+    """Fast calls behind slow ones, faults between results, and a large result in the middle."""
 
     def make(call: Any) -> bytes:
         return http(answer(call, result=RESULTS.get(call["method"], call["params"])))
@@ -496,7 +496,7 @@ async def test_pipelined_requests_are_answered_in_order(cache: dict[str, Any]) -
         rpc("eth_nope", id=4), rpc("eth_gasPrice", id=5), notification("net_listening"), rpc("net_listening", [7], id=6),
     ]  # fmt: skip
     async with Scripted(act) as upstream, worker(upstream.url, **cache) as found:
-        said = []
+        seen = []
         for way in ({}, COLD):
             data = b"".join(found.post(body, X_Request_Id=f"r{at}", **way) for at, body in enumerate(bodies))
             async with await found.talk() as talk:
@@ -504,18 +504,18 @@ async def test_pipelined_requests_are_answered_in_order(cache: dict[str, Any]) -
                 got = [await talk.reply() for _ in bodies]
             assert [reply.headers["x-request-id"] for reply in got] == [f"r{at}" for at in range(len(bodies))]
             assert [reply.status for reply in got] == [200, 200, 400, 200, 200, 200, 204, 200]
-            said.append([compared(reply) for reply in got])
-        assert said[0] == said[1]
+            seen.append([compared(reply) for reply in got])
+        assert seen[0] == seen[1]
 
 
 @on_uvloop
-async def test_connection_goes_over_to_aiohttp_for_good() -> None:
-    """In the middle of a pipeline, and every request after it gets the same answer as before."""
+async def test_connection_is_handed_over_to_aiohttp_for_good() -> None:
+    """In the middle of a pipeline; every request after it gets the same reply as before."""
     async with both_ways(**NO_CACHE) as (worker, _):
         hot, cold = (worker.post(CALL, X_Request_Id="same", **way) for way in ({}, COLD))
         async with await worker.talk() as talk:
             await talk.send(hot * 5 + cold + hot * 5)
-            said = [compared(await talk.reply()) for _ in range(11)]
-            assert said == said[:1] * 11
-            assert ways_in(worker) == ["HandlerConnection"]
-            assert compared(await talk.ask(hot)) == said[0]
+            replies = [compared(await talk.reply()) for _ in range(11)]
+            assert replies == replies[:1] * 11
+            assert protocols_of(worker) == ["HandlerConnection"]
+            assert compared(await talk.ask(hot)) == replies[0]

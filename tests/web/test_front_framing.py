@@ -1,4 +1,4 @@
-"""Messages that are not plain, clients that leave or do not read, and the end of a connection."""
+"""Unusual messages, clients that leave or do not read, and the end of a connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITE = rpc("eth_sendRawTransaction", ["0x02"])
 WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
 
 
-def ways_in(worker: Worker) -> list[str]:
+def protocols_of(worker: Worker) -> list[str]:
     return [type(connection).__name__ for connection in worker.app.limiter.connections]
 
 
@@ -30,7 +30,7 @@ def is_good(reply: Reply) -> bool:
     return (reply.status, reply.body) == (200, GOOD)
 
 
-# Messages that the front hands over
+# Messages that are handed over to aiohttp
 
 
 @pytest.mark.parametrize("first", [b"", b"hot"])
@@ -46,7 +46,7 @@ async def test_client_that_expects_continue_gets_it_and_then_its_reply(first: by
         await talk.send(CALL)
         assert is_good(await talk.reply())
         assert is_good(await talk.ask(found.post(CALL)))
-        assert ways_in(found) == ["HandlerConnection"]
+        assert protocols_of(found) == ["HandlerConnection"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
@@ -71,7 +71,7 @@ async def test_chunked_request_over_the_cap_is_refused() -> None:
 
 
 @on_uvloop
-async def test_length_beside_chunks_is_no_message() -> None:
+async def test_length_together_with_chunks_is_refused() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         for lines in (
             {"Content_Length": "5", "Transfer_Encoding": "chunked"},
@@ -84,17 +84,17 @@ async def test_length_beside_chunks_is_no_message() -> None:
 
 
 @on_uvloop
-async def test_old_version_is_answered_and_closed() -> None:
+async def test_http_1_0_request_is_answered_and_closed() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
         await talk.send(found.post(CALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
         async with asyncio.timeout(5):
-            said = await talk.reader.read()
-        assert said.startswith(b"HTTP/1.0 200 OK\r\n")
-        assert said.endswith(b"\r\n\r\n" + GOOD)
+            reply = await talk.reader.read()
+        assert reply.startswith(b"HTTP/1.0 200 OK\r\n")
+        assert reply.endswith(b"\r\n\r\n" + GOOD)
 
 
 @on_uvloop
-async def test_client_that_says_close_is_answered_and_closed() -> None:
+async def test_client_that_sends_close_is_answered_and_closed() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
         await talk.send(found.post(CALL) * 2 + found.post(CALL, Connection="close"))
         assert [is_good(await talk.reply()) for _ in range(3)] == [True] * 3
@@ -103,7 +103,7 @@ async def test_client_that_says_close_is_answered_and_closed() -> None:
 
 
 @on_uvloop
-async def test_body_longer_than_its_length_is_the_next_message_and_no_part_of_the_first() -> None:
+async def test_bytes_beyond_the_length_are_the_next_message() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         for rest in (b"}", b"garbage\r\n\r\n", b"\0" * 300, CALL + b"\r\n\r\n"):
             async with await found.talk() as talk:
@@ -120,8 +120,8 @@ async def test_body_longer_than_its_length_is_the_next_message_and_no_part_of_th
 
 @pytest.mark.parametrize("empty", [b"\r\n", b"\r\n\r\n"])
 @on_uvloop
-async def test_empty_line_before_a_request_is_passed_over(empty: bytes) -> None:
-    """RFC 9112, 2.2: old clients end a body with one."""
+async def test_empty_line_before_a_request_is_ignored(empty: bytes) -> None:
+    """RFC 9112, 2.2: old clients send one after a body."""
     async with Scripted() as upstream, worker(upstream.url) as found:
         for apart in (False, True):
             async with await found.talk() as talk:
@@ -136,8 +136,8 @@ async def test_empty_line_before_a_request_is_passed_over(empty: bytes) -> None:
 
 @WAYS
 @on_uvloop
-async def test_rest_of_a_body_is_never_taken_for_a_request(cache: dict[str, Any]) -> None:
-    """Even if it is one, byte for byte, that the connection has seen before."""
+async def test_rest_of_a_body_is_never_parsed_as_a_request(cache: dict[str, Any]) -> None:
+    """Even if it equals a request that the connection has sent before."""
     async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.talk() as talk:
         known = found.post(CALL)
         for _ in range(3):
@@ -153,11 +153,11 @@ async def test_rest_of_a_body_is_never_taken_for_a_request(cache: dict[str, Any]
 
 
 @on_uvloop
-async def test_reply_that_waits_for_its_turn_is_written_before_the_connection_goes_over() -> None:
+async def test_queued_reply_is_written_before_the_connection_is_handed_over() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
         assert is_good(await talk.ask(found.post(CALL)))
         front = found.only_connection
-        # Two segments in one turn of the loop, as the transport may bring them.
+        # Two segments in one turn of the loop, as the transport may deliver them.
         front.data_received(found.post(b"{}"))
         front.data_received(found.post(CALL, TE="trailers"))
         (await talk.reply()).fault(400)
@@ -165,7 +165,7 @@ async def test_reply_that_waits_for_its_turn_is_written_before_the_connection_go
 
 
 @on_uvloop
-async def test_body_shorter_than_its_length_is_waited_for() -> None:
+async def test_incomplete_body_is_waited_for() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
         data = found.post(CALL)
         await talk.send(data[:-1])
@@ -182,9 +182,9 @@ async def test_head_over_the_limit_is_refused(ended: bool) -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         wide = found.post(CALL, **{f"X-{at}": "a" * 1000 for at in range(30)})
         async with await found.talk() as talk:
-            said = await talk.ask(wide if ended else wide[:25_000] * 2)
-            assert said.status in (400, 431)
-            said.fault(said.status)
+            reply = await talk.ask(wide if ended else wide[:25_000] * 2)
+            assert reply.status in (400, 431)
+            reply.fault(reply.status)
         assert not upstream.bodies
 
 
@@ -196,7 +196,7 @@ NO_MESSAGES = (
 
 @pytest.mark.parametrize("data", NO_MESSAGES)
 @on_uvloop
-async def test_bytes_that_are_no_message_harm_nobody(data: bytes) -> None:
+async def test_garbage_does_not_affect_other_connections(data: bytes) -> None:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as other:
@@ -217,7 +217,7 @@ async def test_bytes_that_are_no_message_harm_nobody(data: bytes) -> None:
 @WAYS
 @pytest.mark.parametrize("way", ["single", "batch", "convoy", "aiohttp", "aiohttp batch", "aiohttp convoy"])
 @on_uvloop
-async def test_read_of_a_client_that_left_is_given_up(cache: dict[str, Any], way: str) -> None:
+async def test_read_of_a_client_that_left_is_cancelled(cache: dict[str, Any], way: str) -> None:
     gate = asyncio.Event()
     async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url, **cache) as found:
         async with await found.talk() as talk:
@@ -234,7 +234,7 @@ async def test_read_of_a_client_that_left_is_given_up(cache: dict[str, Any], way
 
 @pytest.mark.parametrize("way", ["single", "batch", "aiohttp", "aiohttp batch"])
 @on_uvloop
-async def test_write_of_a_client_that_left_goes_on(way: str) -> None:
+async def test_write_of_a_client_that_left_is_completed(way: str) -> None:
     gate = asyncio.Event()
     async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url) as found:
         async with await found.talk() as talk:
@@ -251,7 +251,7 @@ async def test_write_of_a_client_that_left_goes_on(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", [{}, {"TE": "trailers"}, {"Expect": "100-continue"}])
-def test_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours(
+def test_client_that_leaves_in_the_middle_of_its_request_logs_no_error(
     way: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     @on_uvloop
@@ -272,7 +272,7 @@ def test_client_that_leaves_in_the_middle_of_its_request_is_no_error_of_ours(
 @WAYS
 @on_uvloop
 async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None:
-    """Clients that come and go while their replies are on the way; those who stay get their own."""
+    """Clients come and go while replies are on their way; those that stay get their own."""
 
     async def act(exchange: Exchange) -> None:
         call = await exchange.call()
@@ -301,7 +301,7 @@ async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None
 
 
 @on_uvloop
-async def test_one_of_two_who_share_a_call_may_leave() -> None:
+async def test_one_of_two_clients_of_a_coalesced_call_may_leave() -> None:
     gate = asyncio.Event()
     script = upstreams.held(gate, stub({"eth_gasPrice": "0x5"}))
     async with Scripted(script) as upstream, worker(upstream.url) as found, await found.talk() as stays:
@@ -312,9 +312,9 @@ async def test_one_of_two_who_share_a_call_may_leave() -> None:
             await asyncio.sleep(0.02)
         await until(lambda: len(found.app.limiter.connections) == 1, within_s=2.0)
         gate.set()
-        said = await stays.reply()
-        assert said.json == {"jsonrpc": "2.0", "id": "stays", "result": "0x5"}
-        assert said.headers["x-cache"] == "join"
+        reply = await stays.reply()
+        assert reply.json == {"jsonrpc": "2.0", "id": "stays", "result": "0x5"}
+        assert reply.headers["x-cache"] == "join"
         assert len(upstream.bodies) == 1
 
 
@@ -324,23 +324,23 @@ async def test_one_of_two_who_share_a_call_may_leave() -> None:
 @WAYS
 @pytest.mark.parametrize("body", [CALL, rpc("eth_nope"), b"{}", b"[%b]" % CALL, rpc("eth_chainId")])
 @on_uvloop
-async def test_last_of_a_connection_s_requests_says_close(cache: dict[str, Any], body: bytes) -> None:
+async def test_reply_to_the_last_request_of_a_connection_has_close(cache: dict[str, Any], body: bytes) -> None:
     async with Scripted() as upstream, worker(upstream.url, **cache, server={"keepalive_requests": 5}) as found:
         async with await found.talk() as talk:
-            said = [await talk.ask(found.post(body)) for _ in range(5)]
-            assert [reply.closes for reply in said] == [False] * 4 + [True]
+            replies = [await talk.ask(found.post(body)) for _ in range(5)]
+            assert [each.closes for each in replies] == [False] * 4 + [True]
             assert await talk.is_closed(5)
         async with await found.talk() as talk:
             await talk.send(found.post(body) * 8)
-            said = [await talk.reply() for _ in range(5)]
-            assert [reply.closes for reply in said] == [False] * 4 + [True]
+            replies = [await talk.reply() for _ in range(5)]
+            assert [each.closes for each in replies] == [False] * 4 + [True]
             assert await talk.is_closed(5)
 
 
 @on_uvloop
-async def test_what_comes_behind_the_last_request_of_a_connection_is_not_served() -> None:
-    """Also where it comes in the very turn in which the last but one is answered. RFC 9112, 9.6: whoever reads `close` takes it
-    for not done."""
+async def test_requests_behind_the_last_one_of_a_connection_are_not_served() -> None:
+    """Even if it arrives in the turn in which the last but one is answered. RFC 9112, 9.6: a client that reads `close` assumes
+    that later requests were not served."""
     gate = asyncio.Event()
     async with (
         Scripted(upstreams.held(gate, stub())) as upstream,
@@ -369,7 +369,7 @@ async def test_what_comes_behind_the_last_request_of_a_connection_is_not_served(
 
 @WAYS
 @on_uvloop
-async def test_large_reply_can_be_the_last(cache: dict[str, Any]) -> None:
+async def test_large_reply_can_be_the_last_of_its_connection(cache: dict[str, Any]) -> None:
     async with (
         Scripted(huge(3 << 20)) as upstream,
         worker(upstream.url, **cache, server={"keepalive_requests": 1}) as found,
@@ -383,7 +383,7 @@ async def test_large_reply_can_be_the_last(cache: dict[str, Any]) -> None:
 
 @WAYS
 @on_uvloop
-async def test_worker_that_drains_answers_what_is_under_way_and_closes(cache: dict[str, Any]) -> None:
+async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict[str, Any]) -> None:
     gate = asyncio.Event()
     server = {"drain_s": 5.0}
     async with (
@@ -414,7 +414,7 @@ async def test_worker_that_drains_answers_what_is_under_way_and_closes(cache: di
 
 
 @on_uvloop
-async def test_request_that_comes_while_the_worker_drains_is_answered_and_closed() -> None:
+async def test_request_during_a_drain_is_answered_and_closed() -> None:
     async with Scripted() as upstream, worker(upstream.url, **NO_CACHE, server={"drain_s": 5.0}) as found:
         talks = [await found.talk() for _ in range(3)]
         for talk in talks:
@@ -430,12 +430,12 @@ async def test_request_that_comes_while_the_worker_drains_is_answered_and_closed
         await stopping
 
 
-# Clocks
+# Deadlines
 
 
 @on_uvloop
-async def test_clock_of_a_message_starts_with_its_first_byte() -> None:
-    """A client whose messages all come in two pieces is not late because the first of them once was a piece."""
+async def test_deadline_of_a_message_starts_with_its_first_byte() -> None:
+    """A client that always sends the rest of one message with the start of the next must not time out."""
     limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5}
     async with Scripted() as upstream, worker(upstream.url, server=limits) as found, await found.talk() as talk:
         data = found.post(CALL)
@@ -444,7 +444,7 @@ async def test_clock_of_a_message_starts_with_its_first_byte() -> None:
             await talk.send(data[:cut])
             while asyncio.get_running_loop().time() < end:
                 await asyncio.sleep(0.005)
-                # The rest of one and the beginning of the next: there is always a message that is not complete.
+                # The rest of one message and the start of the next: one message is always incomplete.
                 await talk.send(data[cut:] + data[:cut])
                 assert is_good(await talk.reply())
             await talk.send(data[cut:])

@@ -1,4 +1,4 @@
-"""Large replies that come all at once: passed on without a flight, and as carefully as any other."""
+"""Large replies that arrive in one piece: forwarded without a flight, with the same checks as others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_large(reply: Reply, number: int = 1) -> bool:
 
 
 @on_uvloop
-async def test_it_comes_under_the_caller_s_id_and_leaves_a_connection_that_serves_the_next() -> None:
+async def test_large_reply_has_the_callers_id_and_its_connection_serves_the_next_call() -> None:
     one = {LIVE: [{"url": "", "connections": 1}]}
     async with Scripted(replies(lambda asked: http(large(asked)))) as upstream:
         one[LIVE][0]["url"] = upstream.url
@@ -42,12 +42,12 @@ async def test_it_comes_under_the_caller_s_id_and_leaves_a_connection_that_serve
 
 
 @on_uvloop
-async def test_requests_sent_ahead_are_answered_in_order_small_and_large() -> None:
-    def by_turns(asked: Any) -> bytes:
+async def test_pipelined_requests_are_answered_in_order_small_and_large() -> None:
+    def alternating(asked: Any) -> bytes:
         return http(large(asked) if asked["params"][0] % 2 else answer(asked, result="small"))
 
     async with (
-        Scripted(replies(by_turns)) as upstream,
+        Scripted(replies(alternating)) as upstream,
         worker(upstream.url, **NO_CACHE) as found,
         await found.talk() as talk,
     ):
@@ -60,7 +60,7 @@ async def test_requests_sent_ahead_are_answered_in_order_small_and_large() -> No
 
 
 @on_uvloop
-async def test_last_reply_of_a_connection_says_so_and_closes_it() -> None:
+async def test_last_reply_of_a_connection_has_close_and_closes_it() -> None:
     async with (
         Scripted(replies(lambda asked: http(large(asked)))) as upstream,
         worker(upstream.url, server={"keepalive_requests": 1}, **NO_CACHE) as found,
@@ -84,7 +84,7 @@ async def test_last_reply_of_a_connection_says_so_and_closes_it() -> None:
     ids=["id of another kind", "another's id", "compressed", "no result", "more than its length"],
 )
 @on_uvloop
-async def test_what_is_no_reply_to_the_call_is_not_passed_on(spoil: Any) -> None:
+async def test_reply_that_does_not_match_the_call_is_not_forwarded(spoil: Any) -> None:
     async with (
         Scripted(replies(lambda asked: spoil(large(asked)))) as upstream,
         worker(upstream.url, **NO_CACHE) as found,

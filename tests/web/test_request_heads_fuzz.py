@@ -1,6 +1,6 @@
-"""The strict head reader against aiohttp's parser: whatever the reader accepts must mean the same to both.
+"""The strict head reader against aiohttp's parser: heads that the reader accepts must mean the same to both.
 
-Heads are made by chance from good ones, by the thousand; PENSTOCK_SEED makes it others.
+Thousands of heads are made by random changes to good ones. PENSTOCK_SEED selects others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATH = f"/v1/rpc/{LIVE}"
 
 
 def reader_of(worker: Worker, **limits: int) -> RequestHeadReader:
-    """A reader of its own, with the worker's routes and keys."""
+    """A new reader with the worker's routes and keys."""
     routes = {PATH: worker.app.networks.routes[LIVE]}
     return RequestHeadReader(
         routes,
@@ -45,11 +45,11 @@ def reader_of(worker: Worker, **limits: int) -> RequestHeadReader:
     )
 
 
-# Heads by chance
+# Random heads
 
 
 class Chance:
-    """Makes heads: a good one, then a few changes of lines, then perhaps of bytes."""
+    """Makes heads: a good one, with a few changed lines and sometimes changed bytes."""
 
     def __init__(self, seed: int, keys: Iterable[str]) -> None:
         self._random = random.Random(seed)
@@ -146,18 +146,18 @@ BYTES = (
 )  # fmt: skip
 
 
-# What aiohttp makes of them
+# How aiohttp reads them
 
 
 class _Request(HeadersMixin):
-    """As much of a request as the gate looks at."""
+    """The part of a request that the gate reads."""
 
     def __init__(self, headers: Any) -> None:
         self.headers = self._headers = headers
 
 
 class Theirs:
-    """aiohttp's parser as the door sets it up, one message after the other."""
+    """aiohttp's parser with the connection limiter's settings, fed one message after another."""
 
     def __init__(self, find: Callable[[str], Key | None]) -> None:
         loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ class Theirs:
         )
 
     def compare(self, raw: bytes, ours: RequestHead) -> None:
-        """The parser goes on with the next message: had it framed this one otherwise, the next would not parse."""
+        """The parser continues with the next message, which would not parse if this one were framed differently."""
         messages, upgraded, tail = self._parser.feed_data(raw + b"a" * ours.length)
         ((message, payload),) = messages
         assert not upgraded
@@ -204,14 +204,14 @@ class Theirs:
 
 
 @on_uvloop
-async def test_whatever_the_reader_accepts_means_the_same_to_aiohttp() -> None:
+async def test_accepted_heads_mean_the_same_to_aiohttp() -> None:
     seed = int(os.environ.get("PENSTOCK_SEED", "1"))
     async with Scripted() as upstream, worker(upstream.url) as found:
         found.add_key("other")
         reader, theirs = reader_of(found), Theirs(lambda text: found.app.keyring.find(text, 0.0))
         accepted = 0
         for place, made in enumerate(Chance(seed, found.keys.values()).heads(HEADS)):
-            # As the front does: what stands before the first empty line.
+            # Like the front, read up to the first empty line.
             raw = made[: made.index(b"\r\n\r\n") + 4]
             head = reader.read(raw)
             if head is None:
@@ -224,7 +224,7 @@ async def test_whatever_the_reader_accepts_means_the_same_to_aiohttp() -> None:
         assert accepted > HEADS // 10, "the heads are too wild to say anything"
 
 
-# What the reader must leave alone, and what it need not
+# Heads that the reader must leave to aiohttp, and heads that it accepts
 
 
 def head_with(worker: Worker, *lines: str, length: int = 5, without: str = "") -> bytes:
@@ -240,7 +240,7 @@ def head_with(worker: Worker, *lines: str, length: int = 5, without: str = "") -
 
 
 @on_uvloop
-async def test_ordinary_heads_are_kept_and_others_left_to_aiohttp() -> None:
+async def test_ordinary_heads_are_accepted_and_others_left_to_aiohttp() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found, max_body=10)
         kept: tuple[list[str], ...] = (
@@ -267,7 +267,7 @@ async def test_ordinary_heads_are_kept_and_others_left_to_aiohttp() -> None:
         assert reader.read(head_with(found, "X: " + "a" * MAX_HOT_HEAD)) is None
 
 
-# The memory
+# The cache
 
 
 def remembered(reader: RequestHeadReader) -> int:
@@ -275,7 +275,7 @@ def remembered(reader: RequestHeadReader) -> int:
 
 
 @on_uvloop
-async def test_head_is_remembered_from_its_second_sighting_on() -> None:
+async def test_head_is_cached_when_it_is_seen_twice() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found)
         raw = head_with(found)
@@ -287,16 +287,16 @@ async def test_head_is_remembered_from_its_second_sighting_on() -> None:
 
 
 @on_uvloop
-async def test_heads_that_never_come_again_are_not_remembered() -> None:
+async def test_heads_that_never_repeat_are_not_cached() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found)
         for place in range(2 * MOST_REMEMBERED):
             assert reader.read(head_with(found, f"traceparent: {place}")) is not None
-        assert remembered(reader) <= 1  # Two hashes may be the same.
+        assert remembered(reader) <= 1  # Two hashes may collide.
 
 
 @on_uvloop
-async def test_memory_of_heads_is_bounded() -> None:
+async def test_cache_of_heads_is_bounded() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found)
         most = 0
@@ -315,7 +315,7 @@ async def test_memory_of_heads_is_bounded() -> None:
 
 
 @on_uvloop
-async def test_head_is_forgotten_when_its_key_dies_and_learnt_anew_when_the_key_changes() -> None:
+async def test_cached_head_is_dropped_when_its_key_is_revoked_or_changed() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found)
         raw = head_with(found)
@@ -334,7 +334,7 @@ async def test_head_is_forgotten_when_its_key_dies_and_learnt_anew_when_the_key_
 
 
 @on_uvloop
-async def test_unknown_keys_leave_nothing_behind() -> None:
+async def test_heads_with_unknown_keys_are_not_cached() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found)
         raw = head_with(found, "X-API-Key: svc_live_nobody", without="X-API-Key")
@@ -345,8 +345,8 @@ async def test_unknown_keys_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("cuts", [0, 1, 3])
 @on_uvloop
-async def test_request_that_comes_in_pieces_is_one_sighting(cuts: int) -> None:
-    """Its head is read once, however often more of its body comes."""
+async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
+    """Its head is read once, in however many pieces its body arrives."""
     async with Scripted() as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
         body = rpc("net_listening", ["x" * 100])
         for place in range(20):
@@ -364,7 +364,7 @@ async def test_request_that_comes_in_pieces_is_one_sighting(cuts: int) -> None:
 
 
 @on_uvloop
-async def test_heads_that_differ_in_a_value_that_decides_nothing_have_a_shape() -> None:
+async def test_heads_that_differ_in_one_ignored_value_have_a_template() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         reader = reader_of(found)
         heads = [head_with(found, f"X-Trace-Id: {place:08d}", "Accept: */*") for place in range(3)]
@@ -388,7 +388,7 @@ async def test_heads_that_differ_in_a_value_that_decides_nothing_have_a_shape() 
     ],
     ids=["a value that decides", "two values", "another size", "not for us"],
 )
-def test_heads_that_differ_otherwise_have_none(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+def test_heads_that_differ_otherwise_have_no_template(one: tuple[str, ...], other: tuple[str, ...]) -> None:
     @on_uvloop
     async def run() -> None:
         async with Scripted() as upstream, worker(upstream.url) as found:
@@ -401,7 +401,7 @@ def test_heads_that_differ_otherwise_have_none(one: tuple[str, ...], other: tupl
 
 
 @on_uvloop
-async def test_whatever_fits_a_shape_means_the_same_to_the_reader() -> None:
+async def test_heads_that_fit_a_template_parse_to_the_same_result() -> None:
     chance = random.Random(4)
     hostile = (b"\r\nX-API-Key: x", b"\r\n\r\nPOST", b"\r", b"\n", b"\0", b"\x7f", b"\xff", b": ", b"\t", b"\r\nTE: y")
     async with Scripted() as upstream, worker(upstream.url) as found:

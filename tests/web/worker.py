@@ -1,7 +1,6 @@
-"""One worker inside the test's own loop: the product's composition root, without a database.
+"""One worker in the test's own event loop: the product's composition root, without a database.
 
-Keys are put into the keyring directly; everything else is what runs in production, on the loop that runs in production:
-`on_uvloop` runs a test there.
+Keys are added to the keyring directly. Everything else is as in production, including uvloop: `on_uvloop` runs a test on it.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ P = ParamSpec("P")
 
 TABLES = load_tables()
 PEPPER = "a pepper that no attacker can guess"
-# A live network and a test network, and what a request to them begins with.
+# A live network and a test network.
 LIVE, TEST = "ethereum/mainnet", "ethereum/sepolia"
-# Reads that no method's rule keeps: with the cache off all reads are like them.
+# Disables caching and coalescing of reads.
 NO_CACHE: dict[str, Any] = {"cache": {"enabled": False, "coalesce": False}}
 PLENTY = Limits(100_000, 10_000_000, 0)
 
@@ -54,7 +53,7 @@ class Worker:
         self.app = app
         self.port = port
         self.keys: dict[str, str] = {}
-        # What every request of `ask` carries.
+        # Headers of every request that `ask` sends.
         self.headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -70,7 +69,7 @@ class Worker:
         disabled: bool = False,
         lives_s: float = math.inf,
     ) -> Key:
-        """A key of its own account; `keys[name]` is its text."""
+        """Add a key with its own account. `keys[name]` is its text."""
         place = len(self.keys) + 1
         text = access.mint("live" if live else "test", place.to_bytes(32, "big"))
         self.keys[name] = text
@@ -90,7 +89,7 @@ class Worker:
         return key
 
     def post(self, body: bytes, *, key: str | None = "main", network: str = LIVE, **headers: str) -> bytes:
-        """A whole request; `key` is a name of `keys`."""
+        """A complete request. `key` is a name in `keys`."""
         return post_to(body, key=self.keys[key] if key else None, network=network, **headers)
 
     @property
@@ -104,18 +103,18 @@ class Worker:
         return Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
 
     async def ask(self, body: bytes, **options: Any) -> Reply:
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         async with await self.talk() as talk:
             return await talk.ask(self.post(body, **self.headers, **options))
 
 
 class Client(Talk):
-    """Reads chunked replies too: large results of unknown length come so."""
+    """Also reads chunked replies, the form of large results of unknown length."""
 
     async def _read(self) -> Reply:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split(" ")[1])
-        # aiohttp answers what it cannot parse in the older version.
+        # aiohttp answers unparsable requests with HTTP/1.0.
         assert head[0].startswith("HTTP/1.1 " if status != 400 else "HTTP/1."), head[0]
         pairs = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in head[1:-2])]
         headers = dict(pairs)
@@ -143,7 +142,7 @@ async def worker(
     /,
     **sections: Mapping[str, Any] | Sequence[Mapping[str, Any]],
 ) -> AsyncIterator[Worker]:
-    """A worker with these upstreams by network (or one for both), and settings that differ from the default ones."""
+    """A worker with these upstreams by network (or one for both). `sections` override the default settings."""
     if isinstance(upstreams, str):
         upstreams = {LIVE: [upstreams], TEST: [upstreams]}
     blocks = [
@@ -170,7 +169,7 @@ async def worker(
     try:
         yield found
     finally:
-        # Clients that have just left are noticed a turn later: the drain would wait for them.
+        # Clients that have just left are noticed a turn later. Without this the drain would wait for them.
         for _ in range(10):
             await asyncio.sleep(0)
         await app.stop()
