@@ -75,7 +75,6 @@ def test_this_test_sees_what_it_should(code: str, names: list[str]) -> None:
 
 # Class and type names that two or more modules of proxy/ define.
 SHARED_TYPES: dict[str, str] = {
-    "Handler": "aiohttp's type of a request handler, which it does not export",
     "_Transaction": "private: the few JSON members of a transaction that each module reads",
 }
 # File names that occur in several packages because they are about the same thing.
