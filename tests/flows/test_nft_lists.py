@@ -20,7 +20,7 @@ from proxy.services.tokens import nft_metadata
 from proxy.services.tokens.nft_metadata import NftMetadata
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted
 from tests.rpc_scene import scene
-from tests.wire.strangers import Pages, pages
+from tests.wire.external_servers import Pages, pages
 
 CONTRACT, ITEMS = b"\x11" * 20, b"\x22" * 20
 CID = "bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi"

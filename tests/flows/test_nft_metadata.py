@@ -18,7 +18,7 @@ from web3 import AsyncHTTPProvider, AsyncWeb3
 from tests import service as service_room
 from tests.service import Service, until
 from tests.shapes import conforms
-from tests.wire.strangers import Listener, Pages, listener, pages
+from tests.wire.external_servers import Listener, Pages, listener, pages
 
 CID = "bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi"
 TX = "bNbA3TEQVL60xlgCcqdz4ZPHFZ711cZ3hmkpGttDt_U"

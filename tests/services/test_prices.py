@@ -20,7 +20,7 @@ from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
 from proxy.store.cache import DataCache
 from proxy.wire.price_api import AWAY_S, PriceApi
 from tests.chains.test_price_feeds import words
-from tests.wire.strangers import Pages, pages
+from tests.wire.external_servers import Pages, pages
 
 CHAINS = load_tables().chains
 NOW = 1_700_000_000.0

@@ -16,7 +16,7 @@ from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
-from tests.wire.asked import GOOD, Asked, ask, pool, still_works
+from tests.wire.recorded_calls import GOOD, Asked, ask, pool, still_works
 from tests.wire.upstreams import CHUNKED, Exchange, Script, answer, chunked, http, replies, stub
 
 # Replies, however they come

@@ -13,7 +13,7 @@ from aiohttp import web
 from proxy.core.egress import EgressPolicy
 from proxy.wire.fetcher import Fetched, Fetcher, expanded
 from proxy.wire.guard import Guard
-from tests.wire.strangers import Pages, pages
+from tests.wire.external_servers import Pages, pages
 
 LIMIT = 10_000
 LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())

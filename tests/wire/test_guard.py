@@ -11,7 +11,7 @@ from proxy.core.egress import EgressPolicy
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.guard import Guard, UrlRefused
 from tests.web.worker import on_uvloop
-from tests.wire.strangers import Listener, Names, Pages, listener, pages
+from tests.wire.external_servers import Listener, Names, Pages, listener, pages
 
 # Hosts that are this host, or a metadata service, or a private one, in every spelling that some parser takes.
 HOSTS = [

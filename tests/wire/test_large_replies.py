@@ -14,7 +14,7 @@ from proxy.wire.upstream import MAX_REPLY_BYTES, UpstreamConnection
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
-from tests.wire.asked import ask, pool, still_works
+from tests.wire.recorded_calls import ask, pool, still_works
 from tests.wire.upstreams import CHUNKED, Exchange, Script, answer, chunked, http, replies
 
 

@@ -22,7 +22,7 @@ from proxy.wire.guard import Guard
 from proxy.wire.receiver import EXCERPT, DeliveryReply, Receiver
 from proxy.wire.receiver_connection import MAX_REPLY
 from tests.service import until
-from tests.wire.strangers import Names, Pages, listener, pages
+from tests.wire.external_servers import Names, Pages, listener, pages
 
 LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 HEADERS = {"Content-Type": "application/json", "webhook-id": "evt_1"}
