@@ -219,9 +219,9 @@ def _code(code: int | float | str | None) -> int:
         return 0
 
 
-def told(error: bytes, verdict: UpstreamError, *, in_our_codes: bool) -> bytes:
-    """The error as a caller sees it: under our code for its class, with its message and data; unchanged where the code is right
-    already, or where codes are a language of their own and ours would be none."""
+def translate(error: bytes, verdict: UpstreamError, *, in_our_codes: bool) -> bytes:
+    """The error as a caller sees it: our code for its class, with the upstream's message and data. It is unchanged if the code
+    is right already, or if the chain family has its own codes (`in_our_codes` is false)."""
     ours = KINDS[verdict.kind].code if in_our_codes else None
     if words := _words_instead(error, verdict):
         code = _INTERNAL_ERROR if verdict.kind == "unauthorized" else ours or verdict.code or _INTERNAL_ERROR

@@ -15,8 +15,8 @@ def error(code: object, message: object, **more: object) -> bytes:
     return json.dumps({"code": code, "message": message, **more}).encode()
 
 
-def told(raw: bytes, *, ours: bool = True) -> bytes:
-    return dialect.told(raw, dialect.classify(raw), in_our_codes=ours)
+def translate(raw: bytes, *, ours: bool = True) -> bytes:
+    return dialect.translate(raw, dialect.classify(raw), in_our_codes=ours)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def told(raw: bytes, *, ours: bool = True) -> bytes:
         ("unknown", 1234, ""),
     ],
 )  # fmt: skip
-def test_errors_are_told_apart_by_code_and_phrase(kind: str, code: int, message: str) -> None:
+def test_errors_are_classified_by_code_and_phrase(kind: str, code: int, message: str) -> None:
     verdict = dialect.classify(error(code, message))
     assert (verdict.kind, verdict.code, verdict.message) == (kind, code, message)
 
@@ -103,7 +103,7 @@ def test_errors_are_told_apart_by_code_and_phrase(kind: str, code: int, message:
         (True, True, "rate_limited unauthorized timeout server"),
     ],
 )
-def test_what_is_asked_elsewhere_and_who_is_to_blame(retry_elsewhere: bool, blame: bool, kinds: str) -> None:
+def test_kinds_decide_retry_and_blame(retry_elsewhere: bool, blame: bool, kinds: str) -> None:
     for kind in kinds.split():
         meaning = dialect.KINDS[kind]  # type: ignore[index]
         assert (meaning.retry_elsewhere, meaning.blame) == (retry_elsewhere, blame)
@@ -122,10 +122,10 @@ def test_caller_cannot_pass_for_a_failing_upstream(words: str) -> None:
 
 
 @pytest.mark.parametrize("broken", [b"", b"[]", b'"text"', b"5", b'{"code":{}}', b"{" * 5000])
-def test_what_is_no_error_object_speaks_against_the_upstream(broken: bytes) -> None:
+def test_malformed_error_object_counts_against_the_upstream(broken: bytes) -> None:
     verdict = dialect.classify(broken)
     assert (verdict.kind, verdict.retry_elsewhere, verdict.blame) == ("server", True, True)
-    assert told(broken) == broken
+    assert translate(broken) == broken
 
 
 @pytest.mark.parametrize(("sent", "read"), [("-32005", -32005), ("x", 0), (None, 0), (-32005.0, -32005), (1e400, 0)])
@@ -136,8 +136,8 @@ def test_codes_of_other_types_are_read(sent: object, read: int) -> None:
 @given(st.binary() | st.builds(error, st.integers() | st.text(), st.text() | st.none()))
 def test_no_bytes_make_it_raise(raw: bytes) -> None:
     dialect.classify(raw)
-    told(raw)
-    told(raw, ours=False)
+    translate(raw)
+    translate(raw, ours=False)
 
 
 def test_long_message_costs_no_more_than_a_short_one() -> None:
@@ -158,7 +158,7 @@ def test_long_message_costs_no_more_than_a_short_one() -> None:
     ],
 )
 def test_error_is_given_our_code_with_its_own_message_and_data(raw: bytes, expected: bytes) -> None:
-    assert json.loads(told(raw)) == json.loads(expected)
+    assert json.loads(translate(raw)) == json.loads(expected)
 
 
 @pytest.mark.parametrize(
@@ -171,24 +171,24 @@ def test_error_is_given_our_code_with_its_own_message_and_data(raw: bytes, expec
     ],
 )
 def test_error_that_is_right_already_keeps_its_bytes(raw: bytes) -> None:
-    assert told(raw) == raw
+    assert translate(raw) == raw
 
 
 def test_data_keeps_its_bytes_under_a_new_code() -> None:
     raw = b'{"code":-32000,"message":"execution reverted","data":{"n":123456789012345678901234567890, "f":1.10}}'
-    assert b'"data":{"n":123456789012345678901234567890, "f":1.10}' in told(raw)
+    assert b'"data":{"n":123456789012345678901234567890, "f":1.10}' in translate(raw)
 
 
 def test_words_about_the_upstreams_key_stay_here() -> None:
     for ours in (True, False):
-        said = told(error(-32000, "invalid api key: abcdef", data={"project": "abcdef"}), ours=ours)
+        said = translate(error(-32000, "invalid api key: abcdef", data={"project": "abcdef"}), ours=ours)
         assert json.loads(said) == {"code": -32603, "message": "the upstream refused the call"}
 
 
 @pytest.mark.parametrize(("ours", "code"), [(True, -32005), (False, 429)])
 def test_words_about_the_upstreams_deal_with_us_stay_here(ours: bool, code: int) -> None:
     raw = error(429, "Too many requests: upgrade your tier at https://vendor.example/us", data={"account": "us"})
-    assert json.loads(told(raw, ours=ours)) == {
+    assert json.loads(translate(raw, ours=ours)) == {
         "code": code, "message": "the upstream takes no more calls at the moment",
     }  # fmt: skip
 
@@ -206,11 +206,11 @@ def test_words_about_the_upstreams_deal_with_us_stay_here(ours: bool, code: int)
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_no_address_behind_an_upstream_is_told(words: str, ours: bool) -> None:
-    assert b"upstream" in told(error(-32000, words), ours=ours)
+def test_address_behind_an_upstream_is_not_shown(words: str, ours: bool) -> None:
+    assert b"upstream" in translate(error(-32000, words), ours=ours)
     for secret in (b"secret", b"10.1", b"node", b"fd00", b"localhost", b"8545"):
-        assert secret not in told(error(-32000, words), ours=ours)
-        assert secret not in told(error(-32603, "Internal error", data={"cause": words}), ours=ours)
+        assert secret not in translate(error(-32000, words), ours=ours)
+        assert secret not in translate(error(-32603, "Internal error", data={"cause": words}), ours=ours)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_no_address_behind_an_upstream_is_told(words: str, ours: bool) -> None:
     ],
 )
 def test_other_words_are_passed_on_as_they_are(raw: bytes) -> None:
-    assert told(raw, ours=False) == raw
+    assert translate(raw, ours=False) == raw
 
 
 def test_phrases_are_lower_case_so_that_they_can_match() -> None:

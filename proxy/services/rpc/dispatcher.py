@@ -220,7 +220,7 @@ class Dispatcher(FlightHandler):
             return
         if flight.handed_over:
             return
-        translated = dialect.told(error, verdict, in_our_codes=policy.normalises)
+        translated = dialect.translate(error, verdict, in_our_codes=policy.normalises)
         if verdict.retry_elsewhere:
             if not verdict.blame:
                 flight.spare_error = translated
