@@ -69,7 +69,7 @@ def test_place_of_a_value_among_others_is_found() -> None:
         encoded(["uint256", "uint256"], 33, 0),
     ],
 )
-def test_what_does_not_read_is_none(data: bytes | None) -> None:
+def test_malformed_data_is_none(data: bytes | None) -> None:
     assert abi.text(data) is None
     assert abi.dynamic(data) is None
 

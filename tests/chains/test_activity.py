@@ -87,7 +87,7 @@ def trace(kind: str, path: list[int], action: dict[str, Any], **more: Any) -> di
     return {"type": kind, "traceAddress": path, "action": action, "transactionHash": HASH, **more}
 
 
-def test_list_of_traces_tells_the_same_as_the_tree() -> None:
+def test_list_of_traces_yields_the_same_calls_as_the_tree() -> None:
     call = {"callType": "call", "from": B, "to": C}
     found = activity.calls_of_list(
         [

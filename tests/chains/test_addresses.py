@@ -69,7 +69,7 @@ def test_address_is_taken_in_any_case(text: str) -> None:
         "0x" + "١" * 40,
     ],
 )
-def test_what_is_no_address_is_none(text: str) -> None:
+def test_malformed_address_is_none(text: str) -> None:
     assert evm.parse(text) is None
 
 

@@ -86,12 +86,12 @@ def test_deposits_make_and_withdrawals_destroy() -> None:
     assert (found, odd) == ([transfer(20, ZERO, A, 5), transfer(20, B, ZERO, 5)], 0)
 
 
-def test_deposit_that_a_transfer_of_its_transaction_tells_of_is_left_out() -> None:
+def test_deposit_that_repeats_a_transfer_of_its_transaction_is_left_out() -> None:
     data = encode(["uint256"], [5])
     minted = log([facts.TRANSFER, topic(ZERO), topic(A)], data)
-    told = log([facts.DEPOSIT, topic(A)], data, index=4)
+    deposit = log([facts.DEPOSIT, topic(A)], data, index=4)
     elsewhere = log([facts.DEPOSIT, topic(A)], data, transaction="0x" + "34" * 32)
-    found, _ = facts.transfers_of([told, minted, elsewhere])
+    found, _ = facts.transfers_of([deposit, minted, elsewhere])
     assert [each.transaction for each in found] == [HASH, "0x" + "34" * 32]
 
 

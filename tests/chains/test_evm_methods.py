@@ -270,7 +270,7 @@ def test_only_moving_tags_move() -> None:
         ("eth_feeHistory", b"null", True),
     ],
 )
-def test_empty_answers_are_told(method: str, result: bytes, expected: bool) -> None:
+def test_empty_results_are_recognised(method: str, result: bytes, expected: bool) -> None:
     assert EVM.is_empty(METHODS[method], result) is expected
 
 

@@ -49,7 +49,7 @@ def test_tip_is_the_median_over_blocks_that_were_not_empty() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[], [[0, 0, 0]] * 2])
-def test_floor_holds_where_nobody_tips(rewards: list[list[int]]) -> None:
+def test_floor_applies_without_tips(rewards: list[list[int]]) -> None:
     found = fees.of_history(history([0, 0, 0], rewards, [0.0, 0.0]), floor_wei=30 * GWEI, block_time_s=0.25)
     assert set(found.estimates.values()) == {
         Estimate(30 * GWEI, 30 * GWEI, 2), Estimate(30 * GWEI, 30 * GWEI, 1)
@@ -72,7 +72,7 @@ def test_chain_without_base_fee_has_one_price_and_a_little_around_it() -> None:
         {**history([1, 2], []), "gasUsedRatio": [0.1, 0.2]},
     ],
 )  # fmt: skip
-def test_what_is_no_history_is_no_estimate(bad: Any) -> None:
+def test_malformed_fee_history_is_refused(bad: Any) -> None:
     with pytest.raises(ValueError, match=r".*"):
         fees.of_history(bad, floor_wei=0, block_time_s=1.0)
 

@@ -148,11 +148,11 @@ def test_narrowed_range_is_smaller_and_inside(message: str, first: int, more: in
 
 
 def test_our_refusal_names_a_range_in_data_and_in_the_phrase_that_indexers_read() -> None:
-    told = json.loads(log_range.refusal(16, 1024))
-    assert told["code"] == -32602
-    assert told["data"] == {"suggested_from": "0x10", "suggested_to": "0x400"}
-    assert "this block range should work: [0x10, 0x400]" in told["message"]
-    assert log_range.suggested(told["message"]) == (16, 1024)
+    error = json.loads(log_range.refusal(16, 1024))
+    assert error["code"] == -32602
+    assert error["data"] == {"suggested_from": "0x10", "suggested_to": "0x400"}
+    assert "this block range should work: [0x10, 0x400]" in error["message"]
+    assert log_range.suggested(error["message"]) == (16, 1024)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_erc721_token_without_an_owner_does_not_exist(owner: dict[str, bytes]) -
 
 
 @pytest.mark.parametrize(
-    ("told", "exists", "supply"),
+    ("replies", "exists", "supply"),
     [
         ({}, None, None),
         ({"exists": YES}, True, None),
@@ -72,9 +72,11 @@ def test_erc721_token_without_an_owner_does_not_exist(owner: dict[str, bytes]) -
     ],
 )
 def test_erc1155_token_exists_as_far_as_its_contract_says(
-    told: dict[str, bytes], exists: bool | None, supply: int | None
+    replies: dict[str, bytes], exists: bool | None, supply: int | None
 ) -> None:
-    assert answered(**SPEAKS_1155, uri=text("x/{id}"), **told) == NftContractFacts(1155, None, "x/{id}", exists, supply)
+    assert answered(**SPEAKS_1155, uri=text("x/{id}"), **replies) == NftContractFacts(
+        1155, None, "x/{id}", exists, supply
+    )
 
 
 def test_contract_from_before_erc165_is_what_it_does() -> None:
@@ -98,7 +100,7 @@ def test_contract_from_before_erc165_is_what_it_does() -> None:
         dict.fromkeys(NAMES, b""),
     ],
 )
-def test_what_is_neither_is_no_nft(given: dict[str, bytes]) -> None:
+def test_contract_of_neither_standard_is_no_nft(given: dict[str, bytes]) -> None:
     found = answered(**given)
     assert found is None or found.exists is not True
 

@@ -90,7 +90,7 @@ def test_selector_is_the_first_four_bytes_and_less_is_none() -> None:
         abi.selector("executeBatch((address,uint256,bytes)[])") + encode(["uint256", "uint256"], [32, 2**64]),
     ],
 )  # fmt: skip
-def test_what_an_account_would_not_execute_is_not_read(data: bytes) -> None:
+def test_call_data_that_an_account_would_not_execute_is_not_read(data: bytes) -> None:
     assert paymaster.inner_calls(data) is None
 
 

@@ -119,7 +119,7 @@ def test_efficiency_is_the_share_of_the_limit_that_is_expected_to_be_used(
         ({"min_gas_efficiency": "0." + "1" * 40}, "rules.min_gas_efficiency"),
     ],
 )
-def test_what_no_schema_sees_is_refused_by_name(given: dict[str, Any], named: str) -> None:
+def test_mistake_that_no_schema_catches_is_refused_by_name(given: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRule, match=named.replace(".", r"\.")):
         rules(**given)
 

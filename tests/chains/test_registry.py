@@ -77,7 +77,7 @@ def test_key_class_picks_the_network_where_only_a_chain_is_named() -> None:
         assert (live and live.id, test and test.id) == ("ethereum/mainnet", "ethereum/sepolia")
 
 
-def test_solana_has_no_chain_id_and_its_networks_are_told_by_genesis() -> None:
+def test_solana_has_no_chain_id_and_its_networks_differ_by_genesis() -> None:
     test = CHAINS.find_word("sol", live=False)
     assert test is not None
     assert (test.id, test.family, test.facts.chain_id) == ("solana/devnet", "svm", None)

@@ -38,7 +38,7 @@ def test_every_type_has_a_sample(event_type: str) -> None:
     }
 
 
-def test_sample_is_made_anew_each_time() -> None:
+def test_each_sample_is_a_fresh_copy() -> None:
     given = {"chain": "dev", "symbol": "ETH", "decimals": 18, "block": 12, "time": ""}
     samples.sample_of("log", **given)["topics"].append("0x")  # type: ignore[arg-type]
     assert len(samples.sample_of("log", **given)["topics"]) == 3  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def test_text_is_the_librarys_and_reads_back(raw: bytes) -> None:
 @example(P.to_bytes(32, "little"))
 @example((P + 1).to_bytes(32, "little"))
 @example((P - 1).to_bytes(32, "little"))
-def test_points_of_the_curve_are_told_from_others(raw: bytes) -> None:
+def test_points_on_the_curve_are_recognised(raw: bytes) -> None:
     assert address.is_on_curve(raw) is Pubkey.from_bytes(raw).is_on_curve()
 
 
@@ -41,7 +41,7 @@ def test_derived_address_is_the_librarys(seeds: list[bytes], program: bytes) -> 
 
 
 @pytest.mark.parametrize("text", ["", "1" * 31, "1" * 33, "z" * 44, "0" * 32, "I" * 40, "1" * 45, "2" * 32])
-def test_what_is_no_address_is_none(text: str) -> None:
+def test_malformed_address_is_none(text: str) -> None:
     assert address.parse(text) is None
 
 

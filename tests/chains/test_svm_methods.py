@@ -111,7 +111,7 @@ def test_slot_beyond_the_ledger_is_an_archive_read() -> None:
         ("simulateTransaction", b'{"context":{"slot":1},"value":[]}', False),
     ],
 )
-def test_empty_answers_are_told_inside_their_context_too(method: str, result: bytes, expected: bool) -> None:
+def test_empty_results_are_recognised_inside_their_context_too(method: str, result: bytes, expected: bool) -> None:
     assert SVM.is_empty(METHODS[method], result) is expected
 
 

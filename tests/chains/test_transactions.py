@@ -24,7 +24,7 @@ def rlp(item: bytes | list) -> bytes:  # type: ignore[type-arg]
     return bytes([short + 55 + len(size)]) + size + body
 
 
-def told(raw: bytes) -> str | None:
+def sent_hash(raw: bytes) -> str | None:
     found = hash_of_sent(json.dumps(["0x" + raw.hex()]).encode())
     return None if found is None else json.loads(found)
 
@@ -44,14 +44,14 @@ def keccak(raw: bytes) -> str:
 )
 def test_blobs_beside_a_transaction_are_not_part_of_its_hash(fields: list[bytes], beside: list[bytes]) -> None:
     expected = keccak(b"\x03" + rlp(fields))
-    assert told(b"\x03" + rlp([fields, *beside])) == expected
+    assert sent_hash(b"\x03" + rlp([fields, *beside])) == expected
 
 
 def test_blob_transaction_that_is_sent_without_blobs_is_hashed_as_it_is() -> None:
     raw = b"\x03" + rlp([b"\x01", b"\x02", b"t" * 20])
-    assert told(raw) == keccak(raw)
+    assert sent_hash(raw) == keccak(raw)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x03", b"\x03\x01", b"\x03\xff", b"\x03\xc2\xf9\xff", b"\x03\xc1\xc5"])
-def test_what_is_no_transaction_has_no_hash(raw: bytes) -> None:
-    assert told(raw) is None
+def test_malformed_transaction_has_no_hash(raw: bytes) -> None:
+    assert sent_hash(raw) is None

@@ -16,10 +16,10 @@ ENTRY_POINTS = {
     "0.7": "0x0000000071727De22E5E9d8BAf0edAc6f37da032",
     "0.8": "0x4337084D9E255Ff0702461CF8895CE9E3b5Ff108",
 }
-SOMEBODY = "0x1234567890123456789012345678901234567890"
+ADDRESS = "0x1234567890123456789012345678901234567890"
 GAS = hex(6942069)
 PLAIN = {
-    "sender": SOMEBODY,
+    "sender": ADDRESS,
     "nonce": "0x0",
     "callData": "0x",
     "callGasLimit": GAS,
@@ -30,15 +30,15 @@ PLAIN = {
     "signature": "0x",
 }
 V06 = {**PLAIN, "initCode": "0x", "paymasterAndData": "0x"}
-FACTORY = {"factory": SOMEBODY, "factoryData": "0xdeadbeef"}
+FACTORY = {"factory": ADDRESS, "factoryData": "0xdeadbeef"}
 PAYMASTER = {
-    "paymaster": SOMEBODY,
+    "paymaster": ADDRESS,
     "paymasterVerificationGasLimit": GAS,
     "paymasterPostOpGasLimit": GAS,
     "paymasterData": "0xdeadbeef",
 }
 AUTH = {
-    "address": SOMEBODY,
+    "address": ADDRESS,
     "chainId": "0x1",
     "nonce": "0x0",
     "yParity": "0x0",
@@ -67,23 +67,23 @@ VECTORS: list[tuple[str, str, dict[str, Any], str]] = [
         {**PAYMASTER, **DELEGATED},
         "d96232eb5d02f483166b9b23dca3ec2b963d70f09b961fce348c51d306278462",
     ),
-    ("0.7", SOMEBODY, {}, "1903d62bb5dc75af6fed866aa46d8e80063d9e288aa7f2caad0ff1fcae22e40d"),
-    ("0.7", SOMEBODY, FACTORY, "46c1d51e831d50c1a93135f026a7d3f1921ed66e9c81da723dd3817a49f01bc1"),
-    ("0.7", SOMEBODY, only(1), "1f2cf8638ead0fc621c6fb1562b8222c06539efcec09be156191f72418ebb109"),
-    ("0.7", SOMEBODY, only(2), "950763d3ef84eb05b6cd1d95f3b736bb02988d643c6e11a76bf8beddc611cc95"),
-    ("0.7", SOMEBODY, only(3), "d6efc63c28df53b49dd6fa10cec0a92ac61f8c70e9a45265e39c955f9bf821ed"),
-    ("0.7", SOMEBODY, only(4), "265fc1350b3fc016d493f9533354cf1a758c0fb9ddbbfd8b19c987d4e8935eed"),
-    ("0.6", SOMEBODY, {}, "e331591ab320e956b5e93f04e1dcf706bc128bc7b510602d2e0553f8be25fcba"),
+    ("0.7", ADDRESS, {}, "1903d62bb5dc75af6fed866aa46d8e80063d9e288aa7f2caad0ff1fcae22e40d"),
+    ("0.7", ADDRESS, FACTORY, "46c1d51e831d50c1a93135f026a7d3f1921ed66e9c81da723dd3817a49f01bc1"),
+    ("0.7", ADDRESS, only(1), "1f2cf8638ead0fc621c6fb1562b8222c06539efcec09be156191f72418ebb109"),
+    ("0.7", ADDRESS, only(2), "950763d3ef84eb05b6cd1d95f3b736bb02988d643c6e11a76bf8beddc611cc95"),
+    ("0.7", ADDRESS, only(3), "d6efc63c28df53b49dd6fa10cec0a92ac61f8c70e9a45265e39c955f9bf821ed"),
+    ("0.7", ADDRESS, only(4), "265fc1350b3fc016d493f9533354cf1a758c0fb9ddbbfd8b19c987d4e8935eed"),
+    ("0.6", ADDRESS, {}, "e331591ab320e956b5e93f04e1dcf706bc128bc7b510602d2e0553f8be25fcba"),
     (
         "0.6",
-        SOMEBODY,
-        {"initCode": SOMEBODY + "deadbeef"},
+        ADDRESS,
+        {"initCode": ADDRESS + "deadbeef"},
         "aa4a4fa863b3018e0e23291ca82a8747d06c6a92548eb9198f54f4a63540d06e",
     ),
     (
         "0.6",
-        SOMEBODY,
-        {"paymasterAndData": SOMEBODY},
+        ADDRESS,
+        {"paymasterAndData": ADDRESS},
         "72bb2d82af9e9da2079fab165bc219c967c6ca0a63dfa55f382c5914ba2f77c5",
     ),
 ]
@@ -102,19 +102,19 @@ def test_delegate_that_the_chain_knows_stands_for_one_in_the_operation() -> None
     said = user_operation.parse({**PLAIN, **DELEGATED}, "0.8")
     unsaid = user_operation.parse({**PLAIN, "factory": "0x7702", "factoryData": "0xdeadbeef"}, "0.8")
     assert unsaid.is_delegated
-    known = user_operation.hash_of(unsaid, entry_point, 1, delegate=bytes.fromhex(SOMEBODY[2:]))
+    known = user_operation.hash_of(unsaid, entry_point, 1, delegate=bytes.fromhex(ADDRESS[2:]))
     assert known == user_operation.hash_of(said, entry_point, 1)
     assert known != user_operation.hash_of(unsaid, entry_point, 1)
 
 
-def test_paymaster_and_its_limits_are_told_from_either_shape() -> None:
+def test_paymaster_and_its_limits_are_read_from_either_shape() -> None:
     new = user_operation.parse({**PLAIN, **PAYMASTER}, "0.7")
-    old = user_operation.parse({**V06, "paymasterAndData": SOMEBODY + "beef"}, "0.6")
-    assert new.paymaster == old.paymaster == bytes.fromhex(SOMEBODY[2:])
+    old = user_operation.parse({**V06, "paymasterAndData": ADDRESS + "beef"}, "0.6")
+    assert new.paymaster == old.paymaster == bytes.fromhex(ADDRESS[2:])
     assert new.paymaster_gas == (6942069, 6942069)
     assert old.paymaster_gas == (0, 0)
     assert user_operation.parse(PLAIN, "0.7").paymaster is None
-    assert user_operation.parse({**PLAIN, **FACTORY}, "0.7").factory == bytes.fromhex(SOMEBODY[2:])
+    assert user_operation.parse({**PLAIN, **FACTORY}, "0.7").factory == bytes.fromhex(ADDRESS[2:])
     assert user_operation.parse({**PLAIN, **DELEGATED}, "0.8").factory is None
 
 
@@ -139,7 +139,7 @@ def test_null_is_the_same_as_missing(name: str) -> None:
 @pytest.mark.parametrize(
     ("version", "more", "message"),
     [
-        ("0.7", {"factory": SOMEBODY}, "factoryData: is missing; factory and factoryData come together"),
+        ("0.7", {"factory": ADDRESS}, "factoryData: is missing; factory and factoryData come together"),
         ("0.7", {"factoryData": "0xff"}, "factory: is missing; factory and factoryData come together"),
         ("0.7", {"paymasterVerificationGasLimit": "0x1"}, "paymaster: is missing; "),
         ("0.7", {"paymasterData": "0xff"}, "paymaster: is missing; paymaster, paymasterVerificationGasLimit, "),
@@ -147,7 +147,7 @@ def test_null_is_the_same_as_missing(name: str) -> None:
         ("0.7", only(3), "paymasterData: is missing; "),
         ("0.7", {"initCode": "0x"}, "initCode: is no field of an operation for entry point 0.7"),
         ("0.6", FACTORY, "factory: is no field of an operation for entry point 0.6"),
-        ("0.7", {"Sender": SOMEBODY}, "Sender: is no field of an operation for entry point 0.7"),
+        ("0.7", {"Sender": ADDRESS}, "Sender: is no field of an operation for entry point 0.7"),
         ("0.6", {"initCode": "0xdeadbeef"}, "initCode: must be 0x, or begin with an address of 20 bytes"),
         ("0.6", {"paymasterAndData": "0x00"}, "paymasterAndData: must be 0x, or begin with an address of 20 bytes"),
         ("0.7", {"sender": "0x1234"}, "sender: must be an address, 0x and 40 hex digits, not '0x1234'"),
@@ -203,11 +203,11 @@ def test_draft_needs_only_what_an_estimate_cannot_do_without() -> None:
     draft = {name: PLAIN[name] for name in ("sender", "nonce", "callData")}
     operation = user_operation.parse(draft, "0.7", draft=True)
     assert (operation.call_gas, operation.max_fee_wei, operation.signature) == (0, 0, b"")
-    assert user_operation.parse({**draft, "paymaster": SOMEBODY}, "0.7", draft=True).paymaster is not None
+    assert user_operation.parse({**draft, "paymaster": ADDRESS}, "0.7", draft=True).paymaster is not None
     with pytest.raises(BadOperation, match=r"^paymaster: is missing"):
         user_operation.parse({**draft, "paymasterData": "0x01"}, "0.7", draft=True)
     with pytest.raises(BadOperation, match=r"^callData: is missing$"):
-        user_operation.parse({"sender": SOMEBODY, "nonce": "0x0"}, "0.6", draft=True)
+        user_operation.parse({"sender": ADDRESS, "nonce": "0x0"}, "0.6", draft=True)
 
 
 def test_entry_point_is_found_in_any_case() -> None:
@@ -216,21 +216,21 @@ def test_entry_point_is_found_in_any_case() -> None:
             assert user_operation.version_of(text, ENTRY_POINTS) == version
 
 
-def test_entry_point_that_is_unknown_is_told_the_known_ones() -> None:
+def test_error_for_an_unknown_entry_point_lists_the_known_ones() -> None:
     with pytest.raises(BadOperation) as caught:
-        user_operation.version_of(SOMEBODY, ENTRY_POINTS)
+        user_operation.version_of(ADDRESS, ENTRY_POINTS)
     assert str(caught.value) == (
-        f"entryPoint: {SOMEBODY} is not supported here; supported: {', '.join(ENTRY_POINTS.values())}"
+        f"entryPoint: {ADDRESS} is not supported here; supported: {', '.join(ENTRY_POINTS.values())}"
     )
     with pytest.raises(BadOperation, match=r"^entryPoint: must be an address, not '0.7'$"):
         user_operation.version_of("0.7", ENTRY_POINTS)
     with pytest.raises(BadOperation, match=r"supported: none$"):
-        user_operation.version_of(SOMEBODY, {})
+        user_operation.version_of(ADDRESS, {})
 
 
 NUMBERS = st.integers(0, 2**128 - 1).map(hex)
 DATA = st.binary(max_size=80).map(lambda data: "0x" + data.hex())
-FIELDS = {**dict.fromkeys(PLAIN, NUMBERS), "sender": st.just(SOMEBODY), "callData": DATA, "signature": DATA}
+FIELDS = {**dict.fromkeys(PLAIN, NUMBERS), "sender": st.just(ADDRESS), "callData": DATA, "signature": DATA}
 
 
 @given(

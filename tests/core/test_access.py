@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.core import access
 from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, Account, Key, Limits
 
-# A key that anybody can make again: the entropy is the bytes 0 to 31. Keys in use must stay valid, so it never changes.
+# A reproducible key: its entropy is the bytes 0 to 31. Keys in use must stay valid, so it never changes.
 EXAMPLE = "svc_live_CTQj2uNU3MFagCXG9LRKRcwGkBIDlf3Zc7Vx"
 ENTROPY = bytes(range(32))
 PEPPER = b"p" * 32
@@ -50,7 +50,7 @@ def test_checksum_is_the_crc32_of_all_before_it_in_base62() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.sampled_from(access.MODES))
-def test_every_minted_key_is_well_formed_and_tells_its_mode(entropy: bytes, mode: access.Mode) -> None:
+def test_every_minted_key_is_well_formed_and_shows_its_mode(entropy: bytes, mode: access.Mode) -> None:
     key = access.mint(mode, entropy)
     assert len(key) == 45
     assert access.is_well_formed(key)
@@ -99,7 +99,7 @@ def test_every_lost_or_doubled_character_is_refused() -> None:
         "x" * 100_000,
     ],
 )  # fmt: skip
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_malformed_key_is_refused(text: str) -> None:
     assert not access.is_well_formed(text)
 
 
@@ -154,7 +154,9 @@ def test_unknown_scope_is_an_error_and_not_all_scopes() -> None:
         ((), ("bundler:send",), True),
     ],
 )
-def test_key_may_what_one_of_its_scopes_opens(has: tuple[str, ...], asked: tuple[str, ...], may: bool) -> None:
+def test_key_may_do_anything_that_one_of_its_scopes_allows(
+    has: tuple[str, ...], asked: tuple[str, ...], may: bool
+) -> None:
     assert key_of(scopes=access.scope_bits(has)).may(access.scope_bits(asked)) is may
 
 

@@ -59,7 +59,7 @@ def test_moves_of_the_head_are_counted_and_nothing_else() -> None:
     assert replies.moves == 2
 
 
-def test_what_is_never_kept_is_not() -> None:
+def test_reply_marked_never_is_not_cached() -> None:
     replies = ReplyCache(1 << 20)
     replies.put(key(1), b"x", "never")
     assert len(replies) == replies.bytes_used == 0

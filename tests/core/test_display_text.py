@@ -33,6 +33,6 @@ def test_long_text_is_cut() -> None:
 
 
 @given(st.text(), st.integers(1, 50))
-def test_what_is_shown_can_be_seen_is_short_and_stays_as_it_is(text: str, limit: int) -> None:
+def test_cleaned_text_is_printable_short_and_stable(text: str, limit: int) -> None:
     shown = cleaned(text, limit)
     assert shown is None or (shown.isprintable() and 0 < len(shown) <= limit and cleaned(shown, limit) == shown)

@@ -49,7 +49,7 @@ def test_address_of_the_internet_is_public(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "fe80::1%eth0", "8.8.8.8 "]
 )
-def test_what_is_not_plainly_an_address_may_not_be_reached(text: str) -> None:
+def test_unusual_spelling_of_an_address_may_not_be_reached(text: str) -> None:
     assert not EgressPolicy(allow=["0.0.0.0/0"]).may(text)
 
 

@@ -95,16 +95,16 @@ def test_gap_is_filled_in_order() -> None:
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_three_blocks_are_taken_back_newest_first_and_the_new_ones_told(one_by_one: bool) -> None:
+def test_three_blocks_are_removed_newest_first_and_the_new_ones_added(one_by_one: bool) -> None:
     world = World()
     world.announce(base := world.make(world.made[0]))
     old = world.line_of(world.extend(base, 3))[2:]
     for block in old:
         world.announce(block)
     new = world.line_of(world.extend(base, 4))[2:]
-    told = [world.announce(block) for block in (new if one_by_one else new[-1:])]
-    assert [block for removed, _ in told for block in removed] == old[::-1]
-    assert [block for _, added in told for block in added] == new
+    reported = [world.announce(block) for block in (new if one_by_one else new[-1:])]
+    assert [block for removed, _ in reported for block in removed] == old[::-1]
+    assert [block for _, added in reported for block in added] == new
     assert world.view == [base, *new]
 
 
@@ -139,7 +139,7 @@ def test_reorganisation_below_the_first_block_looks_for_where_the_chains_part() 
     assert added == new[7:]
 
 
-def test_chain_that_was_started_anew_is_followed_from_its_head() -> None:
+def test_restarted_chain_is_followed_from_its_head() -> None:
     world = World()
     world.announce(world.extend(world.made[0], 10))
     world.lost = set(world.blocks)
@@ -166,10 +166,10 @@ def test_listener_holds_the_canonical_chain_after_any_forks(steps: list[tuple[in
     for back, count, heard in steps:
         head = world.extend(world.made[max(0, len(world.made) - 1 - back)], count)
         if heard:
-            told = [world.view[:], *world.announce(head)]
+            reported = [world.view[:], *world.announce(head)]
             assert world.view == world.line_of(head)
             # A block that is removed and added again in one step would be sent for nothing.
-            assert not set(map(id, told[1])) & set(map(id, told[2]))
+            assert not set(map(id, reported[1])) & set(map(id, reported[2]))
     assert world.chain.tip == world.view[-1]
 
 

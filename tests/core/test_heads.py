@@ -109,7 +109,7 @@ def test_reports_that_are_old_have_no_vote() -> None:
     assert 0 not in chain.lagging
 
 
-def test_while_nobody_is_heard_nothing_changes() -> None:
+def test_without_any_report_nothing_changes() -> None:
     chain = Chain(100, 100, 100)
     heard_at = chain.heads.heard_at
     chain.report(None, None, None, after_s=STALE_S + 1)
@@ -137,7 +137,7 @@ def test_upstream_that_steps_back_a_little_does_not_take_the_tip_with_it() -> No
 # The tip
 
 
-def test_told_block_raises_the_tip_and_nobody_is_out_for_it() -> None:
+def test_announced_block_raises_the_tip_and_no_upstream_lags_for_it() -> None:
     chain = Chain(100, 100, 100)
     chain.heads.raise_to(101)
     assert chain.heads.tip == 101
@@ -155,7 +155,7 @@ def test_block_is_plausible_as_far_as_the_time_that_passed_allows() -> None:
     assert not chain.heads.is_plausible(1100, chain.now + 10 * BLOCK_S)
 
 
-def test_final_is_counted_from_what_is_agreed_and_not_from_what_one_has_told() -> None:
+def test_final_is_counted_from_the_agreed_head_and_not_from_an_announced_one() -> None:
     chain = Chain(100, 100, 100)
     chain.heads.raise_to(102)
     assert chain.heads.final == 100 - 64

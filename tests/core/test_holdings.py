@@ -69,7 +69,7 @@ def test_changes_unpack_as_they_were_packed(found: list[Transfer]) -> None:
 
 
 @given(transfers)
-def test_what_is_taken_back_leaves_nothing(found: list[Transfer]) -> None:
+def test_reverted_changes_leave_nothing(found: list[Transfer]) -> None:
     changes = of(found)
     changes.include(HoldingChanges.unpack(changes.pack()).taken_back())
     assert plain(changes) == {}

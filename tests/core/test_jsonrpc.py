@@ -71,7 +71,7 @@ def test_items_that_are_no_calls_are_answered_each(count: int) -> None:
     assert [item.code for item in items if isinstance(item, MalformedCall)] == [INVALID_REQUEST] * count
 
 
-def test_batch_of_the_specification_keeps_order_and_tells_good_from_bad() -> None:
+def test_batch_of_the_specification_keeps_order_and_separates_good_from_bad() -> None:
     items = parse_batch(b"""[
         {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
         {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},

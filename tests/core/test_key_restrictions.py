@@ -25,7 +25,7 @@ def test_block_has_one_form(text: str, block: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.0/33", "example.com", "10.0.0", "0x0a000001"])
-def test_what_is_no_block_is_refused(text: str) -> None:
+def test_malformed_address_block_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
         block_of(text)
 
@@ -43,7 +43,7 @@ def test_what_is_no_block_is_refused(text: str) -> None:
         "https://a b",
     ],
 )
-def test_what_is_no_origin_is_refused(text: str) -> None:
+def test_malformed_origin_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="origin"):
         origin_of(text)
 

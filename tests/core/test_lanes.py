@@ -41,7 +41,7 @@ def test_failure_halves_it_down_to_one() -> None:
     assert seen == [8, 4, 2, 1]
 
 
-def test_what_is_under_way_takes_its_place() -> None:
+def test_delivery_in_flight_takes_a_slot() -> None:
     lanes = Lanes(total=100, each=8)
     run(lanes, "a", 3)
     for left in range(8, 0, -1):
@@ -86,14 +86,14 @@ def test_one_that_answers_again_counts_as_good_with_all_it_has() -> None:
     assert lanes.rooms(alone("b")) == {"b": 1}
 
 
-def test_what_is_free_is_shared() -> None:
+def test_free_slots_are_shared() -> None:
     lanes = Lanes(total=12, each=10)
     for name in "abc":
         run(lanes, name, 4)
     assert lanes.rooms(alone("abc")) == {"a": 4, "b": 4, "c": 4}
 
 
-def test_scarce_places_go_round_among_receivers_and_nobody_starves() -> None:
+def test_scarce_slots_rotate_among_receivers_and_none_starves() -> None:
     lanes = Lanes(total=4, each=4)
     served: Counter[str] = Counter()
     for _ in range(30):
@@ -106,7 +106,7 @@ def test_scarce_places_go_round_among_receivers_and_nobody_starves() -> None:
     assert max(served.values()) - min(served.values()) <= 4
 
 
-def test_who_has_something_under_way_comes_after_who_has_nothing() -> None:
+def test_busy_receiver_comes_after_idle_ones() -> None:
     lanes = Lanes(total=4, each=4)
     run(lanes, "a", 3)
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_who_has_something_under_way_comes_after_who_has_nothing() -> None:
     assert lanes.rooms(alone("abcd")) == {"b": 1, "c": 1}
 
 
-def test_webhooks_of_one_receiver_share_what_it_may_have_and_take_turns() -> None:
+def test_webhooks_of_one_receiver_share_its_slots_and_take_turns() -> None:
     lanes = Lanes(total=100, each=4)
     run(lanes, "host", 4)
     webhooks = {f"wh_{n}": "host" for n in range(6)}
@@ -127,7 +127,7 @@ def test_webhooks_of_one_receiver_share_what_it_may_have_and_take_turns() -> Non
     assert lanes.rooms(webhooks) == {}
 
 
-def test_all_places_are_free_again_when_whoever_had_them_is_gone() -> None:
+def test_clearing_frees_all_slots() -> None:
     lanes = Lanes(total=4, each=4)
     run(lanes, "a", 1, took_s=5.0)
     fill(lanes, "ab")

@@ -41,7 +41,7 @@ def test_webhook_moves_by_the_table(state: WebhookState | None, cause: WebhookTr
 @pytest.mark.parametrize(
     ("state", "cause"), [("active", "activate"), ("paused", "pause"), ("paused", "exhaust"), ("disabled", "gone")]
 )
-def test_what_is_so_already_stays_so(state: WebhookState, cause: WebhookTrigger) -> None:
+def test_trigger_of_the_current_state_changes_nothing(state: WebhookState, cause: WebhookTrigger) -> None:
     assert lifecycle.after(state, cause) == state
 
 

@@ -115,7 +115,7 @@ def test_wait_is_that_of_the_slower_bucket() -> None:
     assert take([9.9, 9.7], 0, 10.0, 0.6, 0.1) == pytest.approx(0.5)
 
 
-def test_waiting_as_told_is_enough() -> None:
+def test_returned_wait_is_enough() -> None:
     edges = [0.0, 0.0]
     now = 100.0
     for _ in range(50):
@@ -150,7 +150,7 @@ def test_edge_in_the_future_heals_at_once(ahead: float) -> None:
     assert edges == pytest.approx([99.1, 99.1])
 
 
-def test_clock_that_steps_back_a_little_makes_nobody_wait_long() -> None:
+def test_clock_that_steps_back_a_little_causes_no_long_wait() -> None:
     edges = [100.5, 100.5]
     wait = take(edges, 0, 100.0, 0.1, 0.1)
     assert 0.0 < wait <= 1.1

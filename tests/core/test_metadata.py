@@ -141,7 +141,7 @@ def test_lines_of_a_description_stay_and_other_controls_go() -> None:
     [b"", b"null", b"[]", b'"x"', b"5", b"{", b"{]", b"<html>", b"\xff\xfe\xfa", b"{'a': 1}", b'{"a": 1} x', b"[" * 100_000,
      b'{"a":' * 100_000, b"\0" * 100],
 )  # fmt: skip
-def test_what_is_no_document_is_none(body: bytes) -> None:
+def test_malformed_document_is_none(body: bytes) -> None:
     assert read(body) is None
 
 

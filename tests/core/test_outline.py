@@ -51,7 +51,7 @@ def test_long_strings_come_out_as_they_went_in(params: str) -> None:
         b"",
     ],
 )
-def test_what_is_not_plain_is_left_to_the_parser(body: bytes) -> None:
+def test_unusual_call_is_left_to_the_parser(body: bytes) -> None:
     assert outline.read_call(body) is None
 
 
@@ -86,7 +86,7 @@ def test_bytes_that_were_changed_are_never_read_otherwise(data: st.DataObject) -
         assert call == jsonrpc.parse(changed)
 
 
-def test_a_bad_call_is_told_by_the_parser() -> None:
+def test_bad_call_is_refused_by_the_parser() -> None:
     body = body_of(f'"{LONG}"')
     assert outline.read_call(body) is None
     with pytest.raises(MalformedCall):

@@ -41,7 +41,7 @@ def test_equal_values_are_ordered_by_symbol_then_contract() -> None:
     assert [(item["symbol"], item["contract"]) for item in found] == [("S", "0xS"), ("T", "0xa"), ("T", "0xb")]
 
 
-def test_what_differs_in_the_last_digit_of_an_enormous_value_is_in_order() -> None:
+def test_enormous_values_that_differ_in_the_last_digit_are_in_order() -> None:
     """A float, or a decimal of 28 digits, would call these equal and order them by symbol."""
     assert symbols(held("A", 2**256 - 2, "1"), held("B", 2**256 - 1, "1")) == ["B", "A"]
 

@@ -84,7 +84,7 @@ def test_slow_upstream_is_passed_by_while_others_are_quick() -> None:
     assert chosen(of, 2000)["up1"] == 0
 
 
-def test_small_difference_in_latency_leaves_nobody_without_calls() -> None:
+def test_small_difference_in_latency_leaves_no_upstream_without_calls() -> None:
     of = group({}, {})
     of.members[1].latency_s = of.members[0].latency_s * 1.2
     assert min(chosen(of, 1000).values()) > 400
@@ -303,7 +303,7 @@ def test_higher_tier_is_used_only_when_no_lower_one_can_be() -> None:
     assert chosen(of, tried=0b1110) == {"nobody": 1}
 
 
-def test_method_lists_are_kept_even_when_nobody_else_is_there() -> None:
+def test_method_lists_apply_even_when_no_other_upstream_is_left() -> None:
     of = group({"allow": ["eth_chainId"]}, {"deny": [METHOD]}, {"allow": [METHOD], "deny": []})
     assert chosen(of, 50) == {"up2": 50}
     assert chosen(of, tried=0b100) == {"nobody": 1}
@@ -351,7 +351,7 @@ def test_archive_is_the_wish_that_is_given_up_last() -> None:
     st.booleans(),
     st.integers(0, 12),
 )
-def test_somebody_is_chosen_exactly_when_somebody_can_be(
+def test_upstream_is_chosen_exactly_when_one_is_left(
     members: list[tuple[bool, bool, int, int]], tried: int, archive: bool, head: int
 ) -> None:
     of = group(*({"archive": has_all, "tier": tier} for _, has_all, tier, _ in members))
@@ -394,13 +394,13 @@ def served(health: UpstreamHealth, *seconds: float, times: int = 1) -> None:
             health.succeeded(each)
 
 
-def test_hedge_waits_for_the_ceiling_while_nobody_has_enough_samples() -> None:
+def test_hedge_waits_for_the_ceiling_while_no_upstream_has_enough_samples() -> None:
     of = group({}, {})
     served(of.members[0], 0.001, times=ENOUGH_SAMPLES - 1)
     assert of.hedge_after_s(of.members[0]) == HEDGE_CEILING_S
 
 
-def test_upstream_too_new_to_tell_is_measured_by_the_quickest_of_the_others() -> None:
+def test_upstream_with_too_few_samples_is_measured_by_the_quickest_of_the_others() -> None:
     of = group({}, {}, {})
     served(of.members[1], 0.2, times=50)
     served(of.members[2], 0.09, times=50)

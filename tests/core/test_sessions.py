@@ -17,7 +17,7 @@ def test_token_of_32_bytes_has_a_form_of_its_own() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "A" * 42, "A" * 44, "A" * 42 + "\n", "A" * 42 + "=", "Ä" * 43, "A" * 43 + "\n"]
 )
-def test_what_cannot_be_a_token_is_none(text: str) -> None:
+def test_malformed_token_is_none(text: str) -> None:
     assert not sessions.is_token(text)
 
 

@@ -77,7 +77,7 @@ def test_path_never_leads_out_of_its_content(path: str) -> None:
      "ftp://example.com/1", "file:///etc/passwd", "javascript:alert(1)", "/etc/passwd", "data:", "data:x;base64,???",
      "mailto:x@example.com", "//example.com/1", "example.com/1.json"],
 )  # fmt: skip
-def test_what_means_nothing_is_nowhere(uri: str) -> None:
+def test_unsupported_uri_has_no_location(uri: str) -> None:
     assert locate(uri, GATEWAYS) is None
 
 
@@ -91,7 +91,7 @@ def test_what_means_nothing_is_nowhere(uri: str) -> None:
         ("https://example.com/a\tb\u202e", "https://example.com/a%09b%E2%80%AE"),
     ],
 )
-def test_web_address_is_a_strangers(uri: str, url: str) -> None:
+def test_web_address_is_external(uri: str, url: str) -> None:
     assert locate(uri, GATEWAYS) == RemoteDocument(url, own=False)
 
 
@@ -157,7 +157,7 @@ def test_image_is_shown_as_it_is_named_and_as_it_is_on_the_web(uri: str, as_show
     ["", "  ", "javascript:alert(1)", "data:text/html,<script>", "data:application/json,{}", "vbscript:x", "file:///etc/passwd",
      "1.png", "data:image/png;base64," + "A" * LONGEST, "about:blank", " javascript:alert(1)", "JAVASCRIPT:1", "data:,x"],
 )  # fmt: skip
-def test_what_is_no_image_is_not_shown(uri: str) -> None:
+def test_uri_that_is_no_image_is_not_shown(uri: str) -> None:
     assert shown(uri) is None
 
 

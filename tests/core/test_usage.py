@@ -24,7 +24,7 @@ def counted(times: int, seconds: float = 0.001) -> Tally:
     return tally
 
 
-def test_what_a_key_used_is_gathered_once_and_added_to_what_all_used() -> None:
+def test_usage_of_a_key_is_gathered_once_and_added_to_the_total() -> None:
     touched: TouchedTallies = []
     whole = Tally("net", "method")
     one, other = KeyTallies("acct", "key_1", touched), KeyTallies("acct", "key_2", touched)
@@ -39,7 +39,7 @@ def test_what_a_key_used_is_gathered_once_and_added_to_what_all_used() -> None:
     assert gather(touched) == []
 
 
-def test_what_is_counted_after_gathering_is_found_the_next_time() -> None:
+def test_usage_counted_after_gathering_is_gathered_the_next_time() -> None:
     touched: TouchedTallies = []
     whole = Tally("net", "method")
     sheet = KeyTallies("acct", "key", touched)

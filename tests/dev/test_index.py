@@ -9,7 +9,7 @@ from proxy.dev import index
 from proxy.dev.run import DEV_NETWORKS
 from tests.service import Service
 
-NOBODY = "127.0.0.1:1"
+CLOSED_PORT = "127.0.0.1:1"
 
 
 def database_of(service: Service) -> str:
@@ -29,7 +29,7 @@ async def test_wait_for_an_unfollowed_chain_times_out(service: Service, monkeypa
 
 @pytest.mark.parametrize("gone", ["database", "chain", "answer"])
 async def test_unreachable_database_or_chain_is_not_an_error(service: Service, gone: str) -> None:
-    database = f"postgresql://{NOBODY}/none" if gone == "database" else database_of(service)
+    database = f"postgresql://{CLOSED_PORT}/none" if gone == "database" else database_of(service)
     # The last one answers but has no blocks.
-    chains = {"chain": f"http://{NOBODY}", "answer": service.ready["base_url"] + "/rpc/dev/mainnet"}
+    chains = {"chain": f"http://{CLOSED_PORT}", "answer": service.ready["base_url"] + "/rpc/dev/mainnet"}
     assert not await index.is_indexed(database, chains.get(gone, service.ready["upstream_url"]), DEV_NETWORKS)

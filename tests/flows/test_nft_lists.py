@@ -74,9 +74,9 @@ async def test_names_and_images_of_many_tokens_are_read_by_one_call() -> None:
         assert known[:30] == [(f"Number {n}", f"ipfs://{CID}/{n}") for n in range(30)]
         assert known[30:] == [("Here", None), (None, "data:image/svg+xml,%3Csvg/%3E"), (None, None)]
         assert len([size for size in found.machine.sizes if size > 1]) == 1
-        fetched = len(found.site.asked)
+        fetched = len(found.site.requested)
         assert await found.known(*range(30)) == known[:30]
-        assert len(found.site.asked) == fetched == 30
+        assert len(found.site.requested) == fetched == 30
 
 
 async def test_tokens_of_both_standards_are_read() -> None:
@@ -101,7 +101,7 @@ async def test_list_waits_for_a_slow_document_only_once_and_briefly(monkeypatch:
         monkeypatch.setattr(nft_metadata, "LISTING_S", 0.5)
         assert await found.known(1, 2) == [None, ("Quick", None)]
         assert await found.known(1, 2) == [(None, None), ("Quick", None)]
-        assert found.site.asked.count("/slow") == 1
+        assert found.site.requested.count("/slow") == 1
         hanging.set()
 
 
@@ -217,7 +217,7 @@ async def test_document_is_reduced_to_its_texts_and_cached() -> None:
         document = await found.nfts.document(url)
         assert document == {"description": "All of ? it", "image": "ipfs://x"}
         assert await found.nfts.document(url) == document
-        assert found.site.asked == ["/c"]
+        assert found.site.requested == ["/c"]
 
 
 async def test_unreadable_document_is_none() -> None:

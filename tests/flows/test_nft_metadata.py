@@ -235,7 +235,7 @@ async def test_document_is_cached_until_a_refresh_or_a_new_uri(stage: Stage) -> 
     assert await name() == "First"
     stage.site.put("/kept.json", b'{"name": "Second"}')
     assert await name() == await name("?refresh=false") == "First"
-    assert stage.site.asked.count("/kept.json") == 1
+    assert stage.site.requested.count("/kept.json") == 1
     assert await name("?refresh=true") == "Second"
     assert await name() == "Second"
     moved = stage.site.put("/moved.json", b'{"name": "Third"}')
@@ -267,10 +267,10 @@ async def test_concurrent_requests_share_one_fetch(stage: Stage) -> None:
     token_id = await stage.mint(stage.site.url("/slow.json"))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(stage.nft(stage.pictures.address, token_id)) for _ in range(8)]
-        await until(lambda: "/slow.json" in stage.site.asked)
+        await until(lambda: "/slow.json" in stage.site.requested)
         gate.set()
     assert {task.result()["name"] for task in tasks} == {"Slow"}
-    assert stage.site.asked.count("/slow.json") == 1
+    assert stage.site.requested.count("/slow.json") == 1
 
 
 # Untrusted documents

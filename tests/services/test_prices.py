@@ -230,15 +230,15 @@ async def test_price_api_is_queried_for_the_coin_and_for_tokens_in_parts(api: Pa
         OTHER: Price(Decimal("1E-7"), when(NOW), "http"),
         third: None,
     }
-    assert len(api.asked) == 3  # one for the coin, two for three tokens
+    assert len(api.requested) == 3  # one for the coin, two for three tokens
     assert {head["x-key"] for head in api.heads} == {"open sesame"}
-    assert all("vs_currencies=usd" in path for path in api.asked)
+    assert all("vs_currencies=usd" in path for path in api.requested)
 
 
 async def test_price_api_is_not_queried_for_test_networks(api: Pages) -> None:
     async with price_service(url=quote(api, {"ethereum": {"usd": 1}}, {}), **ONLY_HTTP) as prices:
         assert await prices.usd(TEST) is None
-    assert api.asked == []
+    assert api.requested == []
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ async def test_api_is_not_queried_for_a_while_after_a_failure(api: Pages) -> Non
     async with price_service(url=api.url(), clock=clock, keep_s=0.0, **ONLY_HTTP) as prices:
         for _ in range(3):
             assert await prices.usd(LIVE) is None
-        assert len(api.asked) == 1
+        assert len(api.requested) == 1
         api.put("/simple/price", b'{"ethereum": {"usd": 5}}')
         clock.now += AWAY_S
         assert (await prices.usd(LIVE)) is not None
@@ -285,10 +285,10 @@ async def test_retry_after_header_of_the_api_is_honoured(api: Pages) -> None:
         assert await prices.usd(LIVE) is None
         clock.now += 119
         assert await prices.usd(LIVE) is None
-        assert len(api.asked) == 1
+        assert len(api.requested) == 1
         clock.now += 1
         assert await prices.usd(LIVE) is None
-        assert len(api.asked) == 2
+        assert len(api.requested) == 2
 
 
 async def test_next_source_is_used_while_the_api_is_unavailable(api: Pages) -> None:

@@ -1,4 +1,4 @@
-"""Strangers' servers on 127.0.0.1: a listener that nobody may reach, and one that serves whatever it is told to."""
+"""Servers outside our control, on 127.0.0.1: a listener that must not be reached, and a web server with scripted pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Listener:
-    """Counts connections, and drops them."""
+    """Counts the connections it accepts, and sends nothing."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -48,7 +48,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.pages: dict[str, Page] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.heads: list[Mapping[str, str]] = []
         self.port = 0
 
@@ -56,7 +56,7 @@ class Pages:
         return f"http://{host}:{self.port}{path}"
 
     def put(self, path: str, body: bytes | str, *, media_type: str = "application/json", **headers: str) -> str:
-        """A page of its own; its address."""
+        """Serve `body` at a path, and return its URL."""
         raw = body.encode() if isinstance(body, str) else body
         named = {"Content-Type": media_type, **{name.replace("_", "-"): value for name, value in headers.items()}}
 
@@ -74,7 +74,7 @@ class Pages:
         return self.url(path)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.path_qs)
+        self.requested.append(request.path_qs)
         self.heads.append(request.headers.copy())
         page = self.pages.get(request.path)
         return await page(request) if page else web.Response(status=404)
@@ -93,8 +93,8 @@ async def pages() -> AsyncIterator[Pages]:
     await runner.cleanup()
 
 
-class Names(AbstractResolver):
-    """A resolver under a stranger's control: each look-up of a name takes the next of its answers, the last one for ever."""
+class ScriptedResolver(AbstractResolver):
+    """A hostile resolver: each look-up of a name returns the next of its answers, and the last one from then on."""
 
     def __init__(self, names: Mapping[str, Sequence[Sequence[str]]]) -> None:
         self._left = {name: list(answers) for name, answers in names.items()}

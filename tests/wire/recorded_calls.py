@@ -1,4 +1,4 @@
-"""A pool of connections to a scripted server, and a sink that remembers everything it was told."""
+"""A pool of connections to a scripted server, and a sink that records every event of its call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GOOD = stub({"ask": "0x1"})
 
 
 @dataclass(eq=False)
-class Asked:
-    """A sink: one call, and everything that it was told."""
+class RecordedCall:
+    """The sink of one call, with the events it received in order."""
 
     takes_large: bool = False
-    told: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     status: int = 0
     body: bytes = b""
     reason: str = ""
@@ -39,13 +39,13 @@ class Asked:
         self.status, self.body = head.status, body
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        self.told.append("large")
+        self.events.append("large")
         if self.takes_large:
             self.connection, self.body = connection, bytes(beginning)
         return self.takes_large
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
-        self.told.append("piece")
+        self.events.append("piece")
         self.body += piece
 
     def on_end(self, connection: UpstreamConnection) -> None:
@@ -59,28 +59,28 @@ class Asked:
         self.connection = connection
 
     def _end(self, how: str) -> None:
-        assert not self.done.is_set(), f"told twice: {self.told}, {how}"
-        self.told.append(how)
+        assert not self.done.is_set(), f"ended twice: {self.events}, {how}"
+        self.events.append(how)
         self.done.set()
 
     async def result(self) -> Any:
         async with asyncio.timeout(10):
             await self.done.wait()
-        assert self.told[-1] in ("reply", "end"), self
+        assert self.events[-1] in ("reply", "end"), self
         return orjson.loads(self.body)["result"]
 
     async def failure(self) -> str:
         async with asyncio.timeout(10):
             await self.done.wait()
-        assert self.told[-1] == "fail", self
+        assert self.events[-1] == "fail", self
         return self.reason
 
 
-def ask(upstream: Upstream, number: int = 1, *, once: bool = False, takes_large: bool = False) -> Asked:
-    asked = Asked(takes_large)
+def send_call(upstream: Upstream, number: int = 1, *, once: bool = False, takes_large: bool = False) -> RecordedCall:
+    call = RecordedCall(takes_large)
     body = b'{"jsonrpc":"2.0","id":%d,"method":"ask","params":[%d]}' % (number, number)
-    upstream.submit(asked, body, once=once)
-    return asked
+    upstream.submit(call, body, once=once)
+    return call
 
 
 @asynccontextmanager
@@ -101,4 +101,4 @@ async def pool(
 async def still_works(upstream: Upstream, server: Scripted) -> None:
     """Whatever happened before, the next call goes well."""
     server.script = GOOD
-    assert await ask(upstream, 99).result() == "0x1"
+    assert await send_call(upstream, 99).result() == "0x1"

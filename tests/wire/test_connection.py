@@ -16,7 +16,7 @@ from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
-from tests.wire.recorded_calls import GOOD, Asked, ask, pool, still_works
+from tests.wire.recorded_calls import GOOD, RecordedCall, pool, send_call, still_works
 from tests.wire.upstreams import CHUNKED, Exchange, Script, answer, chunked, http, replies, stub
 
 # Replies, however they come
@@ -36,7 +36,7 @@ async def test_reply_cut_at_every_byte() -> None:
 
     async with pool(act) as (upstream, server):
         for cut in range(1, len(whole)):
-            assert await ask(upstream).result() == "0x1", cut
+            assert await send_call(upstream).result() == "0x1", cut
         assert server.connections == 1
 
 
@@ -60,7 +60,7 @@ async def test_reply_in_another_form_is_read_and_the_connection_used_again_if_it
     data, stays = WAYS[name]
     async with pool(replies(lambda _: data)) as (upstream, server):
         for _ in range(3):
-            assert await ask(upstream).result() == "0x1"
+            assert await send_call(upstream).result() == "0x1"
         assert server.connections == (1 if stays else 3)
         cuts = iter(range(1, len(data)))
 
@@ -71,25 +71,25 @@ async def test_reply_in_another_form_is_read_and_the_connection_used_again_if_it
 
         server.script = act
         for _ in range(1, len(data)):
-            assert await ask(upstream).result() == "0x1"
+            assert await send_call(upstream).result() == "0x1"
 
 
 @on_uvloop
 async def test_reply_without_a_length_ends_with_the_connection() -> None:
     async with pool(upstreams.until_close(lambda call: answer(call, result="0x1"))) as (upstream, server):
         for _ in range(2):
-            assert await ask(upstream).result() == "0x1"
+            assert await send_call(upstream).result() == "0x1"
         assert server.connections == 2
         await still_works(upstream, server)
 
 
 @on_uvloop
-async def test_reply_without_a_body_is_told_as_such() -> None:
+async def test_reply_without_a_body_has_an_empty_body() -> None:
     async with pool(replies(lambda _: b"HTTP/1.1 204 No Content\r\n\r\n")) as (upstream, server):
         for _ in range(2):
-            asked = ask(upstream)
-            await asked.done.wait()
-            assert (asked.told, asked.status, asked.body) == (["reply"], 204, b"")
+            call = send_call(upstream)
+            await call.done.wait()
+            assert (call.events, call.status, call.body) == (["reply"], 204, b"")
         assert server.connections == 1
 
 
@@ -113,9 +113,9 @@ BAD: dict[str, bytes] = {
 @on_uvloop
 async def test_malformed_reply_fails_the_call_and_ends_the_connection(name: str) -> None:
     async with pool(replies(lambda _: BAD[name])) as (upstream, server):
-        asked = ask(upstream)
-        assert "malformed" in await asked.failure()
-        assert (asked.told, asked.sent) == (["fail"], True)
+        call = send_call(upstream)
+        assert "malformed" in await call.failure()
+        assert (call.events, call.sent) == (["fail"], True)
         await until(lambda: not server.writers, within_s=2.0)
         await still_works(upstream, server)
         assert server.connections == 2
@@ -125,9 +125,9 @@ async def test_malformed_reply_fails_the_call_and_ends_the_connection(name: str)
 @on_uvloop
 async def test_half_a_reply_fails_the_call(share: float) -> None:
     async with pool(upstreams.half(share)) as (upstream, server):
-        asked = ask(upstream)
-        assert await asked.failure() == "connection lost"
-        assert asked.sent
+        call = send_call(upstream)
+        assert await call.failure() == "connection lost"
+        assert call.sent
         await still_works(upstream, server)
 
 
@@ -135,15 +135,15 @@ async def test_half_a_reply_fails_the_call(share: float) -> None:
 @on_uvloop
 async def test_connection_that_breaks_fails_the_call(script: Script) -> None:
     async with pool(script) as (upstream, server):
-        asked = ask(upstream)
-        assert await asked.failure()
-        assert asked.sent
+        call = send_call(upstream)
+        assert await call.failure()
+        assert call.sent
         await still_works(upstream, server)
 
 
 @pytest.mark.parametrize("apart", [False, True])
 @on_uvloop
-async def test_second_reply_to_one_call_reaches_nobody(apart: bool) -> None:
+async def test_second_reply_to_one_call_is_dropped(apart: bool) -> None:
     async def act(exchange: Exchange) -> None:
         call = await exchange.call()
         good, stray = http(answer(call, result="0x1")), http(answer(call, result="stray"))
@@ -151,10 +151,10 @@ async def test_second_reply_to_one_call_reaches_nobody(apart: bool) -> None:
 
     async with pool(act, limit=1) as (upstream, server):
         for number in range(1, 5):
-            asked = ask(upstream, number)
-            await asked.done.wait()
-            assert asked.told == ["reply"]
-            assert b"stray" not in asked.body
+            call = send_call(upstream, number)
+            await call.done.wait()
+            assert call.events == ["reply"]
+            assert b"stray" not in call.body
             await until(lambda: not server.writers, within_s=2.0)
         await still_works(upstream, server)
 
@@ -163,7 +163,7 @@ async def test_second_reply_to_one_call_reaches_nobody(apart: bool) -> None:
 async def test_early_reply_is_taken_and_the_next_call_is_not_mistaken() -> None:
     async with pool(upstreams.early, limit=1) as (upstream, server):
         for _ in range(3):
-            assert await ask(upstream).result() == "early"
+            assert await send_call(upstream).result() == "early"
         assert server.connections == 1
         await still_works(upstream, server)
 
@@ -187,30 +187,30 @@ async def test_idle_connections_that_the_upstream_closes_are_noticed() -> None:
     async with pool() as (upstream, server):
         gate = asyncio.Event()
         server.script = upstreams.held(gate, GOOD)
-        several = [ask(upstream, number) for number in range(4)]
+        several = [send_call(upstream, number) for number in range(4)]
         await until(lambda: len(server.bodies) == 4, within_s=2.0)
         gate.set()
-        for asked in several:
-            assert await asked.result() == "0x1"
+        for call in several:
+            assert await call.result() == "0x1"
         assert len(upstream.idle) == 4
         server.drop_all()
         await until(lambda: not upstream.idle, within_s=2.0)
-        assert await ask(upstream).result() == "0x1"
+        assert await send_call(upstream).result() == "0x1"
         assert server.connections == 5
 
 
 @on_uvloop
-async def test_call_sent_into_a_closing_connection_is_told_that_it_may_ask_again() -> None:
-    """The race of every keep-alive: the upstream has gone, and we do not know yet."""
+async def test_call_sent_into_a_closing_connection_fails_as_retryable() -> None:
+    """The race of every keep-alive: the upstream has closed, and the close has not arrived yet."""
     async with pool() as (upstream, server):
         for _ in range(20):
-            assert await ask(upstream).result() == "0x1"
+            assert await send_call(upstream).result() == "0x1"
             server.drop_all()
-            asked = ask(upstream)
-            await asked.done.wait()
-            assert asked.told in (["reply"], ["fail"])
-            if asked.told == ["fail"]:
-                assert asked.reason == STALE
+            call = send_call(upstream)
+            await call.done.wait()
+            assert call.events in (["reply"], ["fail"])
+            if call.events == ["fail"]:
+                assert call.reason == STALE
             await until(lambda: not server.writers or upstream.idle, within_s=2.0)
         await still_works(upstream, server)
 
@@ -218,11 +218,11 @@ async def test_call_sent_into_a_closing_connection_is_told_that_it_may_ask_again
 @on_uvloop
 async def test_call_that_may_go_out_once_takes_no_connection_that_has_been_idle_for_long() -> None:
     async with pool() as (upstream, server):
-        assert await ask(upstream, once=True).result() == "0x1"
-        assert await ask(upstream, once=True).result() == "0x1"
+        assert await send_call(upstream, once=True).result() == "0x1"
+        assert await send_call(upstream, once=True).result() == "0x1"
         assert server.connections == 1
         upstream.tick(time.monotonic() + 60)
-        assert await ask(upstream, once=True).result() == "0x1"
+        assert await send_call(upstream, once=True).result() == "0x1"
         assert server.connections == 2
 
 
@@ -234,20 +234,20 @@ async def test_call_that_may_go_out_once_goes_out_once(depth: int) -> None:
             await still_works(upstream, server)
             server.bodies.clear()
             server.script = script
-            asked = ask(upstream, 7, once=True)
-            await asked.failure()
-            assert asked.sent
+            call = send_call(upstream, 7, once=True)
+            await call.failure()
+            assert call.sent
             assert len(server.bodies) == 1
 
 
 @on_uvloop
-async def test_call_that_never_left_is_told_so() -> None:
+async def test_call_that_never_left_is_reported_as_unsent() -> None:
     async with pool() as (upstream, server):
         await server.close()
-        several = [ask(upstream, number, once=number > 2) for number in range(6)]
-        for asked in several:
-            assert await asked.failure() == "connection refused"
-            assert asked.sent is False
+        several = [send_call(upstream, number, once=number > 2) for number in range(6)]
+        for call in several:
+            assert await call.failure() == "connection refused"
+            assert call.sent is False
 
 
 @on_uvloop
@@ -256,29 +256,29 @@ async def test_upstream_that_closes_what_it_accepts_leaves_no_dead_connection_be
         serve = server.on_connect
         for _ in range(30):
             server.on_connect = lambda writer: writer.transport.abort()
-            asked = ask(upstream)
-            assert await asked.failure()
+            call = send_call(upstream)
+            assert await call.failure()
             server.on_connect = serve
         await still_works(upstream, server)
 
 
-# Those who leave
+# Abandoned calls
 
 
 @pytest.mark.parametrize("depth", [1, 4])
 @on_uvloop
-async def test_reply_to_a_call_that_was_left_reaches_nobody(depth: int) -> None:
+async def test_reply_to_an_abandoned_call_is_dropped(depth: int) -> None:
     gate = asyncio.Event()
     async with pool(limit=1, depth=depth) as (upstream, server):
         await still_works(upstream, server)
         server.script = upstreams.held(gate, stub({"ask": "not for you"}))
-        left = ask(upstream, 1)
+        left = send_call(upstream, 1)
         await until(lambda: len(server.bodies) == 2, within_s=2.0)
         upstream.leave(left)
         gate.set()
         server.script = GOOD
-        assert await ask(upstream, 2).result() == "0x1"
-        assert left.told == []
+        assert await send_call(upstream, 2).result() == "0x1"
+        assert left.events == []
         assert server.connections == 2
 
 
@@ -286,13 +286,13 @@ async def test_reply_to_a_call_that_was_left_reaches_nobody(depth: int) -> None:
 async def test_waiting_call_that_is_left_is_never_sent() -> None:
     gate = asyncio.Event()
     async with pool(upstreams.held(gate, GOOD), limit=1) as (upstream, server):
-        first, left, last = (ask(upstream, number) for number in range(3))
+        first, left, last = (send_call(upstream, number) for number in range(3))
         await until(lambda: len(server.bodies) == 1, within_s=2.0)
         upstream.leave(left)
         gate.set()
         assert await first.result() == await last.result() == "0x1"
         assert [call["id"] for call in server.calls] == [0, 2]
-        assert left.told == []
+        assert left.events == []
 
 
 # Several under way on one connection
@@ -312,30 +312,30 @@ def echo_slowly(seconds: float) -> Script:
 async def test_every_call_gets_its_own_reply(limit: int, depth: int) -> None:
     """More calls than fit, sent in bursts while replies come in: the order on the wire is the order of the sinks."""
     async with pool(echo_slowly(0.0005), limit=limit, depth=depth) as (upstream, server):
-        asked: list[Asked] = []
+        calls: list[RecordedCall] = []
 
         async def burst(first: int) -> None:
             for number in range(first, first + 40):
-                asked.append(ask(upstream, number, once=number % 7 == 0))
+                calls.append(send_call(upstream, number, once=number % 7 == 0))
                 if number % 3 == 0:
                     await asyncio.sleep(0)
                 if number % 10 == 0:
-                    await asked[-1].done.wait()
+                    await calls[-1].done.wait()
 
         async with asyncio.TaskGroup() as group:
             for first in range(0, 400, 40):
                 group.create_task(burst(first))
-        for one in asked:
+        for one in calls:
             await one.result()
             assert (reply := orjson.loads(one.body))["result"] == [reply["id"]]
-        assert len({orjson.loads(one.body)["id"] for one in asked}) == 400
+        assert len({orjson.loads(one.body)["id"] for one in calls}) == 400
         assert server.connections <= upstream.limit
         assert sorted(call["id"] for call in server.calls) == list(range(400))
 
 
 @on_uvloop
 async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come() -> None:
-    """In one turn of the loop: some are corked, some had waited, and somebody else's write has asked for the flush."""
+    """Within one turn of the loop some calls are corked, some waited, and another write has scheduled the flush."""
 
     async def act(exchange: Exchange) -> None:
         call = await exchange.call()
@@ -347,7 +347,7 @@ async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come()
 
     turn = WriteBuffer(asyncio.get_running_loop())
     async with pool(act, depth=2, turn=turn) as (upstream, server):
-        several = [ask(upstream, number) for number in range(2 * upstream.limit)]
+        several = [send_call(upstream, number) for number in range(2 * upstream.limit)]
         await until(lambda: len(server.bodies) == len(several), within_s=2.0)
         upstream.tick(time.monotonic())
         connection = several[0].connection
@@ -355,7 +355,7 @@ async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come()
         first, second = (number for sink in connection.sinks for number, each in enumerate(several) if each is sink)
         turn.write(SimpleNamespace(transport=None), b"")
         connection.data_received(reply(first))
-        corked, waited = ask(upstream, 10), ask(upstream, 11)
+        corked, waited = send_call(upstream, 10), send_call(upstream, 11)
         connection.data_received(reply(second))
         assert await corked.result() == [10]
         assert await waited.result() == [11]
@@ -380,9 +380,9 @@ async def test_several_replies_in_one_segment_and_a_segment_in_several_replies()
             await still_works(upstream, server)
             server.script = act
             server.bodies.clear()
-            several = [ask(upstream, number) for number in range(9)]
-            for number, asked in enumerate(several):
-                assert await asked.result() == [number]
+            several = [send_call(upstream, number) for number in range(9)]
+            for number, call in enumerate(several):
+                assert await call.result() == [number]
             assert server.connections == 1
 
 
@@ -411,11 +411,11 @@ async def test_lost_connection_fails_every_call_behind_it(how: str) -> None:
                 await asyncio.sleep(0.01)
 
         server.script = act
-        several = [ask(upstream, number) for number in range(8)]
-        assert [await asked.result() for asked in several[:2]] == ["0x1"] * 2
-        for asked in several[2:]:
-            assert await asked.failure()
-            assert asked.sent
+        several = [send_call(upstream, number) for number in range(8)]
+        assert [await call.result() for call in several[:2]] == ["0x1"] * 2
+        for call in several[2:]:
+            assert await call.failure()
+            assert call.sent
         await still_works(upstream, server)
 
 
@@ -425,29 +425,29 @@ async def test_connection_that_ends_takes_no_call_of_the_same_turn(depth: int) -
     async with pool(depth=depth) as (upstream, server):
         for once in (False, True):
             await still_works(upstream, server)
-            left = ask(upstream)
+            left = send_call(upstream)
             upstream.leave(left)
-            assert await ask(upstream, once=once).result() == "0x1"
-            assert not left.told
-            asked = Asked()
-            connection = upstream.submit(asked, b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[]}')
+            assert await send_call(upstream, once=once).result() == "0x1"
+            assert not left.events
+            call = RecordedCall()
+            connection = upstream.submit(call, b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[]}')
             assert connection is not None
-            assert await asked.result() == "0x1"
+            assert await call.result() == "0x1"
             # As the transport does when the upstream has closed.
             connection.eof_received()
             assert connection.transport is not None
             connection.transport.close()
-            assert await ask(upstream, once=once).result() == "0x1"
+            assert await send_call(upstream, once=once).result() == "0x1"
 
 
 @on_uvloop
 async def test_call_that_is_asked_again_when_it_fails_is_not_asked_on_the_same_connection() -> None:
-    again: list[Asked] = []
+    again: list[RecordedCall] = []
 
-    class Stubborn(Asked):
+    class Stubborn(RecordedCall):
         def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
             super().on_fail(upstream, reason, sent=sent)
-            again.append(ask(upstream))
+            again.append(send_call(upstream))
 
     async with pool(depth=4) as (upstream, server):
         await still_works(upstream, server)
@@ -455,7 +455,7 @@ async def test_call_that_is_asked_again_when_it_fails_is_not_asked_on_the_same_c
         for _ in range(3):
             upstream.submit(Stubborn(), b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[]}')
         await until(lambda: len(again) == 3, within_s=2.0)
-        assert [await asked.result() for asked in again] == ["0x1"] * 3
+        assert [await call.result() for call in again] == ["0x1"] * 3
 
 
 @on_uvloop
@@ -463,14 +463,14 @@ async def test_lost_connection_takes_no_more_calls_of_the_same_turn() -> None:
     async with pool(limit=2, depth=8) as (upstream, server):
         await still_works(upstream, server)
         for _ in range(10):
-            several = [ask(upstream, 1)]
+            several = [send_call(upstream, 1)]
             server.drop_all()
             for _ in range(6):
-                several.append(ask(upstream, 1))
+                several.append(send_call(upstream, 1))
                 await asyncio.sleep(0)
-            for asked in several:
+            for call in several:
                 async with asyncio.timeout(2):
-                    await asked.done.wait()
+                    await call.done.wait()
         await still_works(upstream, server)
 
 
@@ -478,17 +478,17 @@ async def test_lost_connection_takes_no_more_calls_of_the_same_turn() -> None:
 async def test_call_that_may_go_out_once_shares_no_connection_that_it_can_have_alone() -> None:
     gate = asyncio.Event()
     async with pool(limit=1, depth=4) as (upstream, server):
-        assert await ask(upstream).result() == await ask(upstream, once=True).result() == "0x1"
+        assert await send_call(upstream).result() == await send_call(upstream, once=True).result() == "0x1"
         assert server.connections == 1
         server.script = upstreams.first(upstreams.held(gate, GOOD), GOOD)
-        slow = ask(upstream)
-        assert await ask(upstream, once=True).result() == "0x1"
+        slow = send_call(upstream)
+        assert await send_call(upstream, once=True).result() == "0x1"
         assert server.connections == 2
-        assert not slow.told
+        assert not slow.events
         gate.set()
         assert await slow.result() == "0x1"
         upstream.tick(time.monotonic() + 60)
-        assert await ask(upstream, once=True).result() == "0x1"
+        assert await send_call(upstream, once=True).result() == "0x1"
         assert server.connections == 3
 
 

@@ -1,4 +1,4 @@
-"""Streams: subscriptions on a WebSocket of their own, against a real server that answers as it is told."""
+"""Streams: subscriptions on a dedicated WebSocket, against a real server with scripted replies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Answer = Callable[[web.WebSocketResponse, dict[str, Any]], Awaitable[None]]
 
 
 class Server:
-    """Each call is answered by `answer`; what was asked is kept."""
+    """Replies to each call with `answer`, and records the calls."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
-        self.asked: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
         self.headers: dict[str, str] = {}
         self.requests: list[web.Request] = []
         self.url = URL()
@@ -40,8 +40,8 @@ class Server:
         await socket.prepare(request)
         async for message in socket:
             if message.type is WSMsgType.TEXT:
-                self.asked.append(orjson.loads(message.data))
-                await self.answer(socket, self.asked[-1])
+                self.calls.append(orjson.loads(message.data))
+                await self.answer(socket, self.calls[-1])
         return socket
 
 
@@ -96,8 +96,8 @@ async def test_notices_reach_their_subscription_in_order_from_the_first_on() -> 
         assert await stream.subscribe("eth_subscribe", b'["newHeads"]', heard.append) == b'"0xabc"'
         await until(lambda: len(heard) == 2)
         assert heard == [b'{"number":"0x1"}', b'{"number":"0x2"}']
-        assert server.asked[0]["method"] == "eth_subscribe"
-        assert server.asked[0]["params"] == ["newHeads"]
+        assert server.calls[0]["method"] == "eth_subscribe"
+        assert server.calls[0]["params"] == ["newHeads"]
         assert server.headers["X-Secret"] == "s"
 
 
@@ -114,7 +114,7 @@ async def test_ids_may_be_numbers() -> None:
 
 
 @on_uvloop
-async def test_nothing_is_told_after_unsubscribing() -> None:
+async def test_no_notification_arrives_after_unsubscribing() -> None:
     sockets: list[web.WebSocketResponse] = []
 
     async def answer(socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ async def test_nothing_is_told_after_unsubscribing() -> None:
         other: list[bytes] = []
         name = await stream.subscribe("eth_subscribe", b"[]", heard.append)
         await stream.unsubscribe("eth_unsubscribe", name)
-        assert server.asked[1]["params"] == ["0x1"]
+        assert server.calls[1]["params"] == ["0x1"]
         await stream.subscribe("eth_subscribe", b"[]", other.append)
         await sockets[0].send_str(notice("0x1", 5))
         await until(lambda: other == [b"5"])
@@ -146,7 +146,7 @@ async def test_refusal_is_raised_as_it_came() -> None:
 
 
 @on_uvloop
-async def test_lost_connection_fails_what_was_asked_and_is_told_once() -> None:
+async def test_lost_connection_fails_pending_calls_and_is_reported_once() -> None:
     async def hang_up(socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
         transport = server.requests[0].transport
         assert transport is not None
@@ -195,7 +195,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/key", "ws://nowhere.invalid/key"])
-def test_upstream_that_is_not_there_is_lost_and_its_address_is_not_told(url: str) -> None:
+def test_unreachable_upstream_is_lost_and_its_address_is_not_shown(url: str) -> None:
     @on_uvloop
     async def run() -> None:
         stream = UpstreamStream(URL(url), {}, "net#1", lambda: None)
@@ -220,7 +220,7 @@ async def test_closed_stream_says_nothing_and_leaves_nothing() -> None:
 
 
 @on_uvloop
-async def test_whoever_is_cancelled_while_it_closes_a_stream_is_cancelled() -> None:
+async def test_cancellation_while_closing_a_stream_is_raised() -> None:
     async with serving(confirm) as server, opened(server) as stream:
         await stream.subscribe("eth_subscribe", b"[]", lambda _: None)
         with pytest.raises(TimeoutError):
@@ -229,13 +229,13 @@ async def test_whoever_is_cancelled_while_it_closes_a_stream_is_cancelled() -> N
 
 
 @on_uvloop
-async def test_whoever_is_cancelled_while_it_closes_an_upstream_is_cancelled() -> None:
+async def test_cancellation_while_closing_an_upstream_is_raised() -> None:
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
     async with serving(ignore) as server:
         upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, batch=1)
         upstream.submit(ABSENT_SINK, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
-        await until(lambda: server.asked)
+        await until(lambda: server.calls)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
                 await upstream.close()

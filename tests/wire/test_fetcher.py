@@ -1,4 +1,4 @@
-"""Documents of strangers: fetched within bounds of size, time and redirects, whatever the other side does."""
+"""Remote documents: fetched within limits of size, time and redirects, whatever the server does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_other_status_than_200_is_no_document(site: Pages, fetcher: Fetche
     assert (await fetcher.get(site.url("/"))).outcome == outcome
 
 
-async def test_nobody_there_is_unreachable(site: Pages, fetcher: Fetcher) -> None:
+async def test_closed_port_is_unreachable(site: Pages, fetcher: Fetcher) -> None:
     async with pages() as gone:
         url = gone.url("/")
     assert (await fetcher.get(url)).outcome == "unreachable"
@@ -181,18 +181,18 @@ async def test_at_most_three_redirects_are_followed(site: Pages, fetcher: Fetche
     for hop in range(1, hops + 1):
         site.move(f"/{hop}", f"/{hop - 1}")
     assert (await fetcher.get(site.url(f"/{hops}"))).outcome == outcome
-    assert len(site.asked) == min(hops, 3) + 1
+    assert len(site.requested) == min(hops, 3) + 1
 
 
 async def test_redirect_in_a_circle_ends(site: Pages, fetcher: Fetcher) -> None:
     assert (await fetcher.get(site.move("/", "/"))).outcome == "refused"
-    assert len(site.asked) == 4
+    assert len(site.requested) == 4
 
 
 @pytest.mark.parametrize(
     "to", ["http://user:secret@127.0.0.1/", "http://[", "file:///etc/passwd", "http://127.0.0.1:99999/"]
 )
-async def test_redirect_to_what_may_not_be_followed_is_refused(site: Pages, fetcher: Fetcher, to: str) -> None:
+async def test_forbidden_redirect_is_refused(site: Pages, fetcher: Fetcher, to: str) -> None:
     assert (await fetcher.get(site.move("/", to))).outcome in ("refused", "invalid")
 
 

@@ -1,4 +1,4 @@
-"""No address that a stranger writes leads to a listener on this host, in whatever spelling and by whatever name."""
+"""No untrusted address leads to a listener on this host, whatever its spelling and whatever name it uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.core.egress import EgressPolicy
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.guard import Guard, UrlRefused
 from tests.web.worker import on_uvloop
-from tests.wire.external_servers import Listener, Names, Pages, listener, pages
+from tests.wire.external_servers import Listener, Pages, ScriptedResolver, listener, pages
 
 # Hosts that are this host, or a metadata service, or a private one, in every spelling that some parser takes.
 HOSTS = [
@@ -84,7 +84,7 @@ async def test_connector_refuses_on_the_loop_that_runs_in_production() -> None:
     ],
 )
 async def test_name_that_stands_for_a_local_address_is_refused(local: Listener, answers: list[list[str]]) -> None:
-    names = Names({"rebind.example.com": answers})
+    names = ScriptedResolver({"rebind.example.com": answers})
     fetcher = Fetcher(loose(resolver=names), timeout_s=5.0, max_bytes=1000)
     for _ in range(3):
         found = await fetcher.get(f"http://rebind.example.com:{local.port}/")
@@ -97,7 +97,7 @@ async def test_name_that_stands_for_a_local_address_is_refused(local: Listener, 
 async def test_name_that_is_rebound_after_the_first_answer_is_refused(site: Pages) -> None:
     """The check when something is created proves nothing for later: the second look-up says another address."""
     site.put("/one", b"{}")
-    names = Names({"rebind.example.com": [["127.0.0.1"], ["127.0.0.2"]]})
+    names = ScriptedResolver({"rebind.example.com": [["127.0.0.1"], ["127.0.0.2"]]})
     guard = Guard(EgressPolicy(allow=["127.0.0.1/32"]), http=True, ports=(), resolver=names)
     outcomes = []
     for _ in range(2):
@@ -105,33 +105,33 @@ async def test_name_that_is_rebound_after_the_first_answer_is_refused(site: Page
         outcomes.append((await fetcher.get(site.url("/one", host="rebind.example.com"))).outcome)
         await fetcher.close()
     assert outcomes == ["ok", "refused"]
-    assert site.asked == ["/one"]
+    assert site.requested == ["/one"]
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "2130706433", "[::ffff:127.0.0.1]"])
-async def test_redirect_from_the_operators_own_address_is_a_strangers_word(
+async def test_redirect_from_the_operators_own_address_is_untrusted(
     site: Pages, local: Listener, host: str, status: int
 ) -> None:
     fetcher = Fetcher(loose(), timeout_s=5.0, max_bytes=1000)
     found = await fetcher.get(site.move("/go", f"http://{host}:{local.port}/", status), own=True)
     await fetcher.close()
     assert found.outcome == "refused"
-    assert site.asked == ["/go"]
+    assert site.requested == ["/go"]
     assert local.connections == 0
 
 
 @pytest.mark.parametrize(
     "to", ["http://[::1]:{port}/", "http://127.0.0.2:{port}/", "//other.example.com:{port}/", "ftp://x/"]
 )
-async def test_strangers_redirect_is_checked_as_its_address_was(site: Pages, local: Listener, to: str) -> None:
-    names = Names({"site.example.com": [["127.0.0.1"]], "other.example.com": [["::1", "127.0.0.2"]]})
+async def test_redirect_is_checked_like_the_first_address(site: Pages, local: Listener, to: str) -> None:
+    names = ScriptedResolver({"site.example.com": [["127.0.0.1"]], "other.example.com": [["::1", "127.0.0.2"]]})
     guard = Guard(EgressPolicy(allow=["127.0.0.1/32"]), http=True, ports=(), resolver=names)
     fetcher = Fetcher(guard, timeout_s=5.0, max_bytes=1000)
     site.move("/go", to.format(port=local.port))
     found = await fetcher.get(site.url("/go", host="site.example.com"))
     await fetcher.close()
-    assert (found.outcome, site.asked) == ("refused", ["/go"])
+    assert (found.outcome, site.requested) == ("refused", ["/go"])
     assert local.connections == 0
 
 

@@ -22,7 +22,7 @@ CALL = rpc("net_listening", [1])
 GOOD = b'{"jsonrpc":"2.0","id":1,"result":{"method":"net_listening","params":[1]}}'
 WRITE = rpc("eth_sendRawTransaction", ["0x02"])
 WAYS = pytest.mark.parametrize("cache", [{}, NO_CACHE], ids=["cached", "short"])
-# What only a bad upstream says: it must never be seen in a reply.
+# Only bad upstreams send this; it must never appear in a reply.
 SECRET = "relayed"
 
 
@@ -117,7 +117,7 @@ async def test_bad_upstream_does_not_spoil_a_good_one() -> None:
 @pytest.mark.parametrize("name", ["garbage", "wrong id", "half", "nothing", "reset", "bad gateway", "no length"])
 @pytest.mark.parametrize("depth", [1, 4])
 @on_uvloop
-async def test_write_is_sent_once_whatever_becomes_of_it(name: str, depth: int) -> None:
+async def test_write_is_sent_once_whatever_the_outcome(name: str, depth: int) -> None:
     async with Scripted() as one, Scripted() as two, worker({LIVE: [
         {"url": one.url, "depth": depth}, {"url": two.url, "depth": depth},
     ]}) as found:  # fmt: skip
@@ -158,7 +158,7 @@ async def test_reads_do_not_notice_an_upstream_that_closes_its_idle_connections(
 async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
     cache: dict[str, Any], how: str, depth: int
 ) -> None:
-    """Also with several under way on each: those that were not answered are asked again, and each gets its own reply."""
+    """Also with several calls in flight on each connection: those without a reply are sent again, and each gets its own."""
     served: dict[int, int] = {}
 
     async def act(exchange: Exchange) -> None:
@@ -237,10 +237,10 @@ async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: d
 
 
 @on_uvloop
-async def test_call_that_was_answered_is_not_told_of_the_upstream_that_refused_it(
+async def test_refusal_that_comes_after_the_reply_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Too many wait there: it says so a turn later, and the first one may answer in between."""
+    """The second upstream has too many calls waiting and refuses one turn later; the first may reply in between."""
     gate = asyncio.Event()
     script = upstreams.held(gate, stub())
     async with (

@@ -1,4 +1,4 @@
-"""What a webhook's URL may be, outside development and inside."""
+"""URLs that a webhook may have, in development and outside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Posting to strangers: whatever they do, it ends in time, costs little, and goes nowhere else."""
+"""Posting to receivers: whatever they do, a post ends in time, costs little, and goes nowhere else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxy.wire.guard import Guard
 from proxy.wire.receiver import EXCERPT, DeliveryReply, Receiver
 from proxy.wire.receiver_connection import MAX_REPLY
 from tests.service import until
-from tests.wire.external_servers import Names, Pages, listener, pages
+from tests.wire.external_servers import Pages, ScriptedResolver, listener, pages
 
 LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 HEADERS = {"Content-Type": "application/json", "webhook-id": "evt_1"}
@@ -85,7 +85,7 @@ async def test_body_and_headers_arrive_as_they_are(site: Pages, receiver: Receiv
     assert head["Content-Type"] == "application/json"
 
 
-async def test_reply_that_is_no_success_is_excerpted_and_its_wish_kept(site: Pages, receiver: Receiver) -> None:
+async def test_failure_reply_is_excerpted_and_its_retry_after_kept(site: Pages, receiver: Receiver) -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(
             status=503, body=b"  over\x00load\xff\n<b>ed</b> " + b"x" * 999, headers={"Retry-After": "7"}
@@ -220,7 +220,7 @@ async def test_lost_connection_and_nonsense_have_their_words(receiver: Receiver)
 
 async def test_address_that_may_not_be_reached_is_not_connected_to() -> None:
     async with listener() as other:
-        names = Names({"hooks.example.com": [["127.0.0.1"]]})
+        names = ScriptedResolver({"hooks.example.com": [["127.0.0.1"]]})
         strict = Receiver(Guard(EgressPolicy(), http=True, ports=(), resolver=names), timeout_s=5.0)
         try:
             for host in ("127.0.0.1", "hooks.example.com", "2130706433", "0x7f.1", "[::1]", "127.0.0.1."):
@@ -279,7 +279,7 @@ async def test_body_without_a_length_ends_with_the_connection(receiver: Receiver
         b"X" * 70_000,
     ],
 )
-async def test_what_is_no_reply_is_no_acknowledgement(receiver: Receiver, reply: bytes) -> None:
+async def test_malformed_reply_is_no_acknowledgement(receiver: Receiver, reply: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(reply)
         await writer.drain()
@@ -289,8 +289,8 @@ async def test_what_is_no_reply_is_no_acknowledgement(receiver: Receiver, reply:
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("invalid")
 
 
-async def test_reply_that_nobody_asked_for_is_nobodys(receiver: Receiver) -> None:
-    """Two replies at once: the second is not taken for the answer to what is sent next."""
+async def test_unsolicited_reply_is_dropped(receiver: Receiver) -> None:
+    """Two replies at once: the second is not taken for the reply to the next post."""
     posts = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -337,7 +337,7 @@ async def test_lines_are_not_kept_for_long(site: Pages, receiver: Receiver) -> N
 
 
 def certified(name: str) -> tuple[bytes, bytes]:
-    """A certificate for a name that nobody vouches for but itself, and its key."""
+    """A self-signed certificate for a name, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -357,7 +357,7 @@ def certified(name: str) -> tuple[bytes, bytes]:
     return made.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
 
 
-async def test_only_a_certificate_for_the_name_by_somebody_we_trust_will_do(tmp_path: Path) -> None:
+async def test_certificate_must_match_the_name_and_be_signed_by_a_trusted_authority(tmp_path: Path) -> None:
     certificate, key = certified("hooks.example.com")
     (tmp_path / "c").write_bytes(certificate)
     (tmp_path / "k").write_bytes(key)
@@ -375,7 +375,7 @@ async def test_only_a_certificate_for_the_name_by_somebody_we_trust_will_do(tmp_
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
     port = server.sockets[0].getsockname()[1]
-    names = Names({"hooks.example.com": [["127.0.0.1"]], "other.example.com": [["127.0.0.1"]]})
+    names = ScriptedResolver({"hooks.example.com": [["127.0.0.1"]], "other.example.com": [["127.0.0.1"]]})
     guard = Guard(EgressPolicy(allow=["127.0.0.0/8"]), ports=(), resolver=names)
     trusting = Receiver(guard, timeout_s=5.0, tls=ssl.create_default_context(cadata=certificate.decode()))
     wary = Receiver(guard, timeout_s=5.0)

@@ -1,7 +1,7 @@
-"""Upstreams by script: real servers on a port of their own that answer as no good one would.
+"""Scripted upstreams: real servers, each on its own port, that reply as no good upstream would.
 
-A script is a coroutine that gets one `Exchange`, after its request's head and before its body, and does with it what it
-likes. The server calls it for one request after the other on each connection; so calls that were sent ahead wait their turn.
+A script is a coroutine that gets one `Exchange`, after the head of its request and before its body, and handles it freely.
+The server calls it for one request after the other on each connection, so pipelined calls wait their turn.
 `go_decode` reads an envelope as an upstream written in Go would, which is not how it was checked.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 _LENGTH = re.compile(rb"content-length: ([0-9]+)", re.IGNORECASE)
-# What is written at once of a reply that is made as it is sent.
+# The size of one write of a generated reply.
 PIECE = 65_536
 
 
@@ -71,7 +71,7 @@ Script = Callable[[Exchange], Awaitable[None]]
 
 
 class Scripted:
-    """A server that follows its script, and remembers what it was asked."""
+    """A server that follows its script, and records the requests it gets."""
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or stub()
@@ -79,7 +79,7 @@ class Scripted:
         self.connections = 0
         self.sent = 0
         self.port = 0
-        # What to do with a new connection before it has said anything.
+        # Called with each new connection before its first byte is read.
         self.on_connect: Callable[[asyncio.StreamWriter], None] = lambda _: None
         self.writers: set[asyncio.StreamWriter] = set()
         self._readers: set[asyncio.StreamReader] = set()
@@ -92,7 +92,7 @@ class Scripted:
 
     @property
     def calls(self) -> list[Any]:
-        """What was asked, by call: the items of a batch each by itself."""
+        """The calls received so far, with batches split into their items."""
         return [call for body in self.bodies for call in _each(orjson.loads(body))]
 
     @property
@@ -157,7 +157,7 @@ def _each(calls: Any) -> list[Any]:
     return calls if isinstance(calls, list) else [calls]
 
 
-# What is sent
+# Replies
 
 
 def http(body: bytes = b"", *, status: int = 200, length: int | None = None, **headers: str) -> bytes:
@@ -210,7 +210,7 @@ def stub(results: Mapping[str, Any] | None = None, *, errors: Mapping[str, Any] 
 
 
 def replies(make: Callable[[Any], bytes]) -> Script:
-    """Whatever bytes are made of the call, in one write."""
+    """The bytes that `make` returns for the call, in one write."""
 
     async def act(exchange: Exchange) -> None:
         await exchange.send(make(await exchange.call()))
@@ -266,7 +266,7 @@ def huge(size: int, *, has_length: bool = True, closes_early: bool = False) -> S
     return act
 
 
-# Bad ones
+# Bad scripts
 
 
 def until_close(make: Callable[[Any], bytes]) -> Script:
@@ -286,7 +286,7 @@ async def early(exchange: Exchange) -> None:
 
 
 async def close_unread(exchange: Exchange) -> None:
-    """The request is read, and the connection closed without a word."""
+    """Read the request, and close the connection without a reply."""
     await exchange.body()
     exchange.close()
 
@@ -319,7 +319,7 @@ def first(script: Script, then: Script, *, count: int = 1) -> Script:
     return act
 
 
-# What an upstream written in Go makes of an envelope
+# Envelopes as an upstream written in Go decodes them
 
 
 class _Members(list[tuple[str, Any]]):

@@ -76,7 +76,7 @@ class MatchBlock:
 
 
 def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
-    """Everything in a block that anybody watches, but for calls inside transactions."""
+    """Everything in a block that is watched, except calls inside transactions."""
     found: list[Match] = [Match(each, None) for each in tables.blocks.values()]
     near = _near(tables.marks, block.transfers)
     if tables.activity:

@@ -197,7 +197,7 @@ class Caller(Waiter, Protocol):
 
 
 def result_at(policy: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
-    """Where the result starts in a large reply to our call; 0 if it must not be streamed. A result that names a block is
+    """The offset of the result in a large reply to our call; 0 if it must not be streamed. A result that names a block is
     read first."""
     start = result_start(id_)
     is_good = head.status == 200 and head.plain and not policy.reports_block and beginning[: len(start)] == start
