@@ -16,7 +16,7 @@ from proxy.settings import Settings
 from tests.service import command
 
 DATABASE = "postgresql://penstock:hunter2@db.example.com/penstock"
-PEPPER = "a-pepper-that-nobody-may-ever-see-x"
+PEPPER = "a-pepper-that-must-never-be-shown-x"
 UPSTREAM = "https://user:swordfish@upstream.example.com/v2/opensesame"
 SECRETS = ("hunter2", PEPPER, "swordfish", "opensesame")
 # Settings without a default.

@@ -17,7 +17,7 @@ function open(request = connection(task.key)) {
   return provider;
 }
 
-// ethers tells errors apart by their code; the service's reply is in `info`.
+// ethers distinguishes errors by their code; the service's reply is in `info`.
 function describe(error) {
   return {
     types: [error.code],

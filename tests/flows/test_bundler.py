@@ -73,8 +73,8 @@ async def test_operation_is_recorded_before_it_is_sent_and_marked_when_it_was_ta
 
 
 @on_uvloop
-async def test_what_goes_out_is_put_together_anew(database: str) -> None:
-    """Of a member that comes twice one is left, and null is nothing."""
+async def test_operation_is_serialized_again_before_it_is_sent(database: str) -> None:
+    """Only the last of duplicate members is sent, and null members are left out."""
     text = orjson.dumps([{**OPERATION, "paymaster": None}, EP07]).decode()
     twice = text.replace('"nonce"', '"nonce":"0x9","nonce"', 1)
     body = f'{{"jsonrpc":"2.0","id":1,"method":"{SEND}","params":{twice}}}'.encode()
@@ -144,7 +144,7 @@ async def test_words_about_the_operators_own_key_are_not_passed_on(database: str
         assert error_of(await found.send()) == {"code": -32603, "message": "the upstream refused the call"}
 
 
-# What is refused before it leaves
+# Operations that are refused before they are sent
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ async def test_test_key_does_not_reach_a_live_networks_bundler(database: str) ->
 
 
 @on_uvloop
-async def test_reads_cost_what_the_table_says_on_either_way(database: str) -> None:
-    """The hot path, and aiohttp's, to which a chunked request or an odd header leads."""
+async def test_reads_cost_the_listed_price_on_both_paths(database: str) -> None:
+    """The hot path and the aiohttp path, which handles chunked requests and unusual headers."""
     prices = {ESTIMATE: "25", BY_HASH: "2", RECEIPT: "2", ENTRY_POINTS_METHOD: "1"}
     async with bundler_scene(database) as found:
         for method, params in READS:
@@ -317,7 +317,7 @@ async def test_items_of_a_batch_are_checked_each_on_its_own(database: str) -> No
 
 
 @on_uvloop
-async def test_bundler_that_is_down_is_told_and_nothing_is_charged(database: str) -> None:
+async def test_send_to_a_dead_bundler_fails_and_costs_nothing(database: str) -> None:
     async with bundler_scene(database, faults=True) as found:
         await found.proxies[0].switch("dead")
         found.worker.add_key("poor", limits=Limits(100, 60, 0))
@@ -330,7 +330,7 @@ async def test_bundler_that_is_down_is_told_and_nothing_is_charged(database: str
 
 
 @on_uvloop
-async def test_slow_bundler_is_not_asked_again_and_the_hash_is_told(database: str) -> None:
+async def test_send_is_not_retried_after_a_timeout_and_the_error_includes_the_hash(database: str) -> None:
     async with bundler_scene(database, 2, bundler={"call_timeout_s": 0.3}) as found:
         for bundler in found.bundlers:
             bundler.held = {SEND}
@@ -398,8 +398,8 @@ async def test_reads_are_answered_while_one_of_two_bundlers_fails(database: str)
 
 @pytest.mark.parametrize("refused", [False, True])
 @on_uvloop
-async def test_outcome_that_the_database_does_not_take_is_told_all_the_same(database: str, refused: bool) -> None:
-    """A full disk, a database that became read-only: the operation is with the bundler, whatever happens here."""
+async def test_outcome_is_returned_even_if_the_database_cannot_store_it(database: str, refused: bool) -> None:
+    """The disk may be full or the database read-only: the bundler has the operation in any case."""
 
     def answer(params: list[Any]) -> str:
         if refused:
@@ -422,7 +422,7 @@ async def test_outcome_that_the_database_does_not_take_is_told_all_the_same(data
 
 
 @on_uvloop
-async def test_operation_that_cannot_be_recorded_is_not_sent_and_that_is_said(database: str) -> None:
+async def test_operation_that_cannot_be_recorded_is_not_sent_and_the_error_says_so(database: str) -> None:
     async with bundler_scene(database) as found:
         async with connected(database) as connection:
             await connection.execute("alter table operations add check (nonce > 1000000)")
@@ -437,7 +437,7 @@ async def test_without_a_database_nothing_is_sent(database: str) -> None:
         await found.worker.app.pool.close()
         assert (await found.send()).fault(503)["code"] == "internal_error"
         assert found.sends() == 0
-        # What needs no record is answered.
+        # Calls that need no record still work.
         assert (await found.ask(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
 
 

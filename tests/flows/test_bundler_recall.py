@@ -1,4 +1,4 @@
-"""Operations that a bundler does not know: another bundler's, or on the chain."""
+"""Lookup of operations that a bundler does not have: in another bundler, or on the chain."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_receipt_of_a_call_that_failed_gives_its_reason(database: str) -> 
 async def test_operation_by_its_hash_comes_from_the_record_and_the_chain(database: str) -> None:
     async with bundler_scene(database) as found:
         mined(found)
-        assert (await found.ask(BY_HASH, HASH)).json["result"] is None  # nobody knows what it was
+        assert (await found.ask(BY_HASH, HASH)).json["result"] is None  # no record of it yet
         await found.send()
         assert (await found.ask(BY_HASH, HASH)).json["result"] == {
             "userOperation": OPERATION,
@@ -161,7 +161,7 @@ async def test_pending_operation_is_null(database: str) -> None:
 
 
 @on_uvloop
-async def test_other_bundler_that_knows_it_is_believed(database: str) -> None:
+async def test_receipt_is_returned_if_any_bundler_has_it(database: str) -> None:
     async with bundler_scene(database, 3) as found:
         found.chain.answers["eth_getLogs"] = lambda params: []
         found.bundlers[2].answers[RECEIPT] = lambda params: KNOWN
@@ -170,7 +170,7 @@ async def test_other_bundler_that_knows_it_is_believed(database: str) -> None:
 
 
 @on_uvloop
-async def test_bundler_that_fails_does_not_hide_what_the_chain_knows(database: str) -> None:
+async def test_receipt_comes_from_the_chain_when_a_bundler_fails(database: str) -> None:
     async with bundler_scene(database, 2, faults=True) as found:
         mined(found)
         await found.proxies[1].switch("dead")
@@ -202,7 +202,7 @@ async def test_chain_that_does_not_answer_leaves_the_bundlers_null(database: str
 @pytest.mark.parametrize("failure", ["error", "dead"])
 @on_uvloop
 async def test_bundler_that_fails_late_does_not_end_the_search(database: str, failure: str) -> None:
-    """One of two is late, the other is asked and does not know it: what the first says then is no news."""
+    """One bundler is late and the other does not have the operation: the late error changes nothing."""
 
     def refuse(params: list[Any]) -> Any:
         raise Refused(-32500, "no receipts today")
@@ -238,7 +238,7 @@ async def test_bundler_that_fails_late_does_not_end_the_search(database: str, fa
 
 
 @on_uvloop
-async def test_chain_is_searched_once_for_each_head_and_from_where_the_operation_was_sent(database: str) -> None:
+async def test_chain_is_searched_once_per_head_from_the_block_at_which_the_operation_was_sent(database: str) -> None:
     async with bundler_scene(database) as found:
         chain = found.worker.app.networks.routes[LIVE]
         found.chain.chain.head = 100_000
@@ -253,7 +253,7 @@ async def test_chain_is_searched_once_for_each_head_and_from_where_the_operation
             return [int(each["fromBlock"], 16) for each in asked]
 
         depth = chain.network.facts.finality_blocks
-        assert await searched() == [95_001]  # somebody else's, for all we know
+        assert await searched() == [95_001]  # without a record, the full range is searched
         assert await searched() == []
         await found.send({**OPERATION, "nonce": "0x4"})
         await found.send()
@@ -298,7 +298,7 @@ async def test_few_search_the_chain_far_back_at_once(database: str) -> None:
 
 @pytest.mark.parametrize("params", [[], ["0x12"], [HASH, HASH], [5], ["0x" + "g" * 64]])
 @on_uvloop
-async def test_what_is_no_hash_is_the_bundlers_to_judge(database: str, params: list[Any]) -> None:
+async def test_params_that_are_not_a_hash_are_left_to_the_bundler(database: str, params: list[Any]) -> None:
     async with bundler_scene(database) as found:
         assert (await found.ask(RECEIPT, *params)).json["result"] is None
         assert found.chain.count("eth_getLogs") == 0
@@ -313,7 +313,7 @@ async def test_items_of_a_batch_are_looked_for_each_on_its_own(database: str) ->
 
 
 @on_uvloop
-async def test_caller_who_leaves_is_not_waited_for(database: str) -> None:
+async def test_lookup_works_after_an_earlier_caller_disconnected(database: str) -> None:
     async with bundler_scene(database) as found:
         mined(found)
         found.chain.held = {"eth_getLogs"}
@@ -327,8 +327,8 @@ async def test_caller_who_leaves_is_not_waited_for(database: str) -> None:
 
 @pytest.mark.parametrize("bundlers", [1, 2])
 @on_uvloop
-async def test_who_has_a_receipt_is_not_told_what_was_true_before_it(database: str, bundlers: int) -> None:
-    """The bundler knows of a block before the head is looked at again: a nonce that was kept is asked for anew."""
+async def test_cached_reads_are_refreshed_after_a_receipt_from_a_newer_block(database: str, bundlers: int) -> None:
+    """A bundler may see a block before the next head poll: a cached nonce is then read again."""
     async with bundler_scene(database, bundlers) as found:
         await Tracker(found.worker.app.networks.routes[LIVE]).look()
         call = rpc("eth_call", [{"to": EP07, "data": "0x35567e1a"}, "latest"])

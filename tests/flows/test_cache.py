@@ -1,4 +1,4 @@
-"""Replies that are given again: for as long as they are true, and to nobody else's question."""
+"""Cached replies: how long they are kept, and that they only answer the same call on the same network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAW = "0x01"
 
 
 async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
-    """What the header says about where the answer came from."""
+    """The value of the X-Cache header of the reply."""
     reply = await of.ask(method, params, **options)
     assert reply.status == 200, reply
     return reply.headers.get("x-cache", "")
@@ -78,7 +78,7 @@ def uncertain(of: Scene) -> list[tuple[str, list[Any]]]:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("place", range(6))
-def test_what_can_never_change_is_asked_once(place: int, count: int) -> None:
+def test_immutable_replies_are_requested_once(place: int, count: int) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(count) as found:
@@ -94,7 +94,7 @@ def test_what_can_never_change_is_asked_once(place: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("place", range(8))
-def test_what_depends_on_the_head_is_asked_again_when_it_moves(place: int) -> None:
+def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(place: int) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(2) as found:
@@ -154,7 +154,7 @@ async def test_nothing_recent_is_given_again_when_no_upstream_has_been_heard_for
 
 
 @on_uvloop
-async def test_cache_that_is_off_keeps_nothing_and_says_nothing() -> None:
+async def test_disabled_cache_stores_nothing_and_sends_no_header() -> None:
     async with scene(1, cache={"enabled": False, "coalesce": False}) as found:
         assert [await how(found, "eth_chainId", []) for _ in range(3)] == [""] * 3
         assert found.count("eth_chainId") == 3
@@ -210,7 +210,7 @@ async def test_identical_reads_under_way_share_one_call_and_keep_their_own_ids()
 
 
 @on_uvloop
-async def test_caller_that_leaves_takes_nothing_from_those_who_joined() -> None:
+async def test_caller_that_disconnects_does_not_affect_those_that_joined() -> None:
     async with scene(1) as found:
         upstream = found.upstreams[0]
         upstream.held = {"eth_getBalance"}
@@ -246,7 +246,7 @@ async def test_call_that_all_have_left_is_given_up() -> None:
 
 
 @on_uvloop
-async def test_answer_that_does_not_go_as_usual_does_not_say_hit_because_the_last_one_did() -> None:
+async def test_error_reply_does_not_repeat_the_cache_header_of_the_last_reply() -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "odd")
 
@@ -275,7 +275,7 @@ async def test_answer_that_lands_after_the_head_has_moved_is_not_given_for_the_n
 
 
 @on_uvloop
-async def test_nobody_joins_a_call_that_was_asked_before_the_head_moved() -> None:
+async def test_call_sent_before_the_head_moved_is_not_joined() -> None:
     async with scene(1) as found:
         upstream = found.upstreams[0]
         upstream.held = {"eth_call"}
@@ -289,14 +289,14 @@ async def test_nobody_joins_a_call_that_was_asked_before_the_head_moved() -> Non
 
 
 @on_uvloop
-async def test_nobody_joins_a_large_reply_that_has_begun() -> None:
+async def test_large_reply_that_has_begun_is_not_joined() -> None:
     large = "0x" + "ab" * 10_000_000
     async with scene(1) as found:
         found.upstreams[0].answers["eth_getCode"] = lambda _: large
         request = found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), network=found.network)
         async with await found.worker.talk() as slow, await found.worker.talk() as quick:
             await slow.send(request)
-            await slow.reader.readuntil(b"\r\n\r\n")  # It has begun, and is not taken.
+            await slow.reader.readuntil(b"\r\n\r\n")  # The reply has begun, and the client stops reading.
             reply = await quick.ask(request, within_s=20.0)
             assert orjson.loads(reply.body)["result"] == large
             assert reply.headers["x-cache"] == "miss"
@@ -337,7 +337,7 @@ async def test_polling_a_filter_does_not_make_anything_doubtful() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_other_block_at_the_same_height_voids_what_was_answered_from_the_old_one(count: int) -> None:
+def test_replaced_block_at_the_same_height_invalidates_replies_from_the_old_one(count: int) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(count) as found:
@@ -399,7 +399,7 @@ async def test_memory_is_bounded_and_answers_stay_right() -> None:
         ("eth_getBlockByNumber", [hex(Chain.head + 1), False]),
     ],
 )
-def test_whoever_was_told_of_a_new_block_is_not_told_what_was_true_before(method: str, params: list[Any]) -> None:
+def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, params: list[Any]) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(1) as found:
@@ -410,7 +410,7 @@ def test_whoever_was_told_of_a_new_block_is_not_told_what_was_true_before(method
             found.chain.mined[TX] = found.chain.head
             assert hex(found.chain.head) in str(await found.result(method, params))
             assert (await found.ask(*read)).headers["x-cache"] == "miss"
-            # What is known already is no news.
+            # A block that was seen before invalidates nothing.
             await found.look()
             assert await found.result(method, params)
             assert [(await found.ask(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]

@@ -1,4 +1,4 @@
-"""What is killed while the service runs, and what its callers notice of it: as little as possible."""
+"""Processes that are killed while the service runs: callers should notice as little as possible."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def victim(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 
 @dataclass
 class Traffic:
-    """One connection that asks all the time."""
+    """Counts of the requests on one busy connection."""
 
     answered: int = 0
     failed: int = 0
@@ -38,7 +38,7 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(talk: Talk, key: str) -> AsyncIterator[Traffic]:
-    """Requests on a connection, all the time; how they ended."""
+    """Send requests on the connection one after the other, and count how they end."""
     seen = Traffic()
 
     async def ask() -> None:
@@ -77,7 +77,7 @@ async def test_killed_worker_is_replaced_and_the_others_do_not_notice(victim: Se
 
 
 async def test_connection_in_the_queue_of_a_killed_worker_is_served_by_its_successor(victim: Service) -> None:
-    """A stopped worker accepts nobody: who waits for it in the kernel is not lost with it."""
+    """A stopped worker accepts no connections: those in the kernel's queue must survive its death."""
     key = victim.keys["enterprise"]
     dead = victim.worker_pids()[0]
     os.kill(dead, signal.SIGSTOP)
@@ -141,16 +141,16 @@ async def changes_arrive(victim: Service, account: str, held: dict[int, list[Tal
         if status == 401:
             await victim.ask("keys", "revoke", made["id"])
         for talks in held.values():
-            await until(lambda talk=talks[0], status=status: _says(talk, made["key"], status), within_s=8.0)
+            await until(lambda talk=talks[0], status=status: _returns(talk, made["key"], status), within_s=8.0)
 
 
-async def _says(talk: Talk, key: str, status: int) -> bool:
+async def _returns(talk: Talk, key: str, status: int) -> bool:
     return (await talk.call("eth_chainId", key=key)).status == status
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 async def test_known_keys_are_served_while_postgres_restarts(victim: Service, number: signal.Signals) -> None:
-    """Killed, or stopped in order: it comes back, nobody who is known notices, and changes go on arriving."""
+    """After a kill or an orderly stop, Postgres comes back, no known key is refused, and changes still arrive."""
     account = (await victim.new_account("growth"))["id"]
     held = await to_every_worker(victim)
     old = postmaster(victim)
@@ -191,7 +191,7 @@ async def test_service_goes_on_while_postgres_is_away_for_longer(victim: Service
     held = await to_every_worker(victim)
     (dead, lost), (_, kept) = [(pid, talks[0]) for pid, talks in held.items()]
     for talk in (lost, kept):
-        await until(lambda talk=talk: _says(talk, known, 200))
+        await until(lambda talk=talk: _returns(talk, known, 200))
     with without_postgres(victim):
         await until(lambda: is_degraded(victim), within_s=BACK_S)
         for _ in range(50):
@@ -216,7 +216,7 @@ async def test_requests_on_credit_are_paid_back_when_postgres_returns(victim: Se
     account = await victim.new_account("free", "--requests-per-second", "1000", "--units-per-second", "1000")
     key = (await victim.new_key(account["id"]))["key"]
     async with await Talk.open(victim.port) as talk:
-        await until(lambda: _says(talk, key, 200))
+        await until(lambda: _returns(talk, key, 200))
         with without_postgres(victim):
             for _ in range(300):
                 assert (await talk.call("eth_chainId", key=key)).status == 200

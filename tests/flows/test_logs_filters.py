@@ -173,7 +173,7 @@ async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["eth_newFilter", "trace_filter"])
-def test_nothing_but_logs_is_asked_in_pieces(method: str) -> None:
+def test_only_eth_get_logs_is_split(method: str) -> None:
     def refuse(params: list[Any]) -> Any:
         if int(params[0]["toBlock"], 16) - int(params[0]["fromBlock"], 16) >= 100:
             raise Refused(-32614, "eth_getLogs and eth_newFilter are limited to a 100 blocks range")
@@ -302,7 +302,7 @@ async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
 
 
 @pytest.mark.parametrize("own_id", ['0x"', "0x\\", "0x\n", "0xü", "0x", "", "a b", 1, None, ["0x1"]])
-def test_filter_of_a_name_that_is_none_is_told_as_it_came(own_id: Any) -> None:
+def test_invalid_filter_id_from_an_upstream_is_returned_unchanged(own_id: Any) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(1) as found:
@@ -313,7 +313,7 @@ def test_filter_of_a_name_that_is_none_is_told_as_it_came(own_id: Any) -> None:
 
 
 @on_uvloop
-async def test_nobody_polls_the_filter_of_another_key_or_network() -> None:
+async def test_filter_of_another_key_and_forged_ids_are_not_found() -> None:
     async with scene(2) as found:
         found.worker.add_key("other")
         name = await found.result("eth_newBlockFilter")
@@ -366,7 +366,7 @@ async def test_filter_made_by_one_worker_is_polled_through_another() -> None:
 
 
 @on_uvloop
-async def test_filter_is_found_where_it_is_although_its_upstream_has_another_place_now() -> None:
+async def test_filter_is_found_after_the_order_of_upstreams_changed() -> None:
     async with scene(2) as found:
         one, other = (upstream.url for upstream in found.upstreams)
         async with worker({LIVE: [one]}) as before:
@@ -383,7 +383,7 @@ async def test_filter_is_found_where_it_is_although_its_upstream_has_another_pla
 
 
 @on_uvloop
-async def test_poll_goes_nowhere_else_when_the_filters_upstream_is_gone() -> None:
+async def test_poll_is_not_sent_to_another_upstream_when_the_filters_own_is_down() -> None:
     async with scene(2, faults=True) as found:
         await found.proxies[1].switch("dead")
         name = await found.result("eth_newBlockFilter")

@@ -31,7 +31,7 @@ LIMIT = 8192
 
 @dataclass
 class Stage:
-    """A running service whose gateways are a local site. Of all local addresses it may connect to 127.0.0.1 only."""
+    """A running service whose gateways are a local site. 127.0.0.1 is the only local address it may connect to."""
 
     service: Service
     site: Pages

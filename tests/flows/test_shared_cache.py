@@ -1,4 +1,4 @@
-"""The second level of the cache, on a real Redis: it shares what is final, and nobody is worse off for it when it is away."""
+"""The shared cache on a real Redis: it stores final replies only, and calls work without it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_final_answer_of_one_worker_is_found_by_another(tmp_path: Path) -> None:
     run()
 
 
-def test_only_what_is_final_is_shared(tmp_path: Path) -> None:
+def test_only_final_replies_are_shared(tmp_path: Path) -> None:
     @on_uvloop
     async def run() -> None:
         async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
@@ -92,14 +92,14 @@ def test_another_network_and_another_chain_of_the_same_name_find_nothing(tmp_pat
             await one.result(*OLD)
             await until(lambda: redis.size() == 1)
             assert await how(test, *OLD) == "miss"
-            async with hosts(redis, None, chain=Chain(name="started anew")) as (anew,):
-                assert await how(anew, *OLD) == "miss"
-                assert await anew.result(*OLD) != await one.result(*OLD)
+            async with hosts(redis, None, chain=Chain(name="restarted")) as (restarted,):
+                assert await how(restarted, *OLD) == "miss"
+                assert await restarted.result(*OLD) != await one.result(*OLD)
 
     run()
 
 
-def test_batch_takes_what_is_there_and_asks_for_the_rest_in_one_request(tmp_path: Path) -> None:
+def test_batch_uses_shared_replies_and_requests_the_rest_together(tmp_path: Path) -> None:
     @on_uvloop
     async def run() -> None:
         chain = Chain()
@@ -178,7 +178,7 @@ async def _ask_many(of: Scene, first: int, count: int) -> list[float]:
     return took
 
 
-def test_caller_that_leaves_while_it_is_looked_for_asks_nobody(tmp_path: Path) -> None:
+def test_caller_that_disconnects_during_the_lookup_causes_no_upstream_call(tmp_path: Path) -> None:
     @on_uvloop
     async def run() -> None:
         async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):

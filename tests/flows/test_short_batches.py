@@ -56,7 +56,7 @@ async def test_error_of_one_item_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
-def test_batch_that_broke_is_asked_again_call_by_call(mode: Mode) -> None:
+def test_broken_batch_is_retried_call_by_call(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(1, faults=True, **NO_CACHE) as found:
@@ -97,7 +97,7 @@ async def test_client_that_leaves_takes_its_batch_back() -> None:
 
 
 @on_uvloop
-async def test_method_that_the_only_upstream_may_not_be_asked_is_not_sent() -> None:
+async def test_method_denied_for_the_only_upstream_is_not_sent() -> None:
     async with scene(1, options=[{"deny": ["eth_getProof"]}], **NO_CACHE) as found:
         reply = await found.batch(*calls_of(0, 2), ("eth_getProof", ["0x" + "ab" * 20, [], "latest"]))
         assert ["error" in item for item in reply.json] == [False, False, True]

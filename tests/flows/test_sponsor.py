@@ -93,7 +93,7 @@ async def test_account_without_ether_sends_sponsored_operations(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_spend_equals_what_the_chain_charged(gas: Service, seen: dict[str, Any], version: str) -> None:
+async def test_spend_equals_the_amount_charged_on_chain(gas: Service, seen: dict[str, Any], version: str) -> None:
     found = seen[version]["lived"]
     spent = sum((dollars(gas, receipt["cost_wei"]) for receipt in found["costs"]), Decimal(0))
 

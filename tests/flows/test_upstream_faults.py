@@ -1,4 +1,4 @@
-"""Upstreams that fail, through a proxy that makes them: reads go on, none is wrong, and nobody is asked much more often."""
+"""Failing upstreams, through a fault-injecting proxy: reads go on with right results and few extra requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def trouble(mode: Mode) -> tuple[Load, float, int]:
             since = found.proxies[0].methods["eth_call"]
             await found.look()
         load = loading.result()
-        # What a dead one was sent never left us.
+        # A dead upstream refuses connections: calls to it never leave the worker and are not counted.
         return load, (requests(found) - before) / FAULTY, found.proxies[0].methods["eth_call"] - since
 
 
@@ -129,7 +129,7 @@ async def test_all_dead_is_answered_at_once_costs_nothing_and_heals() -> None:
             replies.append(await found.ask("eth_call", [{"to": ADDRESS}, "latest"], key="small"))
             took_s.append(time.monotonic() - began)
         check_refusals(replies, took_s)
-        # What takes no units takes no request either.
+        # Failed calls of free methods do not use up the request limit either.
         free = [await found.ask("eth_chainId", key="small") for _ in range(60)]
         assert {reply.status for reply in free} <= {500, 503}
         for proxy in found.proxies:
@@ -173,7 +173,7 @@ async def test_silence_of_all_is_answered_when_the_time_is_up_and_then_at_once()
 
 
 @on_uvloop
-async def test_calls_that_take_too_long_everywhere_open_no_breaker_of_upstreams_that_are_well() -> None:
+async def test_calls_that_time_out_on_every_upstream_open_no_circuit_breaker() -> None:
     async with scene(2, rpc={"call_timeout_s": 0.5}) as found:
         for upstream in found.upstreams:
             upstream.held = {"debug_traceTransaction"}
@@ -186,13 +186,13 @@ async def test_calls_that_take_too_long_everywhere_open_no_breaker_of_upstreams_
         assert await found.result("eth_call", params) == value_of("eth_call", params)
 
 
-# One that is all there is
+# A single upstream
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
 @pytest.mark.parametrize("short", [False, True])
 def test_read_on_the_only_upstream_is_sent_again_when_its_connection_breaks(mode: Mode, short: bool) -> None:
-    """A connection that was idle may be closed in the very moment in which it is used: nobody else is there to ask."""
+    """An idle connection may be closed at the moment it is used, and there is no other upstream to fall back to."""
 
     @on_uvloop
     async def run() -> None:
@@ -209,7 +209,7 @@ def test_read_on_the_only_upstream_is_sent_again_when_its_connection_breaks(mode
 
 
 @on_uvloop
-async def test_only_upstream_that_breaks_every_reply_is_asked_within_the_budget() -> None:
+async def test_retries_on_the_only_upstream_stay_within_the_budget() -> None:
     async with scene(1, faults=True) as found:
         await found.proxies[0].switch("reset")
         load = await found.load(500)
@@ -217,12 +217,12 @@ async def test_only_upstream_that_breaks_every_reply_is_asked_within_the_budget(
         assert requests(found) < 3 * FAILURES_IN_A_ROW + 16 * 3
 
 
-# What an upstream says of itself
+# Limits and errors that upstreams report
 
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("together", [False, True])
-def test_upstream_that_asks_for_a_pause_is_left_alone_for_as_long_as_it_asks(together: bool, status: int) -> None:
+def test_upstream_gets_no_calls_until_its_retry_after_has_passed(together: bool, status: int) -> None:
     @on_uvloop
     async def run() -> None:
         # In the order of their tiers, so that the limited one is asked first, however fast the other is.
@@ -260,7 +260,7 @@ async def test_own_limit_of_an_upstream_is_kept() -> None:
     ("code", "message", "blamed"),
     [(-32000, "missing trie node 00ff", False), (-32601, "the method is not available", False), (-32603, "oops", True)],
 )
-def test_error_that_another_upstream_may_not_have_is_asked_elsewhere(code: int, message: str, blamed: bool) -> None:
+def test_error_that_is_specific_to_an_upstream_is_retried_on_another(code: int, message: str, blamed: bool) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(code, message)
 
@@ -297,7 +297,7 @@ def test_call_that_no_upstream_can_answer_takes_none_from_other_callers(code: in
 
 
 class Picky(ScriptedUpstream):
-    """Stands behind something that lets certain words not through."""
+    """An upstream behind a firewall that blocks certain words."""
 
     async def _answer(self, request: web.Request) -> web.Response:
         if b"select 1" in await request.read():
@@ -358,8 +358,8 @@ async def test_upstream_that_alone_has_trouble_with_every_call_is_left_alone() -
 
 
 @on_uvloop
-async def test_what_one_upstream_said_is_told_when_the_others_fail() -> None:
-    """An honest error of one is a better answer than our own about the rest."""
+async def test_error_from_one_upstream_is_returned_when_the_others_fail() -> None:
+    """An upstream's error reply is more useful than an error about failed connections."""
 
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "missing trie node 00ff")
@@ -405,7 +405,7 @@ def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes
             upstream = found.route.upstreams[0]
             assert upstream.batch == left
             assert upstream.health.bad == 0
-            # What was refused once is tried again, and not for ever later.
+            # Larger batches are tried again later; after a second refusal the wait doubles.
             found.upstreams[0].batch = 1000
             upstream.tick(time.monotonic() + SMALLER_S + 1.0)
             assert upstream.batch == 20
@@ -419,7 +419,7 @@ def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes
 
 
 @on_uvloop
-async def test_batch_sends_no_upstream_what_its_lists_do_not_allow() -> None:
+async def test_batch_respects_the_deny_list_of_each_upstream() -> None:
     async with scene(2, options=[{"deny": ["eth_getBalance"]}, {"deny": ["eth_call"]}]) as found:
         for n in range(20):
             reply = await found.batch(
@@ -432,7 +432,7 @@ async def test_batch_sends_no_upstream_what_its_lists_do_not_allow() -> None:
 
 
 @pytest.mark.parametrize("mode", ["black_hole", "reset", "garbage", "half"])
-def test_items_of_a_batch_that_broke_are_asked_elsewhere_one_by_one(mode: Mode) -> None:
+def test_items_of_a_broken_batch_are_retried_one_by_one_on_another_upstream(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(2, faults=True) as found:

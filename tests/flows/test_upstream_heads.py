@@ -1,4 +1,4 @@
-"""Heads that advance out of step, lag and lie: nobody is told an older block than before, and emptiness is not believed."""
+"""Upstreams whose heads differ, lag or are wrong: a caller's head never goes back, and empty replies are verified."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def large_block(upstream: ScriptedUpstream, params: list[Any]) -> dict[str, Any]
     return {**(upstream._eth_getBlockByNumber(params) or {}), "transactions": ["0x" + "ab" * 32] * 2000}
 
 
-async def heads_told(of: Scene, rounds: int, **headers: str) -> list[int]:
-    """One caller that asks for the head in three ways, one after the other, on one connection."""
-    told: list[int] = []
+async def heads_seen(of: Scene, rounds: int, **headers: str) -> list[int]:
+    """Heads that one caller reads on one connection, by two methods in turn."""
+    heads: list[int] = []
     ways: Sequence[tuple[str, list[Any]]] = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest", False]))
     async with await of.worker.talk() as talk:
         for n in range(rounds):
             method, params = ways[n % 2]
             reply = await talk.ask(of.worker.post(rpc(method, params), network=of.network, **headers))
-            if reply.status == 503:  # It may be refused, but not answered with an older one.
+            if reply.status == 503:  # A refusal is allowed, an older head is not.
                 continue
             result = reply.json["result"]
-            told.append(int(result if isinstance(result, str) else result["number"], 16))
-    return told
+            heads.append(int(result if isinstance(result, str) else result["number"], 16))
+    return heads
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -68,22 +68,22 @@ def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: b
 
             async with asyncio.TaskGroup() as group:
                 moving = group.create_task(advance())
-                asking = [group.create_task(heads_told(found, 700)) for _ in range(3)]
+                asking = [group.create_task(heads_seen(found, 700)) for _ in range(3)]
                 await asyncio.wait(asking)
                 stop.set()
                 await moving
             for task in asking:
-                told = task.result()
-                assert told == sorted(told)
-                assert len(told) > 600
-                assert told[-1] > told[0] + 10
+                heads = task.result()
+                assert heads == sorted(heads)
+                assert len(heads) > 600
+                assert heads[-1] > heads[0] + 10
 
     run()
 
 
 @pytest.mark.parametrize("mode", ["high_head", "low_head", "lagging"])
 @pytest.mark.parametrize("count", [3, 5])
-def test_one_that_lies_about_its_head_is_not_believed_by_anybody(mode: Mode, count: int) -> None:
+def test_wrong_head_of_one_upstream_is_ignored(mode: Mode, count: int) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(count, faults=True, cache=NO_CACHE) as found:
@@ -91,8 +91,8 @@ def test_one_that_lies_about_its_head_is_not_believed_by_anybody(mode: Mode, cou
             for _ in range(12):
                 found.chain.head += 1
                 await found.look()
-                told = await heads_told(found, 20)
-                assert set(told) == {found.chain.head}
+                heads = await heads_seen(found, 20)
+                assert set(heads) == {found.chain.head}
             health = found.route.upstreams[0].health
             assert health.lagging
             before = found.upstreams[0].count("eth_call")
@@ -107,26 +107,26 @@ def test_one_that_lies_about_its_head_is_not_believed_by_anybody(mode: Mode, cou
 
 
 @on_uvloop
-async def test_first_answer_of_all_may_come_from_a_liar_and_is_not_believed_for_long() -> None:
+async def test_wrong_head_in_the_first_reply_is_corrected() -> None:
     async with scene(3, faults=True, cache=NO_CACHE) as found:
         await found.proxies[0].switch("high_head")
         for _ in range(30):
-            assert await heads_told(found, 2) == [found.chain.head] * 2
+            assert await heads_seen(found, 2) == [found.chain.head] * 2
         assert found.route.heads.tip == found.chain.head
 
 
 @pytest.mark.parametrize("digits", [16, 70, 700])
 @pytest.mark.parametrize("count", [1, 3])
 def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int, digits: int) -> None:
-    """Of an only upstream too: the number does not fit where the workers tell each other."""
-    told = "0x" + "f" * digits
+    """A single upstream too: the number does not fit into the memory that workers share."""
+    claimed = "0x" + "f" * digits
 
     @on_uvloop
     async def run() -> None:
         async with scene(count, cache=NO_CACHE) as found:
             liar, tip = found.upstreams[0], found.route.heads.tip
-            liar.answers["eth_blockNumber"] = lambda _: told
-            liar.answers["eth_getBlockByNumber"] = lambda _: {"number": told, "hash": TX}
+            liar.answers["eth_blockNumber"] = lambda _: claimed
+            liar.answers["eth_getBlockByNumber"] = lambda _: {"number": claimed, "hash": TX}
             for _ in range(4):
                 assert (await found.ask("eth_blockNumber")).status == 200
                 assert (await found.ask("eth_getBlockByNumber", ["latest", False])).status == 200
@@ -168,14 +168,14 @@ async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> No
         for _ in range(10):
             found.chain.head += 1
             await found.look()
-            assert set(await heads_told(found, 10)) == {found.chain.head}
+            assert set(await heads_seen(found, 10)) == {found.chain.head}
         assert [each.health.lagging for each in found.route.upstreams] == [True, False, False]
 
 
-async def never_told_the_block_before(found: Scene) -> None:
+async def check_older_block_is_never_returned(found: Scene) -> None:
     found.chain.head += 1
     await found.look()
-    # From here on one answers as it did a block ago, and is not known to.
+    # From here on one upstream is a block behind, and this has not been noticed yet.
     found.upstreams[0].behind = 1
     for _ in range(12):
         block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
@@ -183,19 +183,19 @@ async def never_told_the_block_before(found: Scene) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_large_block_is_compared_with_the_head_before_it_is_told(cached: bool) -> None:
+def test_large_block_is_compared_with_the_head_before_it_is_returned(cached: bool) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(2, cache={"enabled": cached, "coalesce": cached}) as found:
             for upstream in found.upstreams:
                 upstream.answers["eth_getBlockByNumber"] = partial(large_block, upstream)
-            await never_told_the_block_before(found)
+            await check_older_block_is_never_returned(found)
 
     run()
 
 
 class Pretty(ScriptedUpstream):
-    """Writes its JSON for people to read, with a space on either side of each colon."""
+    """Sends indented JSON, with a space on either side of each colon."""
 
     async def _answer(self, request: web.Request) -> web.Response:
         reply = await super()._answer(request)
@@ -208,30 +208,30 @@ def test_block_is_compared_with_the_head_however_its_json_is_written(cached: boo
     @on_uvloop
     async def run() -> None:
         async with scene(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as found:
-            await never_told_the_block_before(found)
+            await check_older_block_is_never_returned(found)
 
     run()
 
 
 @on_uvloop
-async def test_newer_block_that_another_worker_has_told_is_not_overwritten() -> None:
+async def test_newer_head_published_by_another_worker_is_not_overwritten() -> None:
     async with scene(3) as found:
-        told = found.chain.head + 3
+        newer = found.chain.head + 3
         for upstream in found.upstreams:
             upstream.held = {"eth_sendRawTransaction"}
         async with asyncio.TaskGroup() as group:
             group.create_task(found.result("eth_sendRawTransaction", ["0xf86c" + "07" * 20]))
             await until(lambda: found.count("eth_sendRawTransaction") == 1, every_s=0.001)
-            found.route.state.shared_head.publish(told)
-            # A write is news for the others too.
+            found.route.state.shared_head.publish(newer)
+            # A write is published to the other workers too.
             for upstream in found.upstreams:
                 upstream.gate.set()
-        assert found.route.state.shared_head.tip == told
-        assert found.route.heads.tip == told
+        assert found.route.state.shared_head.tip == newer
+        assert found.route.heads.tip == newer
 
 
 @on_uvloop
-async def test_silent_upstream_does_not_hold_up_what_the_others_say() -> None:
+async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
     async with scene(3, faults=True) as found:
         await found.proxies[0].switch("black_hole")
         found.chain.head += 1
@@ -256,7 +256,7 @@ def calls_that_may_be_empty(of: Scene) -> list[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_empty_answer_of_one_behind_the_head_is_asked_elsewhere(place: int) -> None:
+def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(place: int) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(2, cache=NO_CACHE) as found:
@@ -272,7 +272,7 @@ def test_empty_answer_of_one_behind_the_head_is_asked_elsewhere(place: int) -> N
 
 @on_uvloop
 async def test_part_of_the_logs_is_not_taken_for_all_of_them() -> None:
-    """An upstream that does not have the last block yet leaves its logs out without a word."""
+    """An upstream that does not have the last block yet omits its logs without an error."""
     async with scene(2, cache=NO_CACHE) as found:
         found.upstreams[0].behind = 1
         await found.look()
@@ -283,7 +283,7 @@ async def test_part_of_the_logs_is_not_taken_for_all_of_them() -> None:
 
 
 @on_uvloop
-async def test_answer_that_is_empty_everywhere_is_believed() -> None:
+async def test_reply_that_is_empty_on_every_upstream_is_returned() -> None:
     async with scene(3, cache=NO_CACHE) as found:
         found.upstreams[0].behind = found.upstreams[1].behind = 1
         await found.look()
@@ -293,7 +293,7 @@ async def test_answer_that_is_empty_everywhere_is_believed() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reset", "black_hole", "dead"])
-def test_empty_answer_is_good_enough_when_nobody_else_can_be_asked(mode: Mode) -> None:
+def test_empty_reply_is_returned_when_no_other_upstream_works(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(2, faults=True, cache=NO_CACHE, rpc={"call_timeout_s": 0.5}) as found:
@@ -307,7 +307,7 @@ def test_empty_answer_is_good_enough_when_nobody_else_can_be_asked(mode: Mode) -
 
 
 @on_uvloop
-async def test_pruned_upstream_is_passed_by_for_old_state_and_asked_when_nobody_else_is_there() -> None:
+async def test_pruned_upstream_gets_calls_for_old_state_only_if_no_other_works() -> None:
     def pruned(params: list[Any]) -> Any:
         raise Refused(-32000, "missing trie node")
 

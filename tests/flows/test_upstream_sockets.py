@@ -46,10 +46,10 @@ class SocketServer(ScriptedUpstream):
         async with asyncio.TaskGroup() as group:
             async for message in socket:
                 if message.type is WSMsgType.TEXT:
-                    group.create_task(self._tell(socket, orjson.loads(message.data)))
+                    group.create_task(self._respond(socket, orjson.loads(message.data)))
         return socket
 
-    async def _tell(self, socket: web.WebSocketResponse, asked: Any) -> None:
+    async def _respond(self, socket: web.WebSocketResponse, asked: Any) -> None:
         if isinstance(asked, dict):
             reply: Any = await self._reply(asked)
         elif len(asked) > self.batch:
@@ -97,7 +97,7 @@ async def test_call_that_is_late_is_given_up_and_leaves_nothing_behind() -> None
             asked = [group.create_task(found.ask(call(n)[0])) for n in range(10)]
         assert {task.result().status for task in asked} == {504}
         assert (len(upstream._pending), len(upstream._client._queue), upstream.health.inflight) == (0, 0, 0)
-        # Its answer is nobody's when it comes.
+        # Late replies are discarded.
         server.gate.set()
         assert (await found.ask(rpc("eth_chainId"))).status in (200, 503)
 
@@ -115,7 +115,7 @@ async def test_client_that_leaves_takes_its_call_back() -> None:
 
 
 @on_uvloop
-async def test_reads_under_way_on_a_socket_that_is_lost_are_asked_again_on_another() -> None:
+async def test_reads_on_a_lost_socket_are_sent_again_on_another() -> None:
     async with socket_scene(**NO_CACHE) as (found, server, upstream):
         server.held = {"eth_call"}
         found.app.networks.routes[LIVE].dispatcher.budget.earn()

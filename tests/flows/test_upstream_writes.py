@@ -1,4 +1,4 @@
-"""Transactions: sent once, told apart from their own echo, and to several upstreams only where that is asked for."""
+"""Transactions: sent once, "already known" is a success, and several upstreams only get them in a broadcast."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_sending_the_same_again_is_as_good_as_the_first_time() -> None:
 
 
 @pytest.mark.parametrize("words", ["nonce too low", "replacement transaction underpriced", "insufficient funds"])
-def test_refusal_is_passed_on_and_nobody_else_is_asked(words: str) -> None:
+def test_refusal_is_returned_and_not_retried_on_another_upstream(words: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(3) as found:
@@ -171,7 +171,7 @@ def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: i
 
 
 @pytest.mark.parametrize("mode", ["black_hole", "dead", "reset", "garbage"])
-def test_first_success_of_a_broadcast_wins_whatever_becomes_of_the_others(mode: Mode) -> None:
+def test_first_success_of_a_broadcast_wins_even_if_the_others_fail(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
         async with scene(3, faults=True, rpc={"broadcast": 3}) as found:
