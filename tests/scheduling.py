@@ -26,7 +26,7 @@ LONG = (
     "tests/browser/test_user_flows.py",
     "tests/flows/test_sponsor.py",
     "tests/flows/test_front.py",
-    "tests/delivery/test_ledger.py",
+    "tests/delivery/test_audit.py",
     "tests/store/test_ledger_machine.py",
     "tests/flows/test_smart_wallets.py",
     "tests/flows/test_follower.py",
