@@ -59,11 +59,11 @@ def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.M
     assert len(set(places)) == 3
 
 
-def test_sources_run_where_somebody_wants_them_to() -> None:
+def test_sources_run_on_request() -> None:
     code = (
         "from proxy import compiled; import proxy.wire.http1 as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env={compiled.SOURCE_ONLY: "1"},
@@ -71,7 +71,7 @@ def test_sources_run_where_somebody_wants_them_to() -> None:
         text=True,
         check=True,
     )
-    assert told.stdout.splitlines() == ["False", str(ROOT / "proxy" / "web" / "front" / "client.py")]
+    assert done.stdout.splitlines() == ["False", str(ROOT / "proxy" / "wire" / "http1.py")]
 
 
 def compile_small(root: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -96,24 +96,24 @@ def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: 
     )
     environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}
     argv = [sys.executable, "-c", code, str(tmp_path), library, module]
-    told = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    assert str(tmp_path) not in told.stdout
+    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) not in done.stdout
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_compiler_the_sources_run_and_say_so(compiler: str, tmp_path: Path) -> None:
     """`false` is one that compiles nothing."""
-    told = compile_small(tmp_path, CC=compiler)
-    assert told.returncode == 2
-    assert "runs from its sources" in told.stderr
+    done = compile_small(tmp_path, CC=compiler)
+    assert done.returncode == 2
+    assert "runs from its sources" in done.stderr
     assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.skipif(any(compiling.missing()), reason="there is no compiler here")
 def test_what_is_compiled_stands_under_its_mark_and_nothing_beside_it(tmp_path: Path) -> None:
-    told = compile_small(tmp_path)
-    assert told.returncode == 0, told.stderr
+    done = compile_small(tmp_path)
+    assert done.returncode == 0, done.stderr
     (place,) = tmp_path.iterdir()
     assert place.name == compiled.place().name
     assert compiled.Finder(place).files.keys() > set(SMALL)
