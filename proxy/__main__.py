@@ -20,6 +20,7 @@ from proxy.commands import (
     keys,
     migrate,
     operations,
+    reseal,
     serve,
     webhooks,
     worker,
@@ -38,6 +39,7 @@ COMMANDS = (
     operations,
     index,
     webhooks,
+    reseal,
     worker,
     background,
 )

@@ -12,11 +12,13 @@ import asyncpg
 import orjson
 
 from proxy import settings
+from proxy.compose.upstream_marks import renewed_marks
 from proxy.errors import StartError
 from proxy.settings import Settings
-from proxy.store import migrate
+from proxy.store import migrate, peppers
 from proxy.store.keys import KeyStore
 from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
 
 # Written by `dev` while it runs: its database and keys, for the other commands.
@@ -72,18 +74,34 @@ async def database(url: str) -> AsyncIterator[DatabaseConnection]:
         await connection.close()
 
 
-async def check_schema(url: str) -> None:
-    """Raise StartError if migrations are missing. They are applied only by `migrate`."""
-    async with database(url) as connection:
-        if missing := await migrate.pending(connection):
-            raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
+async def check_database(found: Settings) -> None:
+    """Raise StartError if the database does not fit this version or the pepper. A new pepper is recorded."""
+    async with database(found.database.url) as connection:
+        await _check_schema(connection)
+        marks = renewed_marks(found, settings.load_tables()) if found.keys.previous_pepper else {}
+        await peppers.admit(connection, found.keys.pepper, found.keys.previous_pepper, marks)
+
+
+async def check_service(found: Settings) -> None:
+    """Like `check_database`; also raise StartError if the signing secrets of webhooks cannot be decrypted."""
+    async with database(found.database.url) as connection:
+        await _check_schema(connection)
+        await peppers.check(connection, found.keys.pepper, found.keys.previous_pepper)
+        await peppers.check_vault(connection, vault_of(found))
+    await check_database(found)
+
+
+async def _check_schema(connection: DatabaseConnection) -> None:
+    """Migrations are applied only by `migrate`."""
+    if missing := await migrate.pending(connection):
+        raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
 
 
 @asynccontextmanager
 async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool]]:
     """Yield the settings and a pool for a database whose schema is up to date."""
     found = load(args)
-    await check_schema(found.database.url)
+    await check_database(found)
     pool = Pool(found.database.url, size=2, acquire_timeout_s=5.0, application="penstock-cli")
     await pool.open()
     try:
@@ -95,10 +113,15 @@ async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool
 @asynccontextmanager
 async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
     async with opened(args) as (found, pool):
-        yield KeyStore(pool, pepper=found.keys.pepper, plans=tuple(settings.load_tables().plans))
+        yield KeyStore(
+            pool,
+            pepper=found.keys.pepper,
+            previous_pepper=found.keys.previous_pepper,
+            plans=tuple(settings.load_tables().plans),
+        )
 
 
 @asynccontextmanager
 async def session_store(args: argparse.Namespace) -> AsyncIterator[tuple[SessionStore, Settings]]:
     async with opened(args) as (found, pool):
-        yield SessionStore(pool, pepper=found.keys.pepper), found
+        yield SessionStore(pool, pepper=found.keys.pepper, previous_pepper=found.keys.previous_pepper), found

@@ -77,7 +77,7 @@ async def run(args: argparse.Namespace) -> int:
         raise StartError([f"--to {args.last}: must not be below --from {args.first}"])
     settings, tables = context.load(args), settings_room.load_tables()
     network = _network(tables, args.chain)
-    await context.check_schema(settings.database.url)
+    await context.check_database(settings)
     if "follower" not in family_of(network).features:
         raise StartError([f"--chain {args.chain}: chains of this family cannot be indexed"])
     running = Background(settings, tables)

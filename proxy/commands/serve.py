@@ -55,10 +55,11 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, config, supervisor)
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     try:
         await unless_stopped(stop, _start(supervisor))
-        await stop.wait()
+        await unless_stopped(stop, _reload_on(hangup, config, supervisor))
         log.info("draining")
     finally:
         await supervisor.stop()
@@ -67,16 +68,25 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
 
 
 async def _start(supervisor: Supervisor) -> None:
-    await context.check_schema(supervisor.settings.database.url)
+    await context.check_service(supervisor.settings)
     await supervisor.start()
     log.info(
         "serving", extra={"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}
     )
 
 
-def _reload(config: Path | None, supervisor: Supervisor) -> None:
+async def _reload_on(hangup: asyncio.Event, config: Path | None, supervisor: Supervisor) -> None:
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        await _reload(config, supervisor)
+
+
+async def _reload(config: Path | None, supervisor: Supervisor) -> None:
+    """Replace the settings, unless they are faulty or do not fit the database."""
     try:
         settings, _ = loaded(config)
+        await context.check_service(settings)
     except StartError as exc:
         log.error("reload refused: keeping the old settings", extra={"faults": exc.faults})
         return

@@ -81,13 +81,19 @@ class App:
             acquire_timeout_s=settings.database.acquire_timeout_s,
         )
         self.notices = Notices(self.pool)
-        self.keys = KeyStore(self.pool, pepper=settings.keys.pepper, plans=tuple(tables.plans))
+        self.keys = KeyStore(
+            self.pool,
+            pepper=settings.keys.pepper,
+            previous_pepper=settings.keys.previous_pepper,
+            plans=tuple(tables.plans),
+        )
         self.keyring = Keyring(
             self.keys,
             self.notices,
             windows,
             plans=tables.plans,
             pepper=settings.keys.pepper,
+            previous_pepper=settings.keys.previous_pepper,
             reload_s=settings.keys.reload_s,
         )
         self.quotas = Quotas(

@@ -53,7 +53,7 @@ class DashboardFeature:
         self._usage = usage
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
-        store = SessionStore(pool, pepper=settings.keys.pepper)
+        store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
         self.accounts = AccountService(keys, usage, plans=tables.plans)
         fleet = FleetStore(pool)

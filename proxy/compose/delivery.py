@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from proxy.compose.webhooks import vault_of
 from proxy.core.lanes import Lanes
 from proxy.errors import Unavailable
 from proxy.services.delivery.deliverer import Deliverer
@@ -18,6 +17,7 @@ from proxy.store.deliveries import DeliveryStore
 from proxy.store.mails import MailStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
+from proxy.store.secrets import vault_of
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 from collections import defaultdict
 from collections.abc import Callable, MutableSequence, Sequence
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
+from proxy.compose.upstream_marks import BUNDLER, mark_of
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import NetworkHead
 from proxy.core.routing import UpstreamHealth
@@ -71,7 +71,7 @@ class NetworkBuilder:
     def _bundler_route(self, network: Network, found: list[UpstreamSettings]) -> Route:
         settings = self._settings
         # Without a cache there is nothing that other workers would have to discard.
-        state = self._state(network, found, ReplyCache(0), SharedHead([0, 0], 0), kind="bundler ", caches=False)
+        state = self._state(network, found, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
         return Route(
             network,
             bundler.policies_of(network, self._tables.prices, self._tally),
@@ -127,7 +127,7 @@ class NetworkBuilder:
             allow=given.allow,
             deny=given.deny,
             requests_per_second=given.requests_per_second,
-            mark=self._mark(network, given, kind),
+            mark=mark_of(self._settings.keys.pepper, network.id, given.url, kind),
         )
         if given.url.startswith("ws"):
             return WebSocketUpstream(health, given.url, dict(given.headers), batch=given.batch)
@@ -136,11 +136,6 @@ class NetworkBuilder:
         return HttpUpstream(
             health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch
         )
-
-    def _mark(self, network: Network, given: UpstreamSettings, kind: str) -> str:
-        """A digest that identifies the upstream. It is shown to operators, whereas the address contains credentials."""
-        text = f"{network.id}\0{kind}\0{given.url}".encode()
-        return hmac.digest(self._settings.keys.pepper.encode(), text, "sha256")[:8].hex()
 
 
 def _as_upstream(given: BundlerSettings) -> UpstreamSettings:

@@ -22,7 +22,7 @@ from proxy.services.webhooks.webhooks import WebhookService
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.pool import Pool
-from proxy.store.secrets import Vault
+from proxy.store.secrets import vault_of
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
 from proxy.web.rest.deliveries import DeliveryHandlers
@@ -92,9 +92,3 @@ class EventFeature:
         tasks.start(f"finality {name}", lambda: self.finality.run(self._notifications, is_leader))
         tasks.start(f"traces {name}", lambda: self.internal_transfers.run(self._notifications, is_leader))
         tasks.start(f"mempool {name}", lambda: self.mempool.run(is_leader))
-
-
-def vault_of(settings: Settings) -> Vault:
-    """The vault for signing secrets. Without a separate key it uses the API key pepper, which is not in the database
-    either."""
-    return Vault(settings.webhooks.secret_key or settings.keys.pepper)

@@ -28,7 +28,7 @@ from proxy.dev.seed import Seeded
 from proxy.errors import StartError
 from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings
-from proxy.store import migrate
+from proxy.store import migrate, peppers
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
@@ -196,6 +196,7 @@ class DevService:
         connection = await asyncpg.connect(settings.database.url, timeout=5)
         try:
             await migrate.migrate(connection)
+            await peppers.admit(connection, settings.keys.pepper, settings.keys.previous_pepper, {})
         finally:
             await connection.close()
         pool = Pool(settings.database.url, size=2, acquire_timeout_s=5.0)

@@ -19,6 +19,7 @@ SECRETS = frozenset(
             "cache.redis_url",
             "database.url",
             "keys.pepper",
+            "keys.previous_pepper",
             "nfts.floor_url",
             "prices.key",
             "prices.url",
@@ -48,6 +49,7 @@ _FAULT_WORDS: dict[tuple[str, ...], str] = {
     ("nfts", "floor_url"): "must be an http or https address with {contract} in it, or empty",
     ("prices", "url"): "must be an http or https address, or empty",
     ("webhooks", "secret_key"): "must be 32 or more random characters, or empty",
+    ("keys", "previous_pepper"): "must be 32 or more characters, or empty",
     ("keys", "pepper"): "must be 32 or more random characters (set it in the file or in PENSTOCK_KEYS__PEPPER)",
 }
 

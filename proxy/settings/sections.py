@@ -43,6 +43,7 @@ class DatabaseSettings:
 @dataclass(frozen=True, slots=True)
 class KeySettings:
     pepper: str
+    previous_pepper: str
     reload_s: float
     auth_failures_per_minute: int
 

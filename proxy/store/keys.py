@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,12 @@ from proxy.core import access
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
+from proxy.store.peppers import check_value
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 KeyRow = dict[str, Any]
 # Columns that are never returned.
-_HIDDEN = frozenset({"digest"})
+_HIDDEN = frozenset({"digest", "previous_digest", "pepper"})
 # The largest integer and bigint of Postgres. Checked here, so that the error names the field.
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -62,9 +63,11 @@ NO_RESTRICTIONS = KeyRestrictionChange()
 
 
 class KeyStore:
-    def __init__(self, pool: Pool, *, pepper: str, plans: Sequence[str]) -> None:
+    def __init__(self, pool: Pool, *, pepper: str, plans: Sequence[str], previous_pepper: str = "") -> None:
         self._pool = pool
         self._pepper = pepper.encode()
+        self._previous_pepper = previous_pepper.encode()
+        self._check_value = check_value(pepper)
         self._plans = tuple(plans)
 
     # Accounts
@@ -148,7 +151,7 @@ class KeyStore:
         row = await self._row(
             sql.keys.create_key, new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key),
             access.hint_of(key), list(scopes), own.requests_per_second, own.units_per_second,
-            *(found or [] for found in restrictions.columns()),
+            *(found or [] for found in restrictions.columns()), self._previous_digest(key), self._check_value,
         )  # fmt: skip
         return row, key
 
@@ -160,8 +163,9 @@ class KeyStore:
         key = access.mint(old["mode"], secrets.token_bytes(32))
         async with self._pool.connection() as connection, connection.transaction():
             row = await connection.fetchrow(
-                sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key)
-            )
+                sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key),
+                self._previous_digest(key), self._check_value,
+            )  # fmt: skip
             if row is None:
                 state = "expired" if old["status"] == "active" else old["status"]
                 raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated")
@@ -215,7 +219,16 @@ class KeyStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             return await connection.fetchval(sql.keys.read_clock)  # type: ignore[no-any-return]
 
+    async def move_keys(self, digests: Mapping[str, bytes]) -> None:
+        """Store digests under the current pepper, by key id."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.peppers.move_keys, [*digests], [*digests.values()], self._check_value)
+
     # Internals
+
+    def _previous_digest(self, key: str) -> bytes | None:
+        """The digest by which hosts that still have the previous pepper find a new key."""
+        return access.digest(self._previous_pepper, key) if self._previous_pepper else None
 
     def _check_plan(self, plan: str) -> None:
         if plan not in self._plans:

@@ -42,16 +42,21 @@ class Session:
 
 
 class SessionStore:
-    def __init__(self, pool: Pool, *, pepper: str) -> None:
+    def __init__(self, pool: Pool, *, pepper: str, previous_pepper: str = "") -> None:
         self._pool = pool
-        self._pepper = pepper.encode()
+        self._peppers = [each.encode() for each in (pepper, previous_pepper) if each]
 
     def __repr__(self) -> str:
         return f"<SessionStore {self._pool!r}>"
 
     def digest(self, kind: str, text: str) -> bytes:
         """Return a keyed digest. The stored value alone is useless, and a digest of one kind never matches another kind."""
-        return hmac.digest(self._pepper, f"{kind}\0{text}".encode("utf-8", "replace"), "sha256")
+        return self.digests(kind, text)[0]
+
+    def digests(self, kind: str, text: str) -> list[bytes]:
+        """Return the digest under the current pepper, then the one under the previous pepper if there is one."""
+        data = f"{kind}\0{text}".encode("utf-8", "replace")
+        return [hmac.digest(pepper, data, "sha256") for pepper in self._peppers]
 
     # Accounts
 
@@ -67,7 +72,7 @@ class SessionStore:
 
     async def set_password(self, account_id: str, password_hash: str, *, but: str | None = None) -> None:
         """Set the password, end all sessions except `but`, and invalidate pending links."""
-        kept = None if but is None else self.digest("session", but)
+        kept = [] if but is None else self.digests("session", but)
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.sessions.set_password, account_id, password_hash)
             await connection.execute(sql.sessions.end_account_sessions, account_id, kept)
@@ -81,21 +86,21 @@ class SessionStore:
         """Begin a session, and end the browser's previous one (`instead`)."""
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
-                await connection.execute(sql.sessions.end_session, self.digest("session", instead))
+                await connection.execute(sql.sessions.end_session, self.digests("session", instead))
             digest = self.digest("session", token)
             await connection.execute(sql.sessions.begin_session, digest, account, operator, lasts_s)
 
     async def end(self, token: str) -> None:
         async with self._pool.connection() as connection:
-            await connection.execute(sql.sessions.end_session, self.digest("session", token))
+            await connection.execute(sql.sessions.end_session, self.digests("session", token))
 
     async def read(self, token: str, *, idle_s: float) -> Session | None:
         """Return the session if it is valid. Its last use is recorded from time to time."""
-        digest = self.digest("session", token)
+        digests = self.digests("session", token)
         async with self._pool.connection() as connection:
-            row = await connection.fetchrow(sql.sessions.read_session, digest, idle_s)
+            row = await connection.fetchrow(sql.sessions.read_session, digests, idle_s)
             if row is not None and row["is_stale"]:
-                await connection.execute(sql.sessions.touch_session, digest)
+                await connection.execute(sql.sessions.touch_session, digests)
         return None if row is None else _session(row)
 
     # Links
@@ -108,7 +113,7 @@ class SessionStore:
     async def take_link(self, token: str) -> str | None:
         """Use up a link and return its account, or None if the link is not valid."""
         async with self._pool.connection() as connection:
-            return await connection.fetchval(sql.sessions.take_link, self.digest("link", token))  # type: ignore[no-any-return]
+            return await connection.fetchval(sql.sessions.take_link, self.digests("link", token))  # type: ignore[no-any-return]
 
     # Sign-in attempts
 
@@ -142,7 +147,7 @@ class SessionStore:
 
     async def find_token(self, token: str) -> tuple[str, str] | None:
         """Return the token's id and name if it is valid."""
-        row = await self._row(sql.sessions.find_token, self.digest("admin", token))
+        row = await self._row(sql.sessions.find_token, self.digests("admin", token))
         return None if row is None else (row["id"], row["name"])
 
     async def purge(self, *, idle_s: float) -> None:

@@ -48,7 +48,11 @@ create table keys (
     allowed_ips text[] not null default '{}',
     allowed_origins text[] not null default '{}',
     created_at timestamptz not null default now(),
-    changed_at timestamptz not null default now()
+    changed_at timestamptz not null default now(),
+    -- While the pepper is rotated: the digest under the other pepper.
+    previous_digest bytea,
+    -- The number of the pepper that `digest` was made with.
+    pepper integer not null default 1
 );
 
 create index keys_of_account on keys (account_id, created_at);
@@ -73,6 +77,15 @@ create trigger accounts_stamp before update on accounts for each row execute fun
 create trigger accounts_notice after update on accounts for each row execute function notice_change();
 create trigger keys_stamp before insert or update on keys for each row execute function stamp_change();
 create trigger keys_notice after insert or update on keys for each row execute function notice_change();
+
+-- Peppers that keys of this database were made with, as check values that reveal nothing about them. A pepper is retired at
+-- the end of its rotation.
+create table peppers (
+    number integer primary key,
+    check_value bytea not null unique,
+    since timestamptz not null default clock_timestamp(),
+    retired_at timestamptz
+);
 
 -- Daily quotas
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
@@ -9,13 +10,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.core.access import Key
+from proxy.core.access import Key, digest
 from proxy.services.accounts.keyring import Keyring
 from proxy.settings import load_tables
-from proxy.store import windows
+from proxy.store import peppers, windows
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
-from proxy.store.pool import Pool
+from proxy.store.pool import DatabaseConnection, Pool
 from proxy.store.windows import UnsharedWindows
 from proxy.tasks import Tasks
 from tests.service import until
@@ -37,10 +38,14 @@ async def account(store: KeyStore) -> str:
 
 
 @asynccontextmanager
-async def following(store: KeyStore, pool: Pool, *, reload_s: float) -> AsyncIterator[Keyring]:
+async def following(
+    store: KeyStore, pool: Pool, *, reload_s: float, pepper: str = PEPPER, previous: str = ""
+) -> AsyncIterator[Keyring]:
     """A keyring that is loaded and follows changes."""
     fd, tasks, notices = windows.create(), Tasks(), Notices(pool)
-    keyring = Keyring(store, notices, UnsharedWindows(fd), plans=PLANS, pepper=PEPPER, reload_s=reload_s)
+    keyring = Keyring(
+        store, notices, UnsharedWindows(fd), plans=PLANS, pepper=pepper, previous_pepper=previous, reload_s=reload_s
+    )
     await keyring.load()
     tasks.start("notices", notices.run)
     tasks.start("keyring", keyring.follow)
@@ -84,3 +89,59 @@ async def test_change_without_a_notice_is_found_by_polling(store: KeyStore, pool
             await connection.execute("update keys set status = 'revoked' where id = $1", row["id"])
             await connection.execute("alter table keys enable trigger keys_notice")
         await until(lambda: found(keyring, text) is None)
+
+
+async def test_rotated_pepper_loses_no_key(store: KeyStore, pool: Pool, account: str) -> None:
+    """Hosts with the old and the new settings find old, moved and new keys; a used key no longer needs the old pepper."""
+    new = "another pepper that no attacker can guess"
+    new_store = KeyStore(pool, pepper=new, previous_pepper=PEPPER, plans=tuple(PLANS))
+    async with pool.connection() as connection:
+        await peppers.admit(connection, PEPPER, "", {})
+        texts = [(await store.create_key(account, name="default", mode="live"))[1] for _ in range(2)]
+        await peppers.admit(connection, new, PEPPER, {})
+    async with (
+        following(store, pool, reload_s=NEVER_S) as old_host,
+        following(new_store, pool, reload_s=NEVER_S, pepper=new, previous=PEPPER) as new_host,
+    ):
+        before = found(old_host, texts[0])
+        removed: list[Key] = []
+        new_host.on_removed.append(removed.append)
+        key = found(new_host, texts[0])
+        assert key is not None
+        assert before is not None
+        await until(lambda: key.digest == digest(new.encode(), texts[0]))
+        await until(lambda: before.digest == key.digest)
+        assert found(old_host, texts[0]) is before
+        assert found(new_host, texts[0]) is key
+        assert removed == []
+        created = (await new_store.create_key(account, name="default", mode="live"))[1]
+        await until(lambda: found(old_host, created) and found(new_host, created))
+        late = (await store.create_key(account, name="default", mode="live"))[1]
+        await until(lambda: found(new_host, late))
+        async with pool.connection() as connection:
+            await until_zero_but(connection, new, left=1)
+            await peppers.finish(connection, new)
+    async with following(KeyStore(pool, pepper=new, plans=tuple(PLANS)), pool, reload_s=NEVER_S, pepper=new) as after:
+        assert [found(after, text) is not None for text in (*texts, created, late)] == [True, False, True, True]
+
+
+async def until_zero_but(connection: DatabaseConnection, pepper: str, *, left: int) -> None:
+    async with asyncio.timeout(10):
+        while await peppers.count_unmoved_keys(connection, pepper) != left:  # noqa: ASYNC110 - the database has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_rotation_that_is_taken_back_loses_no_key(store: KeyStore, pool: Pool, account: str) -> None:
+    new = "another pepper that no attacker can guess"
+    async with pool.connection() as connection:
+        await peppers.admit(connection, PEPPER, "", {})
+        await peppers.admit(connection, new, PEPPER, {})
+    ahead = KeyStore(pool, pepper=new, previous_pepper=PEPPER, plans=tuple(PLANS))
+    text = (await ahead.create_key(account, name="default", mode="live"))[1]
+    async with following(store, pool, reload_s=NEVER_S, pepper=PEPPER, previous=new) as back:
+        assert found(back, text)
+        async with pool.connection() as connection:
+            await until_zero_but(connection, PEPPER, left=0)
+            await peppers.finish(connection, PEPPER)
+    async with following(store, pool, reload_s=NEVER_S) as after:
+        assert found(after, text)

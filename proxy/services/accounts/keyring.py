@@ -3,6 +3,9 @@
 Keys are loaded once and then kept current in two ways: Postgres sends a notification for every change (LISTEN), and every few
 seconds all changes since the last read are read again, which covers missed notifications. While Postgres is down, known keys
 keep working. A lookup costs one dictionary access for a key seen before and one digest for a new one, never a query.
+
+While the pepper is rotated, a key may be found by its digest under the previous pepper. The digest under the current one is
+then stored, so that the previous pepper is no longer needed for this key. Both digests find the key until the rotation ends.
 """
 
 from __future__ import annotations
@@ -53,14 +56,20 @@ class Keyring:
         *,
         plans: Mapping[str, KeyPlan],
         pepper: str,
+        previous_pepper: str = "",
         reload_s: float,
     ) -> None:
         self._store = store
         self._slots = slots
         self._plans = plans
         self._pepper = pepper.encode()
+        self._previous_pepper = previous_pepper.encode()
         self._reload_s = reload_s
         self._by_digest: dict[bytes, Key] = {}
+        # By key id: the digests that find the key.
+        self._digests: dict[str, tuple[bytes, ...]] = {}
+        # By key id: digests under the current pepper that are not stored yet.
+        self._unmoved: dict[str, bytes] = {}
         self._by_id: dict[str, Key] = {}
         self._memo: dict[str, Key] = {}
         self._since = datetime.datetime.min.replace(tzinfo=datetime.UTC)
@@ -91,11 +100,23 @@ class Keyring:
     def _look_up(self, text: str) -> Key | None:
         """Find a key by digest and cache it. Drops a stale cache entry, which is cheaper than scanning for them."""
         self._memo.pop(text, None)
-        key = self._by_digest.get(digest(self._pepper, text)) if is_well_formed(text) else None
+        key = self._by_digests(text) if is_well_formed(text) else None
         if key is not None:
             if len(self._memo) >= MEMO:
                 self._memo.clear()
             self._memo[text] = key
+        return key
+
+    def _by_digests(self, text: str) -> Key | None:
+        current = digest(self._pepper, text)
+        key = self._by_digest.get(current)
+        if not self._previous_pepper:
+            return key
+        if key is None:
+            key = self._by_digest.get(digest(self._previous_pepper, text))
+        if key is not None and key.digest != current:
+            self._unmoved[key.id] = current
+            self._wake.set()
         return key
 
     async def load(self) -> None:
@@ -111,10 +132,18 @@ class Keyring:
             await until_set(self._wake, within_s=self._reload_s)
             self._wake.clear()
             try:
+                await self._move_keys()
                 await self._catch_up()
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
                 self._wake.set()
+
+    async def _move_keys(self) -> None:
+        if not self._unmoved:
+            return
+        moving = dict(self._unmoved)
+        await self._store.move_keys(moving)
+        self._unmoved = {key: found for key, found in self._unmoved.items() if key not in moving}
 
     def _note_key(self, key: str | None) -> None:
         if key is not None:
@@ -145,28 +174,44 @@ class Keyring:
             old = self._by_id.get(row["id"])
             new = self._key(row, now)
             if old is not None and new is not None and _same(old, new):
+                old.digest = new.digest
+                self._index(old, row["previous_digest"])
                 continue
             if old is not None:
                 self.remove(old)
             if new is not None:
                 self.add(new)
+                self._index(new, row["previous_digest"])
 
     def add(self, key: Key) -> None:
         """Make the key known."""
         self._slots.reserve(key.slot)
         key.sheet = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
-        self._by_digest[key.digest] = key
+        self._index(key)
+
+    def _index(self, key: Key, previous: bytes | None = None) -> None:
+        """Let exactly these digests find the key."""
+        digests = (key.digest,) if previous is None else (key.digest, previous)
+        if self._digests.get(key.id) == digests:
+            return
+        for each in self._digests.get(key.id, ()):
+            del self._by_digest[each]
+        self._digests[key.id] = digests
+        for each in digests:
+            self._by_digest[each] = key
 
     def successor(self, key: Key) -> Key | None:
         """The current record of a changed key, or None if it is no longer valid."""
         found = self._by_id.get(key.id)
-        return found if found is not None and found.digest == key.digest and found.dies_at > time.monotonic() else None
+        return found if found is not None and found.dies_at > time.monotonic() else None
 
     def remove(self, key: Key) -> None:
         """Invalidate a key. Holders of the old record see `alive` turn false."""
         key.alive = False
-        del self._by_id[key.id], self._by_digest[key.digest]
+        del self._by_id[key.id]
+        for each in self._digests.pop(key.id):
+            del self._by_digest[each]
         for notify in self.on_removed:
             notify(key)
 
@@ -211,7 +256,7 @@ class Keyring:
         return account
 
 
-_COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "digest", "fence")
+_COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "fence")
 
 
 def _within(own: int | None, most: int) -> int:

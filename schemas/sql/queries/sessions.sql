@@ -13,7 +13,7 @@ on conflict (account_id) do update set hash = excluded.hash, changed_at = now();
 
 -- end_account_sessions
 -- All sessions except the given one.
-delete from sessions where account_id = $1 and digest is distinct from $2;
+delete from sessions where account_id = $1 and digest <> all ($2::bytea[]);
 
 -- end_account_links
 delete from sign_in_links where account_id = $1;
@@ -22,7 +22,7 @@ delete from sign_in_links where account_id = $1;
 insert into sessions (digest, account_id, admin_token_id, expires_at) values ($1, $2, $3, now() + make_interval(secs => $4));
 
 -- end_session
-delete from sessions where digest = $1;
+delete from sessions where digest = any ($1::bytea[]);
 
 -- read_session
 -- The session, unless it has expired, was idle for too long, or its account is disabled or its token revoked.
@@ -33,11 +33,11 @@ from sessions s
 left join accounts a on a.id = s.account_id
 left join account_passwords p on p.account_id = s.account_id
 left join admin_tokens t on t.id = s.admin_token_id
-where s.digest = $1 and s.expires_at > now() and s.seen_at > now() - make_interval(secs => $2)
+where s.digest = any ($1::bytea[]) and s.expires_at > now() and s.seen_at > now() - make_interval(secs => $2)
     and a.disabled is not true and t.revoked_at is null;
 
 -- touch_session
-update sessions set seen_at = now() where digest = $1;
+update sessions set seen_at = now() where digest = any ($1::bytea[]);
 
 -- add_link
 insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now() + make_interval(secs => $3)) returning expires_at;
@@ -45,7 +45,7 @@ insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now()
 -- take_link
 -- A link works once: the row is deleted.
 delete from sign_in_links l using accounts a
-where l.digest = $1 and a.id = l.account_id and l.expires_at > now() and not a.disabled
+where l.digest = any ($1::bytea[]) and a.id = l.account_id and l.expires_at > now() and not a.disabled
 returning l.account_id;
 
 -- count_try
@@ -77,7 +77,9 @@ returning id, name, hint, created_at, last_used_at, revoked_at;
 delete from sessions where admin_token_id = $1;
 
 -- find_token
-update admin_tokens set last_used_at = now() where digest = $1 and revoked_at is null returning id, name;
+-- A token found by its digest under the previous pepper gets its digest under the current one, which is the first.
+update admin_tokens set last_used_at = now(), digest = ($1::bytea[])[1]
+where digest = any ($1::bytea[]) and revoked_at is null returning id, name;
 
 -- delete_expired_sessions
 delete from sessions where expires_at < now() or seen_at < now() - make_interval(secs => $1);

@@ -1,0 +1,76 @@
+"""`reseal`: rotate the pepper, or the key of the signing secrets, while the service runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from proxy.commands import context
+from proxy.errors import StartError
+from proxy.settings import Settings
+from proxy.store import peppers
+from proxy.store.pool import DatabaseConnection
+from proxy.store.secrets import vault_of
+
+ABOUT = """
+To rotate the pepper:
+
+  1. Set keys.pepper to a new value and keys.previous_pepper to the old one, on every host, and reload or restart it.
+     From then on each API key and admin token moves to the new pepper when it is used.
+  2. Run `reseal`. It encrypts the webhooks' signing secrets again and counts the API keys that have not moved yet.
+  3. When none is left, or the rest may stop working, run `reseal --finish`.
+  4. Remove keys.previous_pepper, and reload.
+
+Dashboard sessions and sign-in links from before the rotation are valid until step 4. Filters (eth_newFilter) from before are
+lost: clients create them again, as after a restart of the upstream.
+
+`reseal` alone also encrypts signing secrets again after webhooks.secret_key was set for the first time.
+"""
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser(
+        "reseal",
+        help="rotate the pepper: encrypt stored secrets again and count the API keys still on the old pepper",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    context.add_arguments(parser)
+    parser.add_argument(
+        "--finish",
+        action="store_true",
+        help="end the rotation: the old pepper is refused from now on, and keys that have not moved stop working",
+    )
+    parser.set_defaults(run=lambda args: asyncio.run(run(args)))
+
+
+async def run(args: argparse.Namespace) -> int:
+    found = context.load(args)
+    await context.check_database(found)
+    async with context.database(found.database.url) as connection:
+        await _reseal(connection, found)
+        await _report_keys(connection, found, is_finish=args.finish)
+    return 0
+
+
+async def _reseal(connection: DatabaseConnection, found: Settings) -> None:
+    done, broken = await peppers.reseal(connection, vault_of(found))
+    print(f"signing secrets encrypted with the current key: {done}")
+    if broken:
+        raise StartError(
+            [
+                f"the signing secrets of {len(broken)} webhooks cannot be decrypted ({', '.join(broken[:5])}): rotate their "
+                "secrets or delete them, then run this command again"
+            ]
+        )
+
+
+async def _report_keys(connection: DatabaseConnection, found: Settings, *, is_finish: bool) -> None:
+    left = await peppers.count_unmoved_keys(connection, found.keys.pepper)
+    print(f"API keys not used since the pepper was changed: {left}")
+    if is_finish:
+        await peppers.finish(connection, found.keys.pepper)
+        print("the rotation has ended: remove keys.previous_pepper from the settings and reload")
+    elif found.keys.previous_pepper:
+        print("run `python -m proxy reseal --finish` to end the rotation; keys not used by then stop working")
