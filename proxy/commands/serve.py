@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.commands import context
 from proxy.commands.check import loaded
 from proxy.errors import StartError
+from proxy.settings import Settings
 from proxy.tasks import ROLES, unless_stopped
 
 if TYPE_CHECKING:
@@ -44,13 +45,34 @@ def run(args: argparse.Namespace) -> int:
     settings, _ = loaded(args.config)
     listener = telemetry.start_logging(settings.log.level)
     try:
-        asyncio.run(_serve(args.config, Supervisor(settings, role=args.role)))
+        wanted = settings.server.max_connections
+        settings = _within_file_limit(settings)
+        asyncio.run(_serve(args.config, Supervisor(settings, role=args.role), wanted))
     finally:
         listener.stop()
     return 0
 
 
-async def _serve(config: Path | None, supervisor: Supervisor) -> None:
+def _within_file_limit(settings: Settings) -> Settings:
+    from proxy.processes import file_limit
+
+    return file_limit.fitted(settings, file_limit.raise_limit())
+
+
+def _warn_if_lowered(wanted: int, settings: Settings) -> None:
+    from proxy.processes import file_limit
+
+    most = settings.server.max_connections
+    if most < wanted:
+        needed = file_limit.reserved_files(settings) + wanted
+        log.warning(
+            "server.max_connections lowered to fit the limit on open files",
+            extra={"files": needed - wanted + most, "needed_files": needed, "wanted": wanted, "max_connections": most},
+        )
+
+
+async def _serve(config: Path | None, supervisor: Supervisor, wanted: int) -> None:
+    """`wanted`: `server.max_connections` before it was lowered."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +80,7 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     try:
-        await unless_stopped(stop, _start(supervisor))
+        await unless_stopped(stop, _start(supervisor, wanted))
         await unless_stopped(stop, _reload_on(hangup, config, supervisor))
         log.info("draining")
     finally:
@@ -67,8 +89,9 @@ async def _serve(config: Path | None, supervisor: Supervisor) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
-async def _start(supervisor: Supervisor) -> None:
+async def _start(supervisor: Supervisor, wanted: int) -> None:
     await context.check_service(supervisor.settings)
+    _warn_if_lowered(wanted, supervisor.settings)
     await supervisor.start()
     log.info(
         "serving", extra={"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}
@@ -86,7 +109,10 @@ async def _reload(config: Path | None, supervisor: Supervisor) -> None:
     """Replace the settings, unless they are faulty or do not fit the database."""
     try:
         settings, _ = loaded(config)
+        wanted = settings.server.max_connections
+        settings = _within_file_limit(settings)
         await context.check_service(settings)
+        _warn_if_lowered(wanted, settings)
     except StartError as exc:
         log.error("reload refused: keeping the old settings", extra={"faults": exc.faults})
         return

@@ -26,6 +26,7 @@ from proxy.dev.index import is_indexed
 from proxy.dev.postgres import Postgres
 from proxy.dev.seed import Seeded
 from proxy.errors import StartError
+from proxy.processes import file_limit
 from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings
 from proxy.store import migrate, peppers
@@ -81,7 +82,7 @@ class DevService:
         await self._prepare(postgres)
         options = self._options
         devnet = Devnet(self._data, self._display, with_contracts=options.contracts, with_bundler=options.bundler)
-        settings = self._settings(postgres.url, devnet)
+        settings = file_limit.fitted(self._settings(postgres.url, devnet), file_limit.raise_limit())
         await _together(self._database(stack, postgres), devnet.start(stack))
         self._keep_running(stack, postgres, devnet)
         supervisor = Supervisor(settings, log_to=self._data / "logs" / "penstock.log")

@@ -64,10 +64,12 @@ class Production:
         self.process.send_signal(number)
 
 
-def launch(config: Path, log_file: Path, *, role: str = "all") -> Production:
+def launch(config: Path, log_file: Path, *, role: str = "all", files: tuple[int, int] | None = None) -> Production:
+    """Start `serve`; `files`: its soft and hard limit on open files."""
+    limits = ("prlimit", f"--nofile={files[0]}:{files[1]}") if files else ()
     with log_file.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--role", role],
+            [*limits, sys.executable, "-m", "proxy", "serve", "--config", str(config), "--role", role],
             cwd=ROOT,
             env={name: value for name, value in os.environ.items() if name != "DATABASE_URL"},
             stdout=output,
@@ -78,11 +80,16 @@ def launch(config: Path, log_file: Path, *, role: str = "all") -> Production:
 
 async def start(config: Path, log_file: Path, key: str, *, role: str = "all") -> Production:
     running = launch(config, log_file, role=role)
+    running.key = key
+    await ready(running)
+    return running
+
+
+async def ready(running: Production) -> None:
     await until(lambda: running.said("serving") or running.process.poll() is not None, within_s=READY_S)
     serving = running.said("serving")
-    assert serving, log_file.read_text()
-    running.port, running.metrics_port, running.key = serving[0]["port"], serving[0]["metrics_port"], key
-    return running
+    assert serving, running.log_file.read_text()
+    running.port, running.metrics_port = serving[0]["port"], serving[0]["metrics_port"]
 
 
 async def stop(running: Production) -> int:
