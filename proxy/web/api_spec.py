@@ -185,7 +185,17 @@ def _validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_r
     """Compile a schema with only the components that it refers to: each validator keeps its own copy of them."""
     named: dict[str, Any] = {}
     _gather(schema, document["components"]["schemas"], named)
-    return jsonschema_rs.Draft202012Validator({**schema, "components": {"schemas": named}}, validate_formats=True)
+    # An error may repeat the whole body, so in a schema with a secret no value is repeated.
+    mask = "the value" if _has_secret([schema, named]) else None
+    whole = {**schema, "components": {"schemas": named}}
+    return jsonschema_rs.Draft202012Validator(whole, validate_formats=True, mask=mask)
+
+
+def _has_secret(node: Any) -> bool:
+    """Whether a member is marked `writeOnly`: a password or a token."""
+    if isinstance(node, list):
+        return any(map(_has_secret, node))
+    return isinstance(node, dict) and (node.get("writeOnly") is True or _has_secret([*node.values()]))
 
 
 def _gather(node: Any, schemas: Mapping[str, Any], named: dict[str, Any]) -> None:

@@ -297,3 +297,29 @@ async def test_database_and_log_contain_no_token_or_password(service: DashboardS
     assert not [secret for secret in secrets if secret in text]
     log = service.running.log_file.read_text()
     assert not [secret for secret in secrets if secret in log]
+
+
+async def test_error_does_not_repeat_a_password_or_token(service: DashboardService) -> None:
+    holder = await service.holder()
+    secret = "canary?"
+    for method, path, body in (
+        ("POST", "/account/sign-in", {"email": "a@example.com", "password": [secret]}),
+        ("POST", "/account/sign-in", {"email": "a@example.com", "password": secret * 30}),
+        ("POST", "/account/sign-in", [secret]),
+        ("POST", "/account/sign-in/redeem", {"token": "t", "password": secret}),
+        ("POST", "/account/sign-in/redeem", {"token": {"a": secret}}),
+        ("PUT", "/account/password", {"current_password": {"a": secret}, "new_password": "another long password"}),
+        ("PUT", "/account/password", {"current_password": PASSWORD, "new_password": secret}),
+        ("POST", "/admin/sign-in", {"token": [secret]}),
+    ):
+        assert "canary" not in (await holder.request(method, path, body)).fault(400), (path, body)
+
+
+async def test_link_does_not_accept_the_email_as_password(service: DashboardService) -> None:
+    account = await service.account(password=None)
+    operator = await service.operator()
+    token = (await operator.post(f"/admin/accounts/{account['id']}/link")).data["url"].partition("#token=")[2]
+    body = {"token": token, "password": account["email"].upper()}
+    assert "must not be the e-mail" in (await Client(service).post("/account/sign-in/redeem", body)).fault(400)
+    # The link still works.
+    assert (await Client(service).post("/account/sign-in/redeem", {"token": token})).status == 200

@@ -154,7 +154,9 @@ class SignIn:
     async def by_link(self, token: str, *, password: str | None, address: str, before: str) -> SignedIn:
         """Sign in by link. If a password is given, it becomes the account's new password."""
         await self._count(address)
-        hashed = None if password is None else await self._hash(password)
+        hashed = None
+        if password is not None and sessions.is_token(token):
+            hashed = await self._hash(password, email=await self._store.link_email(token))
         account = await self._store.take_link(token) if sessions.is_token(token) else None
         if account is None:
             raise Unauthorized(_WRONG_LINK)

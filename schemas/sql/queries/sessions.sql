@@ -42,6 +42,10 @@ update sessions set seen_at = now() where digest = any ($1::bytea[]);
 -- add_link
 insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now() + make_interval(secs => $3)) returning expires_at;
 
+-- read_link_email
+select a.email from sign_in_links l join accounts a on a.id = l.account_id
+where l.digest = any ($1::bytea[]) and l.expires_at > now();
+
 -- take_link
 -- A link works once: the row is deleted.
 delete from sign_in_links l using accounts a
