@@ -15,6 +15,8 @@ from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, Pool
 
 SessionRow = dict[str, Any]
+# How long a place from which a holder has signed in counts as known: 90 days.
+PLACE_S = 90 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,16 @@ class SessionStore:
         async with self._pool.connection() as connection:
             return float(await connection.fetchval(sql.sessions.count_try, digest, within_s, within_s / most) or 0.0)
 
+    async def is_known_place(self, email: str, place: str) -> bool:
+        """Whether the holder has signed in from there."""
+        digests = self.digests("place", f"{email.lower()}\0{place}")
+        async with self._pool.connection() as connection:
+            return bool(await connection.fetchval(sql.sessions.is_known_place, digests, PLACE_S))
+
+    async def add_place(self, email: str, place: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.add_place, self.digest("place", f"{email.lower()}\0{place}"))
+
     # Admin tokens
 
     async def add_token(self, name: str, token: str) -> SessionRow:
@@ -161,6 +173,7 @@ class SessionStore:
             await connection.execute(sql.sessions.delete_expired_sessions, idle_s)
             await connection.execute(sql.sessions.delete_expired_links)
             await connection.execute(sql.sessions.delete_old_tries)
+            await connection.execute(sql.sessions.delete_old_places, PLACE_S)
 
     async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:
         async with self._pool.connection() as connection:

@@ -953,6 +953,14 @@ create unlogged table sign_in_tries (
     edge timestamptz not null
 );
 
+-- Addresses from which holders have signed in, as digests with their e-mail address.
+create table sign_in_places (
+    place bytea primary key,
+    seen_at timestamptz not null default now()
+);
+
+create index sign_in_places_by_time on sign_in_places (seen_at);
+
 -- Usage
 
 -- One row per key, network and method in use. In addition, sums that let a chart of an account read few rows: over

@@ -323,3 +323,22 @@ async def test_link_does_not_accept_the_email_as_password(service: DashboardServ
     assert "must not be the e-mail" in (await Client(service).post("/account/sign-in/redeem", body)).fault(400)
     # The link still works.
     assert (await Client(service).post("/account/sign-in/redeem", {"token": token})).status == 200
+
+
+async def test_wrong_passwords_of_strangers_do_not_keep_a_holder_out(service: DashboardService) -> None:
+    holder = await service.holder()
+    right = {"email": holder.account["email"], "password": PASSWORD}
+    wrong = {**right, "password": "a guess, a guess"}
+    for _ in range(11):
+        await Client(service).post("/account/sign-in", wrong)
+        await Client(service).post("/account/sign-in/link", {"email": right["email"]})
+    (await Client(service).post("/account/sign-in", right)).fault(429)
+    (await Client(service).post("/account/sign-in/link", {"email": right["email"]})).fault(429)
+    change = {"current_password": PASSWORD, "new_password": PASSWORD}
+    assert (await holder.request("PUT", "/account/password", change)).status == 200
+    assert (await holder.post("/account/sign-in", right)).status == 200
+    assert (await holder.post("/account/sign-in/link", {"email": right["email"].upper()})).status == 202
+    # A known place has its own limit.
+    statuses = [(await holder.post("/account/sign-in", wrong)).status for _ in range(11)]
+    assert statuses[0] == 401
+    assert statuses[-1] == 429

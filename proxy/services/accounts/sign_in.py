@@ -2,8 +2,9 @@
 
 Sign-in never reveals whether an e-mail address has an account: a wrong password and an unknown address cost the same work and
 return the same error, and every request for a link gets the same reply. Attempts are counted before anything is checked, by
-client address and by e-mail, in the database that all workers share. Password hashing is slow and memory-hungry by design, so
-it runs on threads, a few at a time.
+client address and by e-mail, in the database that all workers share. Addresses from which the holder has signed in before have
+their own count, so strangers cannot keep a holder out by wrong passwords. Password hashing is slow and memory-hungry by design,
+so it runs on threads, a few at a time.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class SignIn:
         is_right = await self._in_thread(lambda: verify_password(wanted, password))
         if holder is None or not holder.hash or not is_right:
             raise Unauthorized(_WRONG)
-        return await self._begin(account=holder.id, before=before)
+        return await self._begin_holder(holder.id, email=holder.email, address=address, before=before)
 
     async def ask_link(self, email: str, *, address: str) -> None:
         """Send a sign-in link in the background. Returns at once: timing must not reveal whether there is an account."""
@@ -162,7 +163,8 @@ class SignIn:
             raise Unauthorized(_WRONG_LINK)
         if hashed is not None:
             await self._store.set_password(account, hashed)
-        return await self._begin(account=account, before=before)
+        holder = await self._store.read_holder(account)
+        return await self._begin_holder(account, email=holder.email, address=address, before=before)
 
     async def by_admin_token(self, token: str, *, address: str, before: str) -> SignedIn:
         await self._count(address)
@@ -170,6 +172,11 @@ class SignIn:
         if operator is None:
             raise Unauthorized(_NO_OPERATOR)
         return await self._begin(operator=operator[0], before=before)
+
+    async def _begin_holder(self, account: str, *, email: str, address: str, before: str) -> SignedIn:
+        """Begin a holder's session. Its address is a known place from now on."""
+        await self._store.add_place(email, sessions.place_of(address))
+        return await self._begin(account=account, before=before)
 
     async def _begin(self, *, account: str | None = None, operator: str | None = None, before: str) -> SignedIn:
         """Start a session under a fresh token, so that a token planted in the browser is worthless (session fixation)."""
@@ -209,7 +216,8 @@ class SignIn:
         """Change the password and end all other sessions of the account."""
         holder = await self._store.read_holder(by.session.id)
         if holder.hash:
-            await self._count(email=by.session.email)
+            # Only the holder's own sessions get here: strangers cannot use up this count.
+            await self._count(email=by.session.email, kind="change")
             is_right = await self._in_thread(lambda: verify_password(holder.hash, current or ""))
             if not is_right:
                 raise InvalidRequest("current_password: is wrong")
@@ -232,11 +240,17 @@ class SignIn:
     # Shared steps
 
     async def _count(self, address: str = "", email: str = "", *, kind: str = "try") -> None:
-        """Count an attempt, by client address and by e-mail. Links are counted apart, so wrong passwords cannot block them."""
+        """Count an attempt, by client address and by e-mail. Links are counted apart, so wrong passwords cannot block them, and
+        so are attempts from each known place of the holder."""
         most = self._settings.tries
         if address and (wait := await self._store.count_try("address", address, most=2 * most, within_s=60.0)):
             _too_many(wait)
-        if email and (wait := await self._store.count_try(kind, email, most=most, within_s=EMAIL_WINDOW_S)):
+        if not email:
+            return
+        place = sessions.place_of(address) if address else ""
+        if place and await self._store.is_known_place(email, place):
+            kind, email = f"known {kind}", f"{email}\0{place}"
+        if wait := await self._store.count_try(kind, email, most=most, within_s=EMAIL_WINDOW_S):
             _too_many(wait)
 
     async def _hash(self, password: str, *, email: str = "") -> str:

@@ -67,6 +67,14 @@ select coalesce(
     (select extract(epoch from edge - now())::float8 + $3 from sign_in_tries where subject = $1)
 );
 
+-- is_known_place
+select exists (
+    select from sign_in_places where place = any ($1::bytea[]) and seen_at > now() - make_interval(secs => $2)
+);
+
+-- add_place
+insert into sign_in_places (place) values ($1) on conflict (place) do update set seen_at = now();
+
 -- add_token
 insert into admin_tokens (id, name, digest, hint) values ($1, $2, $3, $4) returning id, name, hint, created_at;
 
@@ -90,6 +98,9 @@ delete from sessions where expires_at < now() or seen_at < now() - make_interval
 
 -- delete_expired_links
 delete from sign_in_links where expires_at < now();
+
+-- delete_old_places
+delete from sign_in_places where seen_at < now() - make_interval(secs => $1);
 
 -- delete_old_tries
 delete from sign_in_tries where edge < now() - interval '1 hour';
