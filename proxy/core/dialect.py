@@ -10,6 +10,10 @@ the error counts against the upstream. With a pruned upstream the call is sent e
 has reached its own limits it is sent elsewhere and the upstream is left alone for a while.
 
 Phrases are matched in the message alone, lower-cased. `data` is the contract's to fill: a revert reason may say anything.
+
+A message may repeat the caller's own words, so words alone never count much. The codes by which JSON-RPC rejects the request
+itself count against no upstream, and an upstream rests only when its code says so. All other blame is shared with the rule in
+`routing`: failures of one client's calls close no upstream to others.
 """
 
 from __future__ import annotations
@@ -60,14 +64,22 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
 }
 
 
+# JSON-RPC 2.0, 5.1: the request is not JSON, no request, or has the wrong params. All three are the caller's to choose.
+REJECTS_THE_REQUEST = frozenset((-32700, -32600, -32602))
+# Codes that say nothing about the cause: a tracer script or a contract can put any words beside them.
+GENERIC_CODES = frozenset((0, 3, -32000, -32603)) | REJECTS_THE_REQUEST
+
+
 class UpstreamError(msgspec.Struct, frozen=True, gc=False):
-    """A classified upstream error. `kind` decides; code and message are those of the upstream."""
+    """A classified upstream error. `kind` decides; code and message are those of the upstream. `wants_rest`: it asks for a
+    pause."""
 
     kind: ErrorKind
     code: int
     message: str
     retry_elsewhere: bool
     blame: bool
+    wants_rest: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,10 @@ def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamEr
 
 def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:
     meaning = KINDS[kind]
-    return UpstreamError(kind, code, message, meaning.retry_elsewhere, meaning.blame)
+    # Vendors refuse our credentials with -32600 too.
+    blame = meaning.blame and (code not in REJECTS_THE_REQUEST or kind == "unauthorized")
+    wants_rest = kind == "rate_limited" and code not in GENERIC_CODES
+    return UpstreamError(kind, code, message, meaning.retry_elsewhere, blame, wants_rest)
 
 
 def _code(code: int | float | str | None) -> int:

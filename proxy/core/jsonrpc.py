@@ -60,7 +60,7 @@ _any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _TOO_DEEP = "parse error: nested too deeply"
-_OPENERS = b"[{"
+_ARRAY = b"["
 _ID_STARTS = frozenset(b'"-0123456789')
 # For the hot path, which takes the steps of `parse` and `read_reply` itself.
 read_envelope = _envelope
@@ -119,10 +119,12 @@ def _item(raw: bytes) -> RawCall | MalformedCall:
 
 def checked(envelope: Envelope) -> RawCall:
     method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
+    if params == NULL:
+        params = NO_PARAMS
     good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
     if len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH):
         raise MalformedCall(PARSE_ERROR, _TOO_DEEP)
-    if good_id and params[0] in _OPENERS and method.isascii() and 0 < len(method) <= MAX_METHOD:
+    if good_id and params[:1] == _ARRAY and method.isascii() and 0 < len(method) <= MAX_METHOD:
         return method, params, id_
     raise MalformedCall(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
 
@@ -132,7 +134,7 @@ def _fault(envelope: Envelope, *, good_id: bool) -> str:
         return 'member "method" must be the name of a method'
     if not good_id:
         return 'member "id" must be a string, a number or null'
-    return 'member "params" must be an array or an object'
+    return 'member "params" must be an array'
 
 
 def _malformed(body: bytes, exc: Exception) -> MalformedCall:
@@ -203,6 +205,10 @@ read_any_reply = _reply
 read_any_replies = _replies
 
 
+class ForeignReply(ValueError):
+    """A reply under the id of another call: replies on this connection no longer match the calls."""
+
+
 def read_reply(body: bytes, id: bytes) -> UpstreamReply:  # noqa: A002
     """The upstream's reply to our call, or ValueError: such bytes are never relayed."""
     try:
@@ -211,22 +217,30 @@ def read_reply(body: bytes, id: bytes) -> UpstreamReply:  # noqa: A002
         reply = _reply(body)
     except _BAD as exc:
         raise ValueError("not a JSON-RPC reply") from exc
-    if bytes(reply.id) != id:
-        raise ValueError("a reply to another call")
+    if bytes(reply.id) != id and not is_anonymous_error(reply):
+        raise ForeignReply("a reply to another call")
     return _settled(reply)
 
 
+def is_anonymous_error(reply: UpstreamReply) -> bool:
+    """An error under no id. JSON-RPC 2.0, 5: the id "MUST be Null" if that of the request could not be detected."""
+    return bool(reply.error) and bytes(reply.id) in (NULL, b"") and bytes(reply.result) in (NULL, b"")
+
+
 def read_replies(body: bytes) -> dict[bytes, UpstreamReply]:
-    """The replies to a batch of ours by id, or ValueError."""
+    """The replies to a batch of ours by id, or ValueError. An error without an id is found under NULL."""
     try:
         if not body.isascii():
             body.decode()
         replies = _replies(body)
     except _BAD as exc:
         raise ValueError("not a JSON-RPC batch") from exc
-    found = {bytes(reply.id): _settled(reply) for reply in replies}
-    if len(found) != len(replies):
+    anonymous = [reply for reply in replies if is_anonymous_error(reply)]
+    found = {bytes(reply.id): _settled(reply) for reply in replies if reply not in anonymous}
+    if len(found) != len(replies) - len(anonymous):
         raise ValueError("two replies to one call")
+    if anonymous:
+        found[NULL] = _settled(anonymous[0])
     return found
 
 

@@ -8,7 +8,15 @@ to expect: so upstreams that are equally fast share by weight, a slow or loaded 
 best to everybody is not run over. *Breaker.* Closed while calls succeed; open after a run of failures or when most
 fail; then one trial call at a time, and each failed trial doubles the pause. A call that another upstream answered
 first, although it was asked later, counts as failed: so one that has fallen silent is left alone long before its calls
-time out. *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
+time out.
+
+*Blame.* Nothing that one client chooses takes an upstream from the others. Clients can send calls that fail: params that
+an upstream rejects, crashes on, or works on for minutes. So every failure names the client whose call it was. A breaker
+opens *fully* only when the recent failures belong to several clients, when no call caused them (a refused connection),
+or when the upstream does not report its head either. Otherwise it opens *softly*: the upstream is passed over while
+another one takes calls, and used as before when none does.
+
+*Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Tiers.* A higher tier is used only when no upstream of a lower one can be.
 """
 
@@ -39,6 +47,8 @@ EDGES_S: Final[tuple[float, ...]] = (
 FOLLOW = 0.05
 # A run of failures that opens the breaker; and the share of failures, once there were enough calls to tell.
 FAILURES_IN_A_ROW = 5
+# Of the last FAILURES_IN_A_ROW failures, how many may belong to one client for the breaker to open fully.
+MOST_OF_ONE_CLIENT = 3
 FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
 FIRST_PAUSE_S = 0.5
@@ -61,10 +71,10 @@ class UpstreamHealth:
     """The health of one upstream."""
 
     __slots__ = (
-        "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good",
-        "head", "head_at", "histogram", "index", "inflight", "label", "lagging", "latency_s", "mark", "pause_s",
-        "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier", "trial_until",
-        "weight",
+        "allow", "archive", "bad", "calls", "cordoned", "deny", "failed_for", "failing_share", "failures_in_a_row", "free",
+        "good", "head", "head_at", "histogram", "index", "inflight", "is_soft", "label", "lagging", "latency_s", "mark",
+        "pause_s", "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier",
+        "trial_until", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +107,8 @@ class UpstreamHealth:
         self.latency_s = 0.01
         self.failing_share = 0.0
         self.failures_in_a_row = 0
+        # The clients whose calls failed last, newest last; None for a failure that no call caused.
+        self.failed_for: list[str | None] = []
         self.calls = 0
         self.good = 0
         self.bad = 0
@@ -104,6 +116,8 @@ class UpstreamHealth:
         self.paused_until = 0.0
         self.rests_until = 0.0
         self.trial_until = 0.0
+        # Whether the breaker is open because of one client's calls.
+        self.is_soft = False
         # Whether it did not even say where its head is when it was last asked.
         self.silent = False
         # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
@@ -127,6 +141,9 @@ class UpstreamHealth:
         self.failures_in_a_row = 0
         self.pause_s = 0.0
         self.trial_until = 0.0
+        if self.is_soft:
+            self.is_soft = False
+            self.paused_until = self.rests_until
         self.failing_share -= FOLLOW * self.failing_share
         self.latency_s += FOLLOW * (took_s - self.latency_s)
         self.histogram[bisect_left(EDGES_S, took_s)] += 1
@@ -139,39 +156,49 @@ class UpstreamHealth:
         self.bad += 1
         self.trial_until = 0.0
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, client: str | None = None) -> None:
+        """A call failed. `client` made the call; None where the call cannot be the cause."""
         self.bad += 1
-        self.blamed(now)
+        self.blamed(now, client)
 
-    def blamed(self, now: float) -> None:
+    def blamed(self, now: float, client: str | None = None) -> None:
         """It failed; or complained, and another upstream has answered the same call."""
         self.calls += 1
         self.failures_in_a_row += 1
+        self.failed_for = [*self.failed_for[1 - FAILURES_IN_A_ROW :], client]
         self.failing_share += FOLLOW * (1.0 - self.failing_share)
         failing = self.calls >= ENOUGH_CALLS and self.failing_share > FAILING_SHARE
         if self.failures_in_a_row >= FAILURES_IN_A_ROW or failing or self.pause_s:
-            self.open(now)
+            self.open(now, softly=self._may_be_one_clients_doing())
 
-    def overdue(self, began: float, now: float) -> None:
+    def _may_be_one_clients_doing(self) -> bool:
+        if self.silent or self.failed_for[-1] is None:
+            return False
+        most = max([self.failed_for.count(client) for client in self.failed_for if client is not None])
+        return len(self.failed_for) < FAILURES_IN_A_ROW or most > MOST_OF_ONE_CLIENT
+
+    def overdue(self, began: float, now: float, client: str | None = None) -> None:
         """A call timed out. An upstream that has reported its head meanwhile is healthy: the call itself is slow."""
         if self.head_at > began:
             self.complained()
         else:
-            self.failed(now)
+            self.failed(now, client)
 
-    def late(self, after_s: float, now: float) -> None:
+    def late(self, after_s: float, now: float, client: str | None = None) -> None:
         """Another upstream answered the call, although it was asked later."""
         if after_s > self.latency_s:
             self.latency_s += FOLLOW * (after_s - self.latency_s)
-        self.failed(now)
+        self.failed(now, client)
 
-    def open(self, now: float) -> None:
+    def open(self, now: float, *, softly: bool = False) -> None:
         """Open the breaker: no calls for a while, twice as long as last time."""
         if self.pause_s and now < self.paused_until:
+            self.is_soft = self.is_soft and softly
             return  # A call that was under way when it opened: it says nothing new.
         self.pause_s = min(self.pause_s * 2 or FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.paused_until = max(self.rests_until, now + self.pause_s)
         self.trial_until = 0.0
+        self.is_soft = softly
         self.free = False
 
     def rest(self, now: float, for_s: float) -> None:
@@ -196,7 +223,7 @@ class UpstreamHealth:
     def fell_silent(self, now: float) -> None:
         """It did not say where its head is. Its traffic decides; one that is being tried has failed."""
         self.silent = True
-        if self.pause_s:
+        if self.pause_s or self.failures_in_a_row >= FAILURES_IN_A_ROW:
             self.open(now)
 
     def spoke(self, took_s: float, now: float) -> None:
@@ -220,6 +247,12 @@ class UpstreamHealth:
         if self.rate_s and self._rate_edge(now) > now:
             return False
         return not self.pause_s or now >= self.trial_until
+
+    def takes_calls_softly(self, now: float) -> bool:
+        """Whether a call can go here that finds no upstream with a closed breaker."""
+        if not self.is_soft or self.cordoned or now < self.rests_until:
+            return False
+        return not self.rate_s or self._rate_edge(now) <= now
 
     def begin(self, now: float) -> None:
         self.inflight += 1
@@ -273,6 +306,7 @@ class UpstreamGroup:
         head: int = 0,
         archive: bool = False,
         allow_lagging: bool = False,
+        softly: bool = False,
     ) -> UpstreamHealth | None:
         """The upstream for this call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
         fit = [
@@ -280,13 +314,17 @@ class UpstreamGroup:
             for member in self.members
             # The two flags save the calls that mostly say the same: 2 µs of 5 with three members.
             if not tried >> member.index & 1
-            and (member.free or member.takes_calls(now))
+            and (member.free or member.takes_calls(now) or (softly and member.takes_calls_softly(now)))
             and (member.serves_all or member.may_serve(method))
             and (allow_lagging or not member.lagging)
             and (not archive or member.archive)
             and (not head or not member.head or member.head >= head)
         ]
         if not fit:
+            if not softly and [member for member in self.members if member.is_soft]:
+                return self.choose(
+                    now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging, softly=True
+                )
             return self._second_best(now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging)
         if len(fit) == 1:
             return fit[0]

@@ -17,7 +17,7 @@ from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http_connection import HttpConnection
-from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
+from proxy.wire.upstream import CROWDED, ReplySink, Upstream, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
 # Calls that may wait for a connection. Above this the upstream counts as down.
@@ -265,7 +265,7 @@ class HttpUpstream(Upstream):
                 waiting.sink = successor
 
     def _refuse(self, sink: ReplySink) -> None:
-        sink.on_fail(self, "too many calls are waiting", sent=False)
+        sink.on_fail(self, CROWDED, sent=False)
 
     def close(self) -> Awaitable[None]:
         for task in tuple(self._tasks):

@@ -26,6 +26,8 @@ STALE = "connection closed between calls"
 OUT_OF_STEP = "malformed reply before"
 # The reply exceeds MAX_REPLY_BYTES. The client may have requested it on purpose.
 TOO_LARGE = "too large"
+# The call was not sent because too many wait already: that is our load, not the upstream's failure.
+CROWDED = "too many calls are waiting"
 # After an upstream refuses a batch, smaller ones are sent for this long. The time doubles with each refusal that follows.
 SMALLER_S = 60.0
 LONGEST_SMALLER_S = 3600.0

@@ -16,7 +16,7 @@ from proxy.core import jsonrpc
 from proxy.core.routing import UpstreamHealth
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.http_upstream import MAX_WAITING
-from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
+from proxy.wire.upstream import CROWDED, ReplySink, Upstream, UpstreamConnection
 from proxy.wire.upstream_stream import UpstreamStream
 from proxy.wire.websocket_client import WebSocketClient
 
@@ -73,7 +73,7 @@ class WebSocketUpstream(Upstream):
         return self._slot
 
     def _refuse(self, sink: ReplySink) -> None:
-        sink.on_fail(self, "too many calls are waiting", sent=False)
+        sink.on_fail(self, CROWDED, sent=False)
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A separate connection for subscriptions, not open yet."""
@@ -112,14 +112,20 @@ class WebSocketUpstream(Upstream):
             if jsonrpc.is_batch(body):
                 ids = jsonrpc.read_replies(body)
             else:
-                ids = {bytes(jsonrpc.read_any_reply(body).id): jsonrpc.UpstreamReply()}
+                reply = jsonrpc.read_any_reply(body)
+                is_anonymous = jsonrpc.is_anonymous_error(reply)
+                ids = {jsonrpc.NULL if is_anonymous else bytes(reply.id): reply}
         except (ValueError, *jsonrpc.NOT_JSON):
             return None
         for call_id in ids:
             if call_id in self._pending:
                 return self._take(call_id)
         # JSON-RPC 2.0, 5: the id is null if the request's id could not be read, as when a batch is refused as a whole.
-        return self._take(next(iter(self._batches), b"")) if jsonrpc.NULL in ids else None
+        if jsonrpc.NULL not in ids:
+            return None
+        if not self._batches and len(self._pending) == 1:
+            return self._take(next(iter(self._pending)))
+        return self._take(next(iter(self._batches), b""))
 
     def _take(self, call_id: bytes) -> ReplySink | None:
         self._batches.pop(call_id, None)

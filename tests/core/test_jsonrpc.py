@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import INVALID_REQUEST, MAX_BATCH, MAX_ID_BYTES, PARSE_ERROR, MalformedCall, parse, parse_batch
+from proxy.core.jsonrpc import (
+    INVALID_REQUEST,
+    MAX_BATCH,
+    MAX_ID_BYTES,
+    PARSE_ERROR,
+    MalformedCall,
+    parse,
+    parse_batch,
+    read_replies,
+    read_reply,
+)
 
 CALL = b'{"jsonrpc":"2.0","method":"eth_call","id":1}'
 
@@ -35,8 +45,8 @@ def code_of_batch(body: bytes) -> int:
         (b'{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}', "subtract", b"[42, 23]", b"1"),
         (b'{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}', "subtract", b"[23, 42]", b"2"),
         (
-            b'{"jsonrpc": "2.0", "method": "subtract", "params": {"subtrahend": 23, "minuend": 42}, "id": 3}',
-            *("subtract", b'{"subtrahend": 23, "minuend": 42}', b"3"),
+            b'{"jsonrpc": "2.0", "method": "subtract", "params": [23, {"minuend": 42}], "id": 3}',
+            *("subtract", b'[23, {"minuend": 42}]', b"3"),
         ),
         (b'{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}', "update", b"[1,2,3,4,5]", b""),
         (b'{"jsonrpc": "2.0", "method": "foobar"}', "foobar", b"[]", b""),
@@ -82,7 +92,9 @@ def test_batch_of_the_specification_keeps_order_and_separates_good_from_bad() ->
     assert items[1] == ("notify_hello", b"[7]", b"")
     assert isinstance(items[2], MalformedCall)
     assert (items[2].code, items[2].id) == (INVALID_REQUEST, b"null")
-    assert items[3] == ("foo.get", b'{"name": "myself"}', b'"5"')
+    # No method that we serve has named params.
+    assert isinstance(items[3], MalformedCall)
+    assert (items[3].code, items[3].id) == (INVALID_REQUEST, b'"5"')
 
 
 # Beyond the specification
@@ -139,9 +151,36 @@ def test_params_travel_as_the_bytes_they_were(params: bytes) -> None:
     assert parse(b'{"jsonrpc":"2.0","method":"m","params":%b,"id":1}' % params)[1] == params
 
 
-@pytest.mark.parametrize("params", [b"null", b"1", b'"text"', b"true"])
-def test_params_are_an_array_or_an_object(params: bytes) -> None:
+@pytest.mark.parametrize("params", [b"{}", b'{"a":[]}', b"1", b'"text"', b"true", b"false"])
+def test_params_other_than_an_array_are_refused(params: bytes) -> None:
     assert code_of(b'{"jsonrpc":"2.0","method":"m","params":%b,"id":1}' % params) == INVALID_REQUEST
+
+
+def test_null_params_are_no_params_as_in_geth() -> None:
+    assert parse(b'{"jsonrpc":"2.0","method":"m","params":null,"id":1}')[1] == b"[]"
+
+
+# An upstream's reply
+
+
+@pytest.mark.parametrize("head", [b'"id":null,', b""])
+def test_error_without_an_id_is_the_reply_to_our_call(head: bytes) -> None:
+    error = b'{"code":-32600,"message":"Invalid Request"}'
+    assert bytes(read_reply(b'{"jsonrpc":"2.0",%b"error":%b}' % (head, error), b"7").error) == error
+
+
+@pytest.mark.parametrize("body", [b'{"id":8,"error":{"code":1}}', b'{"id":null,"result":1}', b'{"result":"0x1"}'])
+def test_reply_under_another_id_is_not_ours(body: bytes) -> None:
+    with pytest.raises(ValueError, match="another call"):
+        read_reply(body, b"7")
+
+
+def test_errors_without_an_id_in_a_batch_are_found_under_null() -> None:
+    error = b'{"id":null,"error":{"code":-32600,"message":"no"}}'
+    found = read_replies(b'[{"id":1,"result":2},%b,%b]' % (error, error))
+    assert set(found) == {b"1", b"null"}
+    with pytest.raises(ValueError, match="two replies"):
+        read_replies(b'[{"id":1,"result":2},{"id":1,"result":2},%b]' % error)
 
 
 @pytest.mark.parametrize("method", [b'""', b'"%b"' % (b"m" * 129), '"é"'.encode(), b"null", b'["m"]'])

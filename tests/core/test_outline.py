@@ -22,7 +22,7 @@ def body_of(params: str, *, method: str = '"eth_sendRawTransaction"', id_: str =
         f'["{LONG}"]',
         f'[{{"to":"0x01","data":"{LONG}"}},"latest"]',
         f'["{LONG}", 1e3 , [ ] ,"0x"]',
-        f'{{"{LONG}":"0x"}}',
+        f'[{{"{LONG}":"0x"}}]',
     ],
 )
 def test_long_strings_come_out_as_they_went_in(params: str) -> None:

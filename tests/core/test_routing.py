@@ -423,3 +423,72 @@ def test_histogram_speaks_of_the_recent_past() -> None:
     served(health, 0.4, times=FORGET_AT)
     assert health.quantile_s(0.5) == 0.5
     assert health.samples <= FORGET_AT
+
+
+# Blame
+
+
+def test_failures_of_one_client_open_the_breaker_only_softly() -> None:
+    health = UpstreamHealth("up")
+    for _ in range(100):
+        health.failed(10.0, "acc_1")
+    assert not health.takes_calls(10.0)
+    assert health.takes_calls_softly(10.0)
+    health.succeeded(0.01)
+    assert health.takes_calls(10.0)
+
+
+def test_failures_of_several_clients_open_the_breaker_fully() -> None:
+    health = UpstreamHealth("up")
+    for call in range(FAILURES_IN_A_ROW):
+        health.failed(10.0, f"acc_{call % 2}")
+    assert not health.takes_calls(10.0)
+    assert not health.takes_calls_softly(10.0)
+
+
+def test_one_failure_of_another_client_does_not_make_an_attack_an_outage() -> None:
+    health = UpstreamHealth("up")
+    for call in range(50):
+        health.failed(10.0, "acc_2" if call % FAILURES_IN_A_ROW == 2 else "acc_1")
+    assert health.takes_calls_softly(10.0)
+
+
+def test_failures_of_one_client_and_a_silent_probe_open_the_breaker_fully() -> None:
+    health = UpstreamHealth("up")
+    for _ in range(FAILURES_IN_A_ROW):
+        health.failed(10.0, "acc_1")
+    health.fell_silent(10.1)
+    assert not health.takes_calls_softly(10.1)
+
+
+def test_refused_connection_is_not_a_clients_doing() -> None:
+    health = UpstreamHealth("up")
+    for _ in range(FAILURES_IN_A_ROW):
+        health.failed(10.0)
+    assert not health.takes_calls_softly(10.0)
+
+
+def test_softly_opened_upstream_is_used_when_no_other_takes_calls() -> None:
+    of = group({}, {})
+    for _ in range(FAILURES_IN_A_ROW):
+        of.members[0].failed(10.0, "acc_1")
+    assert chosen(of, 50, now=10.0) == {"up1": 50}
+    break_open(of.members[1], 10.0)
+    found = of.choose(10.0, "eth_call")
+    assert found is of.members[0]
+
+
+@given(st.lists(st.sampled_from(["acc_1", "acc_1", "acc_1", "good"]), max_size=200))
+def test_whatever_one_client_fails_the_others_are_served(calls: list[str]) -> None:
+    """Every call of acc_1 fails and every other succeeds: in no order is the only upstream closed."""
+    of, now = group({}), 10.0
+    for client in calls:
+        now += 0.05
+        health = of.choose(now, "eth_call")
+        assert health is not None
+        health.begin(now)
+        health.inflight -= 1
+        if client == "good":
+            health.succeeded(0.01)
+        else:
+            health.failed(now, client)

@@ -66,7 +66,7 @@ async def test_examples_of_the_specification_are_answered(way: str) -> None:
                 "jsonrpc": "2.0", "result": {"ran": "net_listening", "params": orjson.loads(params)}, "id": number,
             }  # fmt: skip
         named = b'{"jsonrpc":"2.0","method":"net_listening","params":{"subtrahend":23,"minuend":42},"id":3}'
-        assert (await worker.ask(named)).json["result"]["params"] == [["subtrahend", 23], ["minuend", 42]]
+        assert (await worker.ask(named)).fault(400)["details"] == {"rpc_code": -32600}
         # Notifications.
         for body in (
             b'{"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,3,4,5]}',
@@ -75,7 +75,7 @@ async def test_examples_of_the_specification_are_answered(way: str) -> None:
         ):
             reply = await worker.ask(body)
             assert (reply.status, reply.body) == (204, b"")
-        assert upstream.ran == ["net_listening"] * 5
+        assert upstream.ran == ["net_listening"] * 4
         # A method that does not exist.
         reply = await worker.ask(b'{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')
         assert reply.status == 200
@@ -89,7 +89,7 @@ async def test_examples_of_the_specification_are_answered(way: str) -> None:
             (b"[]", -32600),
         ):
             assert (await worker.ask(body)).fault(400)["details"] == {"rpc_code": code}
-        assert upstream.ran == ["net_listening"] * 5
+        assert upstream.ran == ["net_listening"] * 4
 
 
 @WAYS
@@ -113,7 +113,7 @@ async def test_batches_of_the_specification_are_answered(way: str) -> None:
         ).json
         assert [item["id"] for item in reply] == ["1", "2", None, "5", "9"]
         assert [item["error"]["code"] if "error" in item else item["result"]["ran"] for item in reply] == [
-            *("net_listening", "eth_protocolVersion", -32600, -32601, "web3_clientVersion")
+            *("net_listening", "eth_protocolVersion", -32600, -32600, "web3_clientVersion")
         ]
         silent = b"""[
             {"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,4]},
@@ -154,9 +154,9 @@ async def test_id_comes_back_byte_for_byte(way: str) -> None:
 async def test_params_are_forwarded_byte_for_byte(way: str) -> None:
     async with go(way) as (worker, upstream):
         for params in (
-            *(b"[]", b"{}", b"[ ]", b'[1.0,1E5,-0,"\\u00e9\\/"]', '["é🙂"]'.encode(), b'[{"a":1,"a":2,"A":3}]'),
+            *(b"[]", b"[{}]", b"[ ]", b'[1.0,1E5,-0,"\\u00e9\\/"]', '["é🙂"]'.encode(), b'[{"a":1,"a":2,"A":3}]'),
             b"[115792089237316195423570985008687907853269984665640564039457584007913129639935]",
-            *(b'["],\\"method\\":\\"x\\""]', b'{"method":"x","params":[],"id":7}', b'["' + b"a" * 70_000 + b'"]'),
+            *(b'["],\\"method\\":\\"x\\""]', b'[{"method":"x","params":[],"id":7}]', b'["' + b"a" * 70_000 + b'"]'),
         ):
             upstream.bodies.clear()
             assert (

@@ -97,6 +97,7 @@ class BundlerGuard:
         given = self.read(policy, params)
         if policy.method.name != SEND:
             flight = caller.flight = self._route.dispatcher.new_flight(policy, given.params(), caller, now)
+            flight.client = key.account.id
             return flight
         self._tasks.start(f"send {next(_serial)}", lambda: self._send(caller, key, policy, given))
         return None
@@ -140,7 +141,7 @@ class BundlerGuard:
             self._newest_block(),
         )
         await self._store.record(sent)
-        return await self._submit(policy, params, sent)
+        return await self._submit(key, policy, params, sent)
 
     def _newest_block(self) -> int | None:
         chain = self._route.state.chain
@@ -157,10 +158,12 @@ class BundlerGuard:
         )
         return user_operation.delegate_of(code)
 
-    async def _submit(self, policy: MethodPolicy, params: bytes, sent: SentOperation) -> bytes | RpcError | Fault:
+    async def _submit(
+        self, key: Key, policy: MethodPolicy, params: bytes, sent: SentOperation
+    ) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()
         try:
-            result = await call_upstream(self._route.dispatcher, policy, params).result()
+            result = await call_upstream(self._route.dispatcher, policy, params, client=key.account.id).result()
         except RpcError as exc:
             await self._note(self._store.mark_refused(sent, exc.error))
             return exc

@@ -114,7 +114,9 @@ class OperationLookup:
             return jsonrpc.NULL
         flight.tried |= 1 << upstream.health.index
         # A piece: if its result is null, it is not looked up in turn.
-        pending = call_upstream(route.dispatcher, flight.policy, flight.params, upstream=upstream, is_piece=True)
+        pending = call_upstream(
+            route.dispatcher, flight.policy, flight.params, upstream=upstream, is_piece=True, client=flight.client
+        )
         try:
             return await pending.result()
         except (RpcError, Fault):

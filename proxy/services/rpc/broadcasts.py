@@ -29,9 +29,11 @@ class Broadcast(WholeResultWaiter):
     def __repr__(self) -> str:
         return f"<Broadcast {self._open} open>"
 
-    def send(self, route: Route, policy: MethodPolicy, params: bytes, now: float) -> None:
+    def send(self, route: Route, policy: MethodPolicy, params: bytes, now: float, *, client: str) -> None:
         dispatcher = route.dispatcher
         flights = [dispatcher.new_flight(policy, params, self, now) for _ in range(route.broadcast)]
+        for flight in flights:
+            flight.client = client
         self._caller.flight = flights[0]
         tried, ready = 0, []
         for flight in flights:

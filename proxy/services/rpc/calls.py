@@ -77,6 +77,7 @@ def call_upstream(
     reports_head: bool = False,
     archive: bool = False,
     is_piece: bool = False,
+    client: str = "",
 ) -> PendingReply:
     """Make a call without a client: it is neither admitted nor charged, and not answered from the cache.
 
@@ -90,6 +91,7 @@ def call_upstream(
     flight.reports_head = reports_head
     flight.archive = archive
     flight.is_piece = is_piece
+    flight.client = client
     if upstream is None:
         dispatcher.launch(flight, now)
     else:

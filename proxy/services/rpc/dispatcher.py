@@ -22,7 +22,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.waiters import Waiter
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
+from proxy.wire.upstream import CROWDED, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 # Attempts for one read, including the first.
 MAX_TRIES = 3
@@ -51,11 +51,20 @@ class Dispatcher(FlightHandler):
         return Flight(self, policy, params, waiter, now, self.state.replies.moves)
 
     def take_over(
-        self, policy: MethodPolicy, params: bytes, waiter: Waiter, upstream: Upstream, *, id_: bytes, began: float
+        self,
+        policy: MethodPolicy,
+        params: bytes,
+        waiter: Waiter,
+        upstream: Upstream,
+        *,
+        id_: bytes,
+        began: float,
+        client: str,
     ) -> Flight:
         """A flight for a call that was sent on the short path and did not complete there."""
         flight = Flight(self, policy, params, waiter, began, self.state.replies.moves)
         flight.id = id_
+        flight.client = client
         flight.first, flight.first_at = upstream, began
         flight.tried = 1 << upstream.health.index
         flight.tries = 1
@@ -75,7 +84,9 @@ class Dispatcher(FlightHandler):
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
         state, name = self.state, flight.policy.method.name
         if (only := state.only) is not None:
-            return None if tried or not only.health.takes_calls(now) or not only.health.may_serve(name) else only
+            health = only.health
+            takes_calls = health.takes_calls(now) or health.takes_calls_softly(now)
+            return only if takes_calls and not tried and health.may_serve(name) else None
         found = state.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
         return None if found is None else state.upstreams[found.index]
 
@@ -109,7 +120,7 @@ class Dispatcher(FlightHandler):
                 connection.fail("the reply stopped")
         elif now - flight.began > self.call_timeout_s:
             for upstream in flight.under_way():
-                upstream.health.overdue(flight.began, now)
+                upstream.health.overdue(flight.began, now, flight.client)
             reason = f"no upstream replied within {self.call_timeout_s:g} s"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
         elif self._is_late(flight, now):
@@ -131,7 +142,7 @@ class Dispatcher(FlightHandler):
             oldest = flight.first if flight.first_at < flight.second_at else flight.second
             began = flight.ended(oldest)
             oldest.leave(flight)
-            oldest.health.late(now - began, now)
+            oldest.health.late(now - began, now, flight.client)
         self.send(flight, upstream, now)
 
     # Replies and failures
@@ -147,10 +158,13 @@ class Dispatcher(FlightHandler):
             if not head.plain:
                 raise ValueError("compressed")
             reply = jsonrpc.read_reply(body, flight.id)
-        except ValueError:
+        except ValueError as exc:
             if head.status < 400:
-                connection.fail(OUT_OF_STEP)
-                upstream.health.failed(now)
+                # Only a foreign id means that replies are out of step. The next call on the connection may be another
+                # client's: it must not fail because of a reply that this one provoked.
+                if isinstance(exc, jsonrpc.ForeignReply) or not connection.sinks:
+                    connection.fail(OUT_OF_STEP)
+                upstream.health.failed(now, flight.client)
             else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
                 flight.suspect(upstream)
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
@@ -190,8 +204,8 @@ class Dispatcher(FlightHandler):
             return
         if blame and reason == TOO_LARGE:
             flight.suspect(upstream)
-        elif blame:
-            upstream.health.failed(now)
+        elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
+            upstream.health.failed(now, flight.client if sent or reason == CROWDED else None)
         if flight.streaming:
             flight.streaming = False
             flight.done = True
@@ -208,7 +222,7 @@ class Dispatcher(FlightHandler):
     def _on_error(self, flight: Flight, error: bytes, upstream: Upstream, now: float, took_s: float) -> None:
         policy = flight.policy
         verdict = dialect.classify(error, policy.family.verdicts)
-        if verdict.kind == "rate_limited":
+        if verdict.wants_rest:
             upstream.health.rest(now, 1.0)
         elif verdict.blame:
             flight.suspect(upstream)
@@ -253,7 +267,7 @@ class Dispatcher(FlightHandler):
             case "current":
                 return True
             case "future":
-                upstream.health.failed(now)
+                upstream.health.failed(now, flight.client)
                 self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
                 return False
             case "behind":
@@ -360,4 +374,4 @@ class Dispatcher(FlightHandler):
             began = flight.ended(upstream)
             upstream.leave(flight)
             if began < answered_began:
-                upstream.health.late(now - began, now)
+                upstream.health.late(now - began, now, flight.client)

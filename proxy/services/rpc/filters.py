@@ -33,6 +33,7 @@ class FilterIds:
         dispatcher = route.dispatcher
         if policy.method.creates_filter:
             caller.flight = flight = dispatcher.new_flight(policy, params, _TagWriter(self, caller, key), now)
+            flight.client = key.account.id
             dispatcher.launch(flight, now)
             return
         found = self._read(params, route, key)
@@ -41,6 +42,7 @@ class FilterIds:
             return
         upstream, own_id = found
         caller.flight = flight = dispatcher.new_flight(policy, b'["0x%b"]' % own_id.encode(), caller, now)
+        flight.client = key.account.id
         flight.tried = -1  # All bits are set: no other upstream has the filter, even if this one cannot be reached.
         dispatcher.send(flight, upstream, now)
 

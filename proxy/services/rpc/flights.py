@@ -47,7 +47,7 @@ class FlightHandler:
 
 class Flight:
     __slots__ = (
-        "answered_by", "archive", "began", "done", "first", "first_at", "handed_over", "handler", "id", "is_piece",
+        "answered_by", "archive", "began", "client", "done", "first", "first_at", "handed_over", "handler", "id", "is_piece",
         "last_began", "least_head", "moves", "params", "policy", "reports_head", "second", "second_at", "slot", "spare",
         "spare_error", "streaming", "suspects", "tried", "tries", "waiters",
     )  # fmt: skip
@@ -60,6 +60,8 @@ class Flight:
         self.params = params
         self.waiters = [waiter]
         self.id = b"%d" % next_id()
+        # The account that made the call; empty for our own calls. Failures are counted by client: see core/routing.
+        self.client = ""
         # The cache key of its result, if the result may be cached or shared.
         self.slot: bytes | None = None
         # How often the head had moved when the call was made: a result from before a move is out of date.
@@ -152,7 +154,7 @@ class Flight:
     def blame_suspects(self, now: float) -> None:
         """Another upstream replied, so the call itself was not the cause."""
         for health in self.suspects:
-            health.blamed(now)
+            health.blamed(now, self.client)
         self.suspects = ()
 
     # Waiters

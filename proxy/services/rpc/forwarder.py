@@ -87,9 +87,11 @@ class Forwarder:
             self._filters.forward(caller, route, key, policy, params, now)
             return None
         elif route.broadcast > 1 and policy.may_broadcast:
-            Broadcast(caller).send(route, policy, params, now)
+            Broadcast(caller).send(route, policy, params, now, client=key.account.id if key else "")
             return None
         flight = route.dispatcher.new_flight(policy, params, caller, now)
+        if key is not None:
+            flight.client = key.account.id
         caller.flight = flight
         if slot is not None:
             flight.slot = slot

@@ -166,6 +166,7 @@ class SplitLogQuery:
             least_head=min(part.last, self._dispatcher.state.heads.tip),
             archive=whole.archive,
             is_piece=True,
+            client=whole.client,
         )
 
     def _too_large(self) -> RpcError:

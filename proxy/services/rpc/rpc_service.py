@@ -134,7 +134,7 @@ class RpcService:
             return refusal
         if len(accepted) == len(items) and not fresh and (upstream := self._short_path(route, accepted)) is not None:
             calls, policies = [call for _, _, call, _ in accepted], [policy for _, policy, _, _ in accepted]
-            short = ShortBatch(calls, policies, route, done, key.sheet)
+            short = ShortBatch(calls, policies, route, done, key)
             short.units = units
             short.send(upstream, now)
             return short

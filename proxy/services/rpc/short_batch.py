@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
-from proxy.core.usage import KeyTallies
 from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.flights import next_id
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -34,7 +34,8 @@ def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_done", "_first_id", "_policies", "_route", "_sheet", "_upstream", "began", "units",
+        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_policies", "_route", "_sheet", "_upstream", "began",
+        "units",
     )  # fmt: skip
 
     def __init__(
@@ -43,13 +44,14 @@ class ShortBatch:
         policies: Sequence[MethodPolicy],
         route: Route,
         done: Callable[[CallBatch | ShortBatch], None],
-        sheet: KeyTallies,
+        key: Key,
     ) -> None:
         self._calls = calls
         self._policies = policies
         self._route = route
         self._done = done
-        self._sheet = sheet
+        self._sheet = key.sheet
+        self._client = key.account.id
         self._first_id = 0
         self._upstream: Upstream | None = None
         self._became: CallBatch | None = None
@@ -152,6 +154,7 @@ class ShortBatch:
                 upstream,
                 id_=b"%d" % (self._first_id + index),
                 began=self.began,
+                client=self._client,
             )
             flights.append(item.flight)
         upstream.health.inflight += len(flights) - 1

@@ -78,13 +78,14 @@ class UpstreamBatch:
                 raise ValueError("not a usable reply")
             replies = jsonrpc.read_replies(body)
         except ValueError:
-            if head.status < 400:
+            # A single reply to a batch may be another call's: what follows cannot be trusted.
+            if head.status < 400 and (body[:1] == b"{" or not connection.sinks):
                 connection.fail(OUT_OF_STEP)
             self._on_invalid_reply(upstream, is_refused=head.status >= 400)
             return
         took = now - self._began
         for flight in self._still_carried(upstream):
-            reply = replies.get(flight.id)
+            reply = replies.get(flight.id) or replies.get(jsonrpc.NULL)
             if reply is None:
                 self._fail(flight, upstream, "an upstream did not reply to a call of a batch", blame=True)
             else:

@@ -41,7 +41,7 @@ MAX_AHEAD: Final = 262_144
 SHORT_PATH_S: Final = 0.05
 # JSON-RPC ids longer than this take the long path, which has their limit.
 _LONGEST_SHORT_ID: Final = 64
-_OPENERS: Final = b"[{"
+_ARRAY: Final = ord("[")
 _monotonic: Final = time.monotonic
 _read_envelope: Final = jsonrpc.read_envelope
 _read_reply: Final = jsonrpc.read_any_reply
@@ -203,7 +203,7 @@ class FrontConnection(asyncio.Protocol):
         if (
             policy is None
             or not params
-            or params[0] not in _OPENERS
+            or params[0] != _ARRAY
             or not call_id
             or call_id[0] not in _ID_STARTS
             or len(call_id) > _LONGEST_SHORT_ID
@@ -358,6 +358,7 @@ class FrontConnection(asyncio.Protocol):
             upstream,
             id_=self._wire_id,
             began=replies.began,
+            client=replies.head.key.account.id,
         )
         return flight
 

@@ -1,0 +1,173 @@
+"""Random malformed, extreme and hostile calls of one key count against no upstream that serves another key."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.bundler_scene import ENTRY_POINTS_METHOD, ScriptedBundler
+from tests.flows.talk import request, rpc
+from tests.isolation.attack import beside, steady_load
+from tests.isolation.upstreams import KINDS, HostileAwareUpstream, StrictUpstream
+from tests.rpc_scene import scene
+from tests.rpc_upstreams import Chain, scripted
+from tests.sockets import bare
+from tests.web.worker import LIVE, on_uvloop, worker
+
+CALLS = 300
+HOSTILE_METHODS = (
+    "eth_chainId", "eth_call", "eth_getBalance", "eth_getLogs", "eth_getBlockByNumber", "eth_blockNumber", "eth_gasPrice",
+    "eth_sendRawTransaction", "eth_newFilter", "eth_getFilterChanges", "debug_traceTransaction", "net_version",
+)  # fmt: skip
+HOSTILE_VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 1e300, 2**63, "", "0x", "latest", "0x" + "f" * 400, "rate limit", "unauthorized", "internal error",
+    "\ud7ff", [], {}, {"to": 1}, {"fromBlock": "0x0", "toBlock": "0x" + "f" * 15}, [[[[[[]]]]]], "api key", "too many requests",
+)  # fmt: skip
+
+
+def hostile_call(rng: random.Random, *, well_formed: bool = False) -> bytes:
+    """Never an `eth_call` that the upstreams would take for a good one."""
+    params: Any = [rng.choice(HOSTILE_VALUES) for _ in range(rng.randrange(1, 4))]
+    if not well_formed and rng.random() < 0.4:
+        params = rng.choice(({}, {"a": 1}, 1, "text", True))
+    body: dict[str, Any] = {"jsonrpc": "2.0", "method": rng.choice(HOSTILE_METHODS), "params": params}
+    if rng.random() < 0.9:
+        body["id"] = rng.choice((1, 2**62, "x" * 60, -5))
+    return orjson.dumps(body)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwareUpstream], count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        rng = random.Random(f"{kind.__name__} {count}")
+        async with scene(count, kind=kind) as found:
+            found.worker.add_key("attacker")
+
+            async def attack() -> None:
+                async with await found.worker.talk() as talk:
+                    for _ in range(20):
+                        await talk.ask(found.worker.post(hostile_call(rng), key="attacker"))
+
+            async with beside(attack, at_once=2):
+                await steady_load(found, CALLS)
+            if count == 1:
+                assert (
+                    found.route.upstreams[0].health.takes_calls_softly(0.0)
+                    or not found.route.upstreams[0].health.pause_s
+                )
+
+    run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_batches_of_one_key_fail_no_call_of_another(kind: type[HostileAwareUpstream]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        rng = random.Random(kind.__name__)
+        async with scene(2, kind=kind, options=[{"batch": 20}] * 2) as found:
+            found.worker.add_key("attacker")
+
+            async def attack() -> None:
+                async with await found.worker.talk() as talk:
+                    for _ in range(5):
+                        items = b",".join(hostile_call(rng) for _ in range(20))
+                        await talk.ask(found.worker.post(b"[" + items + b"]", key="attacker"))
+
+            async with beside(attack, at_once=2):
+                await steady_load(found, CALLS)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_calls_on_a_socket_fail_no_call_of_another(kind: type[HostileAwareUpstream]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        rng = random.Random(kind.__name__)
+        async with scene(1, kind=kind) as found:
+            found.worker.add_key("attacker")
+
+            async def attack() -> None:
+                async with bare(found.worker, key="attacker") as socket:
+                    for _ in range(20):
+                        call = orjson.loads(hostile_call(rng))
+                        socket.write(orjson.dumps({**call, "id": 1}))
+                        await socket.json()
+
+            async with beside(attack, at_once=2):
+                await steady_load(found, CALLS)
+
+    run()
+
+
+class StrictBundler(StrictUpstream, ScriptedBundler):
+    pass
+
+
+@on_uvloop
+async def test_hostile_calls_to_a_bundler_fail_no_call_of_another() -> None:
+    rng = random.Random(16)
+    async with AsyncExitStack() as stack:
+        (chain,) = await stack.enter_async_context(scripted(1, Chain()))
+        (bundler,) = await stack.enter_async_context(scripted(1, Chain(), StrictBundler))
+        bundlers = [{"network": LIVE, "url": bundler.url}]
+        running = await stack.enter_async_context(worker({LIVE: [chain.url]}, bundlers=bundlers))
+        running.add_key("attacker")
+        methods = (ENTRY_POINTS_METHOD, "eth_getUserOperationReceipt", "eth_estimateUserOperationGas")
+
+        def post(body: bytes, key: str) -> bytes:
+            return request("POST", f"/v1/bundler/{LIVE}", body, key=running.keys[key])
+
+        async def attack() -> None:
+            async with await running.talk() as talk:
+                for _ in range(20):
+                    call = {**orjson.loads(hostile_call(rng)), "method": rng.choice(methods)}
+                    await talk.ask(post(orjson.dumps(call), "attacker"))
+
+        async with beside(attack, at_once=2), await running.talk() as talk:
+            for _ in range(CALLS):
+                reply = await talk.ask(post(rpc(ENTRY_POINTS_METHOD), "main"))
+                assert (reply.status, "result" in reply.json) == (200, True), reply.body
+
+
+@pytest.mark.parametrize("params", ["{}", '{"a":1}', "1", '"x"', "true"])
+def test_params_that_are_no_array_are_refused_before_anything_is_sent(params: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        call = f'{{"jsonrpc":"2.0","id":7,"method":"eth_chainId","params":{params}}}'.encode()
+        async with scene(1) as found:
+            asked = found.asked
+            single = await found.worker.ask(call)
+            assert single.fault(400)["details"] == {"rpc_code": -32600}
+            (item,) = (await found.worker.ask(b"[" + call + b"]")).json
+            assert (item["id"], item["error"]["code"]) == (7, -32600)
+            async with bare(found.worker) as socket:
+                socket.write(call)
+                reply = await socket.json()
+                assert (reply["id"], reply["error"]["code"]) == (7, -32600)
+            assert found.asked == asked
+
+    run()
+
+
+@on_uvloop
+async def test_null_params_are_sent_as_an_empty_array() -> None:
+    async with scene(1) as found:
+        reply = await found.worker.ask(b'{"jsonrpc":"2.0","id":7,"method":"net_version","params":null}')
+        assert reply.status == 200
+        assert [call.params for call in found.upstreams[0].calls if call.method == "net_version"][-1] == []
+
+
+@on_uvloop
+async def test_error_without_an_id_reaches_the_caller_under_the_callers_id() -> None:
+    async with scene(1, kind=StrictUpstream) as found:
+        reply = await found.worker.ask(rpc("eth_getBalance", [1]))
+        assert reply.json["error"] == {"code": -32600, "message": "Invalid Request"}
+        assert reply.json["id"] == 1
+        assert not found.route.upstreams[0].health.bad
