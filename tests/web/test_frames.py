@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.web.websocket import frames
-from proxy.web.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, FrameReader, ProtocolViolation
+from proxy.web.websocket.frames import (
+    BINARY,
+    BYTES_PER_FRAGMENT,
+    CLOSE,
+    CONTINUATION,
+    FRAGMENT,
+    MAX_FRAGMENTS,
+    PING,
+    PONG,
+    TEXT,
+    FrameReader,
+    ProtocolViolation,
+)
 
 LIMIT = 1 << 16
 MASK = b"\x37\xfa\x21\x3d"
@@ -38,7 +50,8 @@ def read(data: bytes, *, limit: int = LIMIT, cut: int = 0) -> list[frames.Messag
     for at in range(0, len(data), cut or len(data) or 1):
         reader.feed(data[at : at + (cut or len(data))])
         while (message := reader.take()) is not None:
-            found.append(message)
+            if message != FRAGMENT:
+                found.append(message)
     return found
 
 
@@ -100,6 +113,7 @@ def test_reader_reports_an_incomplete_message() -> None:
     assert reader.take() == (TEXT, b"whole")
     assert reader.is_between
     reader.feed(sent(b"half", final=False))
+    assert reader.take() == FRAGMENT
     assert reader.take() is None
     assert not reader.is_between
     reader.feed(sent(b"", CONTINUATION) + b"\x81")
@@ -108,13 +122,35 @@ def test_reader_reports_an_incomplete_message() -> None:
     assert not reader.is_between
 
 
-def test_flood_of_empty_fragments_uses_no_memory() -> None:
+def test_every_take_reads_one_frame() -> None:
+    reader = FrameReader(LIMIT)
+    reader.feed(sent(b"", final=False) + sent(b"", CONTINUATION, final=False) + sent(b"", CONTINUATION))
+    assert [reader.take() for _ in range(4)] == [FRAGMENT, FRAGMENT, (TEXT, b""), None]
+
+
+def test_flood_of_empty_fragments_breaks_the_protocol_and_holds_no_memory() -> None:
     reader = FrameReader(LIMIT)
     reader.feed(sent(b"", final=False))
-    for _ in range(10_000):
+    for _ in range(MAX_FRAGMENTS):
+        assert reader.take() == FRAGMENT
+        assert repr(reader) == "<FrameReader 0 bytes, in a message>"
         reader.feed(sent(b"", CONTINUATION, final=False))
-        assert reader.take() is None
-    assert repr(reader) == "<FrameReader 0 bytes, in a message>"
+    with pytest.raises(ProtocolViolation) as caught:
+        reader.take()
+    assert caught.value.code == 1008
+
+
+def test_small_fragments_of_a_large_message_are_read() -> None:
+    text = b"x" * LIMIT
+    part = BYTES_PER_FRAGMENT
+    pieces = [text[at : at + part] for at in range(0, LIMIT, part)]
+    data = sent(pieces[0], final=False) + b"".join(sent(piece, CONTINUATION, final=False) for piece in pieces[1:])
+    assert read(data + sent(b"", CONTINUATION)) == [(TEXT, text)]
+    # The next message has its own count.
+    empty = (
+        sent(b"", final=False) + sent(b"", CONTINUATION, final=False) * (MAX_FRAGMENTS - 1) + sent(b"", CONTINUATION)
+    )
+    assert read(empty * 2) == [(TEXT, b"")] * 2
 
 
 def test_message_in_single_bytes_is_copied_once() -> None:

@@ -26,8 +26,8 @@ from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
-# Messages read from one socket before others have their turn.
-MESSAGES_PER_TURN = 64
+# Frames read from one socket before others have their turn, whether or not they complete a message.
+FRAMES_PER_TURN = 64
 # How long a client may take to answer a close frame; and to read what was written before it.
 CLOSE_REPLY_S = 1.0
 CLOSE_READ_S = 10.0
@@ -145,7 +145,7 @@ class ClientSocket(asyncio.Protocol):
     def _read(self) -> None:
         """Read messages as long as there is room for their replies."""
         try:
-            for _ in range(MESSAGES_PER_TURN):
+            for _ in range(FRAMES_PER_TURN):
                 if self._is_busy():
                     self._pause_reading()
                     return
@@ -158,6 +158,8 @@ class ClientSocket(asyncio.Protocol):
             self._ignores_input = True
             self.close(exc.code, exc.reason)
             return
+        if self._reader.is_in_message:
+            self._start_message_clock()
         self._pause_reading()
         self._read_soon()
 
@@ -188,7 +190,11 @@ class ClientSocket(asyncio.Protocol):
         self._resume_reading()
         if self._reader.is_between:
             self._message_since = 0.0
-        elif not self._message_since:
+        else:
+            self._start_message_clock()
+
+    def _start_message_clock(self) -> None:
+        if not self._message_since:
             self._message_since = self.context.now()
             self.context.limiter.timed.add(self)
 
@@ -272,7 +278,7 @@ class ClientSocket(asyncio.Protocol):
             output.stalled_since, self._unsent = limiter.watch_reader(self, now, output.stalled_since, self._unsent)
         elif not self._message_since:
             limiter.timed.discard(self)
-        elif now - self._message_since > limiter.limits.body_timeout_s and not self._paused_reading:
+        elif now - self._message_since > limiter.limits.body_timeout_s and not self._is_busy():
             self.close(frames.POLICY, "the message did not arrive in time")
 
     def _check_close(self, now: float) -> None:

@@ -5,7 +5,8 @@ compressed, and a message to many clients is the same bytes for all of them. Bin
 UTF-8, because web3.py sends its calls that way.
 
 The reader is fed bytes and returns messages and control frames in order. If a client breaks a rule, it raises an exception with
-the close code. It holds at most one message of the allowed size, in however many pieces it arrives.
+the close code. It holds at most one message of the allowed size, in however many pieces it arrives. One call of `take` reads
+one frame, so that its caller can count them: an empty fragment costs as much time as a message.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ _MAY_BE_SENT = frozenset((1000, 1001, 1002, 1003, *range(1007, 1015)))
 
 # Section 5.5: a control frame is small and not fragmented, so that it can be answered at once.
 MAX_CONTROL = 125
+# Fragments of one message. Small ones are fine in a large message: one more is allowed for every BYTES_PER_FRAGMENT bytes.
+MAX_FRAGMENTS = 1024
+BYTES_PER_FRAGMENT = 16
 _FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
 _TWO_BYTES, _EIGHT_BYTES = 126, 127
 
-# The opcode and payload of a complete text message or of a control frame.
+# The opcode and payload of a complete text message or of a control frame; or FRAGMENT, a part of an incomplete message.
 Message: TypeAlias = tuple[int, bytes]
+FRAGMENT: Message = (CONTINUATION, b"")
 
 
 class ProtocolViolation(Exception):
@@ -92,7 +97,7 @@ def unmask(payload: bytes, mask: bytes) -> bytes:
 class FrameReader:
     """The bytes of one client. `take` returns the next complete message."""
 
-    __slots__ = ("_at", "_bytes", "_kind", "_limit", "_parts")
+    __slots__ = ("_at", "_bytes", "_fragments", "_kind", "_limit", "_parts")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -103,9 +108,15 @@ class FrameReader:
         self._kind = TEXT
         # The fragments of a message so far, joined: a flood of empty fragments uses no memory.
         self._parts: bytearray | None = None
+        self._fragments = 0
 
     def __repr__(self) -> str:
         return f"<FrameReader {len(self._bytes) - self._at} bytes{', in a message' if self._parts is not None else ''}>"
+
+    @property
+    def is_in_message(self) -> bool:
+        """Fragments of a message are there, and its end is not."""
+        return self._parts is not None
 
     @property
     def is_between(self) -> bool:
@@ -124,22 +135,28 @@ class FrameReader:
         self._bytes += data
 
     def take(self) -> Message | None:
-        """The next message or control frame; None when more bytes are needed."""
-        while (found := self._frame()) is not None:
-            opcode, is_final, payload = found
-            if opcode >= CLOSE:
-                return opcode, payload
-            if opcode != CONTINUATION:
-                self._kind = opcode
-            if self._parts is None and is_final:
-                return self._text(payload)
-            if self._parts is None:
-                self._parts = bytearray()
-            self._parts += payload
-            if is_final:
-                whole, self._parts = bytes(self._parts), None
-                return self._text(whole)
-        return None
+        """The next message, control frame or FRAGMENT; None when more bytes are needed."""
+        found = self._frame()
+        if found is None:
+            return None
+        opcode, is_final, payload = found
+        if opcode >= CLOSE:
+            return opcode, payload
+        if opcode != CONTINUATION:
+            self._kind = opcode
+        if self._parts is None and is_final:
+            return self._text(payload)
+        if self._parts is None:
+            self._parts = bytearray()
+            self._fragments = 0
+        self._parts += payload
+        if is_final:
+            whole, self._parts = bytes(self._parts), None
+            return self._text(whole)
+        self._fragments += 1
+        if self._fragments > MAX_FRAGMENTS + len(self._parts) // BYTES_PER_FRAGMENT:
+            raise ProtocolViolation(POLICY, "the message has too many small fragments: send larger ones")
+        return FRAGMENT
 
     def _text(self, payload: bytes) -> Message:
         if self._kind == TEXT:

@@ -1,0 +1,81 @@
+"""Floods of WebSocket frames: the socket that sends them is closed, and nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.web.websocket import frames
+from proxy.web.websocket.client_socket import FRAMES_PER_TURN, ClientSocket
+from tests.isolation.attack import beside, steady_load
+from tests.rpc_scene import scene
+from tests.service import until
+from tests.sockets import bare
+from tests.web.worker import on_uvloop
+
+CALLS = 200
+# One masked frame without a payload; 40,000 fill what a transport reads at a time.
+FIRST, EMPTY = b"\x01\x80\0\0\0\0", b"\x00\x80\0\0\0\0"
+PING, PONG = b"\x89\x80\0\0\0\0", b"\x8a\x80\0\0\0\0"
+CALL = b'{"jsonrpc":"2.0","id":1,"method":"net_version","params":[]}'
+FLOOD = EMPTY * 40_000
+
+
+@on_uvloop
+async def test_empty_fragments_end_the_socket_that_sends_them() -> None:
+    async with scene(1) as found:
+        found.worker.add_key("attacker")
+        closed = []
+
+        async def attack() -> None:
+            async with bare(found.worker, key="attacker") as socket:
+                socket.writer.write(FIRST + FLOOD)
+                closed.append(await socket.close_code())
+
+        async with beside(attack, at_once=2):
+            await steady_load(found, CALLS)
+            await until(lambda: bool(closed))
+        assert set(closed) == {frames.POLICY}
+
+
+@pytest.mark.parametrize("frame", [PING, PONG])
+def test_control_frames_leave_room_for_others(frame: bytes) -> None:
+    """Pings and pongs are frames like others: a connection that sends nothing else gets its share of a turn."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found:
+            found.worker.add_key("attacker")
+
+            async def attack() -> None:
+                async with bare(found.worker, key="attacker") as socket:
+
+                    async def read() -> None:
+                        while await socket.reader.read(1 << 16):
+                            pass
+
+                    async with asyncio.TaskGroup() as group:
+                        reading = group.create_task(read())
+                        for _ in range(50):
+                            socket.writer.write(frame * 40_000)
+                            await socket.writer.drain()
+                        reading.cancel()
+
+            async with beside(attack, at_once=2):
+                await steady_load(found, CALLS)
+
+    run()
+
+
+@on_uvloop
+async def test_one_turn_reads_a_bounded_number_of_frames() -> None:
+    async with scene(1) as found, bare(found.worker) as client:
+        socket = found.worker.only_connection
+        assert isinstance(socket, ClientSocket)
+        mask = b"\0\0\0\0"
+        last = bytes((0x80, 0x80 | len(CALL))) + mask + CALL
+        socket.data_received(FIRST + EMPTY * (10 * FRAMES_PER_TURN) + last)
+        # The call at the end is not read in this turn, and is answered all the same.
+        assert not socket.calls
+        assert (await client.json())["result"]
