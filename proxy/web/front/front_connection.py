@@ -31,11 +31,12 @@ from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
-from proxy.web.front.request_reader import LARGE_BODY, RequestReader
+from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
-# Bytes that a client may send ahead while its request is served. Beyond that it is not read.
+# Bytes that a client may send ahead of its replies, whether these are immediate or not. Beyond that it is not read until half
+# of them are served. What was read at once before that, up to 256 KiB, comes on top.
 MAX_AHEAD: Final = 262_144
 # Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
 SHORT_PATH_S: Final = 0.05
@@ -55,7 +56,8 @@ class FrontConnection(asyncio.Protocol):
     """One client connection, and on the short path the sink of its call."""
 
     __slots__ = (
-        "_address", "_context", "_limiter", "_params", "_reader", "_replies", "_since", "_unsent", "_upstream", "_wire_id",
+        "_address", "_context", "_limiter", "_params", "_reader", "_reads_soon", "_replies", "_since", "_unsent", "_upstream",
+        "_wire_id",
     )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, context: FrontContext) -> None:
@@ -70,12 +72,18 @@ class FrontConnection(asyncio.Protocol):
         self._params = b""
         self._wire_id = b""
         self._upstream: Upstream | None = None
+        # Whether reading ahead is scheduled: a connection is served one request in a turn of the loop.
+        self._reads_soon = False
         self._reader = RequestReader(context.heads, context.max_head)
         self._replies = ReplyWriter(context, self._reader, self._go_on)
 
     def __repr__(self) -> str:
         state = "busy" if self._replies.busy else "idle" if self._reader.is_empty else "reading"
         return f"<FrontConnection {state}>"
+
+    @property
+    def bytes_ahead(self) -> int:
+        return self._reader.bytes_ahead
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -131,15 +139,18 @@ class FrontConnection(asyncio.Protocol):
         is_new = reader.is_empty
         is_free = not replies.busy and not replies.stalled_since
         message = reader.take(data, is_free=is_free)
+        if reader.bytes_ahead > MAX_AHEAD:
+            self._pause_reading()
         if message is not None:
-            if message.head is not None:
-                self._serve(message.head, message.data, message.start)
-            else:
-                self._hand_over(message.data)
+            self._serve_message(message)
         elif is_free:
             self._run_clock(is_new=is_new)
-        elif len(reader.ahead) > MAX_AHEAD:
-            self._pause_reading()
+
+    def _serve_message(self, message: RequestMessage) -> None:
+        if message.head is not None:
+            self._serve(message.head, message.data, message.start)
+        else:
+            self._hand_over(message.data)
 
     def _run_clock(self, *, is_new: bool) -> None:
         """Put a deadline on an incomplete message, counted from its first byte."""
@@ -156,23 +167,36 @@ class FrontConnection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Serve the requests that the client has sent ahead, in the next turn of the loop."""
         replies = self._replies
+        if replies.paused_reading and self._reader.bytes_ahead <= MAX_AHEAD // 2:
+            self._resume_reading()
+        if self._reader.ahead and not self._reads_soon:
+            self._reads_soon = True
+            self._context.loop.call_soon(self._read_ahead)
+
+    def _resume_reading(self) -> None:
+        replies = self._replies
         if replies.paused_reading and replies.transport is not None:
             replies.paused_reading = False
             replies.transport.resume_reading()
-        if self._reader.ahead:
-            self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
+        self._reads_soon = False
         reader, replies = self._reader, self._replies
-        if reader.ahead and not replies.busy and not replies.stalled_since and replies.transport is not None:
-            data, reader.ahead = reader.ahead, b""
-            self._read(data)
+        if not reader.ahead or replies.busy or replies.stalled_since or replies.transport is None:
+            return
+        message = reader.take_ahead()
+        if message is not None:
+            self._serve_message(message)
+            return
+        self._resume_reading()
+        self._run_clock(is_new=True)
 
     def _hand_over(self, data: bytes) -> None:
         """Give the connection to aiohttp, with every byte of the message."""
         transport = self._replies.transport
         assert transport is not None
         self._context.write_buffer.flush()
+        self._resume_reading()
         # RFC 9112, 2.2: empty lines before a request are ignored.
         line = data.lstrip(b"\r\n").partition(b"\r\n")[0]
         if line and b" HTTP/" not in line:

@@ -238,7 +238,7 @@ class ReplyWriter:
 
     def _close_after_reply(self) -> None:
         # RFC 9112, 9.6: requests behind the last reply are not served, even if one is scheduled already.
-        self._reader.ahead = b""
+        self._reader.drop_ahead()
         self._context.write_buffer.flush()
         if self.transport is not None:
             self.transport.close()

@@ -2,7 +2,7 @@
 
 A request is served once it is complete, one at a time. Its head is recognised by its exact bytes or parsed by the strict
 reader of `request_heads.py`; its body is collected and not looked at before it is whole. Bytes behind a request that is
-still being served wait in `ahead`.
+still being served wait in `ahead`, where a cursor moves over them: serving one of many requests copies that request only.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class RequestReader:
     """The unserved bytes of one connection."""
 
     __slots__ = (
+        "_at",
         "_body",
         "_heads",
         "_max_head",
@@ -53,8 +54,9 @@ class RequestReader:
     def __init__(self, heads: RequestHeadReader, max_head: int) -> None:
         self._heads = heads
         self._max_head = max_head
-        # Bytes of an incomplete head, or of requests that wait for the current one.
+        # Bytes of an incomplete head, or of requests that wait for the current one, from `_at` on.
         self.ahead = b""
+        self._at = 0
         # The last head and its bytes; NEVER while a message must not be recognised by them.
         self.known_bytes = NEVER
         self.known: RequestHead | None = None
@@ -66,7 +68,11 @@ class RequestReader:
         self._templates_left = TEMPLATE_ATTEMPTS
 
     def __repr__(self) -> str:
-        return f"<RequestReader {len(self.ahead)} bytes ahead{', in a body' if self._body is not None else ''}>"
+        return f"<RequestReader {self.bytes_ahead} bytes ahead{', in a body' if self._body is not None else ''}>"
+
+    @property
+    def bytes_ahead(self) -> int:
+        return len(self.ahead) - self._at
 
     @property
     def is_in_body(self) -> bool:
@@ -80,6 +86,15 @@ class RequestReader:
         """Parse the next head, however well known it is."""
         self.known_bytes = NEVER
 
+    def drop_ahead(self) -> None:
+        """Serve nothing more."""
+        self.ahead = b""
+        self._at = 0
+
+    def take_ahead(self) -> RequestMessage | None:
+        """The next complete request among the bytes that wait."""
+        return self._take_first(self.ahead, self._at)
+
     def take(self, data: bytes, *, is_free: bool) -> RequestMessage | None:
         """The next complete request, if there is one and the connection is free to serve it."""
         if self._body is not None:
@@ -90,32 +105,37 @@ class RequestReader:
             if len(data) == head.total and template.fits(data):
                 return RequestMessage(head, data, head.size)
         if self.ahead:
-            data = self.ahead + data
-            self.ahead = b""
+            data = self.ahead[self._at :] + data
         if not is_free:
-            self.ahead = data
+            self.ahead, self._at = data, 0
             return None
-        return self._take_first(data)
+        return self._take_first(data, 0)
 
-    def _take_first(self, data: bytes) -> RequestMessage | None:
-        size = data.find(_END) + 4
-        if size == 3:
-            if len(data) > self._max_head:
-                return RequestMessage(None, data, 0)
-            self.ahead = data
+    def _take_first(self, data: bytes, at: int) -> RequestMessage | None:
+        """The request that begins at `at`. Later bytes stay where they are, with the cursor behind the request."""
+        body_at = data.find(_END, at) + 4
+        if body_at == 3:
+            if len(data) - at > self._max_head:
+                self.drop_ahead()
+                return RequestMessage(None, data[at:], 0)
+            self.ahead, self._at = data, at
             return None
-        raw = data[:size]
+        raw = data[at:body_at]
         head = self._heads.read(raw)
         if head is None:
-            return RequestMessage(None, data, 0)
-        if len(data) < head.total:
-            self._start_body(head, raw, data)
+            self.drop_ahead()
+            return RequestMessage(None, data[at:], 0)
+        end = at + head.total
+        if len(data) < end:
+            self.drop_ahead()
+            self._start_body(head, raw, memoryview(data)[body_at:])
             return None
         self._remember(head, raw)
-        if len(data) == head.total:
-            return RequestMessage(head, data, size)
-        self.ahead = data[head.total :]
-        return RequestMessage(head, data[size : head.total], 0)
+        if len(data) > end:
+            self.ahead, self._at = data, end
+            return RequestMessage(head, data[body_at:end], 0)
+        self.drop_ahead()
+        return RequestMessage(head, data, body_at)
 
     def _remember(self, head: RequestHead, raw: bytes) -> None:
         if head is self.known and self._templates_left:
@@ -124,9 +144,9 @@ class RequestReader:
         # A large message must not be recognised by its bytes: that path copies the body.
         self.known_bytes, self.known = raw if head.length < LARGE_BODY else NEVER, head
 
-    def _start_body(self, head: RequestHead, raw: bytes, data: bytes) -> None:
+    def _start_body(self, head: RequestHead, raw: bytes, beginning: memoryview) -> None:
         self._body = BytesIO()
-        self._body.write(memoryview(data)[head.size :])
+        self._body.write(beginning)
         self._raw = raw
         self.known_bytes, self.known = NEVER, head
 

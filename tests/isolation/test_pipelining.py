@@ -1,0 +1,72 @@
+"""Many requests sent ahead on one connection: they are answered in order, and nobody else pays for them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.core.access import Limits
+from proxy.web.front.front_connection import MAX_AHEAD, FrontConnection
+from tests.flows.talk import rpc
+from tests.isolation.attack import beside, steady_load
+from tests.rpc_scene import Scene, scene
+from tests.web.worker import on_uvloop
+
+CALLS = 200
+REQUESTS = 20_000
+# What a transport reads at once.
+ONE_READ = 262_144
+BODIES = {
+    "limited": rpc("eth_chainId"),
+    "unknown method": rpc("eth_nope"),
+    "malformed": b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":{}}',
+    "cached": rpc("eth_getBlockByNumber", ["0x1", False]),
+}
+
+
+def bytes_ahead(found: Scene) -> int:
+    fronts = [each for each in found.worker.app.limiter.connections if isinstance(each, FrontConnection)]
+    return max([front.bytes_ahead for front in fronts], default=0)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(kind: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        most = 0
+        async with scene(1) as found:
+            found.worker.add_key("attacker", limits=Limits(1, 10, 0))
+            request = found.worker.post(BODIES[kind], key="attacker")
+
+            async def attack() -> None:
+                nonlocal most
+                async with await found.worker.talk() as talk, asyncio.TaskGroup() as group:
+                    sending = group.create_task(talk.send(request * REQUESTS))
+                    while await talk.reader.read(1 << 20) and not sending.done():
+                        most = max(most, bytes_ahead(found))
+
+            async with beside(attack):
+                await steady_load(found, CALLS)
+        assert 0 < most <= MAX_AHEAD + ONE_READ
+
+    run()
+
+
+@on_uvloop
+async def test_one_turn_serves_few_requests_of_a_connection() -> None:
+    """However often the transport delivers: the chains of turns that serve them do not multiply."""
+    async with scene(1) as found, await found.worker.talk() as talk:
+        await talk.ask(found.worker.post(rpc("eth_nope")))
+        front = found.worker.only_connection
+        assert isinstance(front, FrontConnection)
+        request = found.worker.post(rpc("eth_nope"))
+        for _ in range(20):
+            front.data_received(request * 10)
+        before = front.bytes_ahead
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert before - front.bytes_ahead <= 2 * 4 * len(request)
+        for _ in range(200):
+            assert (await talk.reply()).json["error"]["code"] == -32601
+        assert not front.bytes_ahead
