@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from aiohttp import http_parser, web
+from aiohttp import StreamReader, http_parser, web
 from aiohttp.http_exceptions import LineTooLong
 
 from proxy import telemetry
@@ -35,6 +35,10 @@ QUIET_S = 1.0
 # Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
 MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
+# Bytes of one connection that aiohttp parses in a turn of the loop. In the worst case every six of them are a chunk.
+PARSE_BYTES_PER_TURN = 8192
+# Bytes of a body that no handler has read, after its reply. Up to that they are skipped, so that the connection can be kept.
+MAX_UNWANTED_BYTES = 65_536
 
 _LATE_HEAD = raw_fault(RequestTimeout("the request's head did not arrive in time"))
 _NOT_HTTP = raw_fault(InvalidRequest("the request is not valid HTTP"))
@@ -64,7 +68,10 @@ class LimitedConnection(Protocol):
 class HandlerConnection(web.RequestHandler):
     """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
-    __slots__ = ("_address", "_left", "_limiter", "_phase", "_since", "_stalled_since", "_unsent", "on_lost")
+    __slots__ = (
+        "_address", "_left", "_limiter", "_parses_soon", "_phase", "_since", "_stalled_since", "_unparsed", "_unsent",
+        "_unwanted", "_unwanted_bytes", "on_lost",
+    )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, address: str, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
@@ -75,6 +82,12 @@ class HandlerConnection(web.RequestHandler):
         self._since = limiter.now()
         self._stalled_since = 0.0
         self._unsent = 0
+        # Received, and left for later turns of the loop.
+        self._unparsed = b""
+        self._parses_soon = False
+        # A body that was still arriving when its request was answered, and the bytes since.
+        self._unwanted: StreamReader | None = None
+        self._unwanted_bytes = 0
         # aiohttp does not cancel a handler whose client has left. A handler that needs to know sets this callback.
         self.on_lost: Callable[[], object] | None = None
 
@@ -87,12 +100,62 @@ class HandlerConnection(web.RequestHandler):
             self.on_lost()
         super().connection_lost(exc)
 
+    async def start(self) -> None:
+        """Do nothing if the client has left before this task's first turn: aiohttp asserts that it has not."""
+        if self._manager is not None:
+            await super().start()
+
     def data_received(self, data: bytes) -> None:
+        """Parse what came, a share in each turn. Empty data is aiohttp's own call, to parse what its parser holds."""
+        if not data:
+            super().data_received(data)
+            return
         if self._phase == "idle":
             self._phase = "reading"
             self._since = self._limiter.now()
             self._limiter.timed.add(self)
+        if not self._unparsed and len(data) <= PARSE_BYTES_PER_TURN:
+            self._parse(data)
+            return
+        self._unparsed += data
+        self._pause_transport_reading()
+        self._parse_soon()
+
+    def _parse_soon(self) -> None:
+        if not self._parses_soon:
+            self._parses_soon = True
+            self._loop.call_soon(self._parse_next)
+
+    def _parse_next(self) -> None:
+        self._parses_soon = False
+        if not self._unparsed or self._is_held() or self.transport is None:
+            return
+        data, self._unparsed = self._unparsed[:PARSE_BYTES_PER_TURN], self._unparsed[PARSE_BYTES_PER_TURN:]
+        self._parse(data)
+        if not self._is_held():
+            self._resume_transport_reading()
+
+    def _is_held(self) -> bool:
+        """Whether aiohttp wants no more bytes at the moment."""
+        return self._reading_paused or self._buffer_paused
+
+    def _parse(self, data: bytes) -> None:
+        if self._unwanted is not None:
+            self._unwanted_bytes += len(data)
+            if self._unwanted.is_eof():
+                self._unwanted = None
+            elif self._unwanted_bytes > MAX_UNWANTED_BYTES:
+                self._unparsed = b""
+                self.force_close()
+                return
         super().data_received(data)
+
+    def _resume_transport_reading(self) -> None:
+        """Called by aiohttp too, when a body has been read: first comes what was left for later."""
+        if self._unparsed:
+            self._parse_soon()
+        else:
+            super()._resume_transport_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -108,7 +171,10 @@ class HandlerConnection(web.RequestHandler):
 
         aiohttp sees a client that has left. The transport is None if the client really has.
         """
-        transport, ahead = self.transport, self._message_tail
+        transport, ahead = self.transport, self._message_tail + self._unparsed
+        if self._unparsed:
+            self._unparsed = b""
+            self._resume_transport_reading()
         self.transport = None
         if transport is not None:
             web.RequestHandler.connection_lost(self, None)
@@ -148,7 +214,10 @@ class HandlerConnection(web.RequestHandler):
         """Replace aiohttp's error pages with ours, such as the 404 it sends before the gate sees the request."""
         if isinstance(resp, web.HTTPException):
             resp = self.handle_error(request, resp.status)
-        return await super().finish_response(request, resp, start_time)
+        finished = await super().finish_response(request, resp, start_time)
+        if not request.content.is_eof():
+            self._unwanted, self._unwanted_bytes = request.content, 0
+        return finished
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

@@ -1,0 +1,111 @@
+"""Bodies in tiny chunks, on requests that aiohttp serves: parsed a share at a time, and ended where none is expected."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.web.front.connection_limiter import MAX_UNWANTED_BYTES, PARSE_BYTES_PER_TURN, HandlerConnection
+from tests.flows.talk import Closed, rpc
+from tests.isolation.attack import beside, steady_load
+from tests.rpc_scene import scene
+from tests.service import until
+from tests.web.worker import LIVE, on_uvloop, worker
+
+CALLS = 200
+CHUNK = b"1\r\nx\r\n"
+LAST = b"0\r\n\r\n"
+CHUNKED = b"Host: penstock\r\nTransfer-Encoding: chunked\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\n" + CHUNKED
+
+
+@on_uvloop
+async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody_elses() -> None:
+    async with scene(1) as found:
+        ended = 0
+
+        async def attack() -> None:
+            nonlocal ended
+            async with await found.worker.talk() as talk:
+                assert (await talk.ask(HEALTH)).status == 200
+                sent = 0
+                try:
+                    while sent < 10 * MAX_UNWANTED_BYTES:
+                        await talk.send(CHUNK * 10_000)
+                        sent += len(CHUNK) * 10_000
+                    assert await talk.is_closed(5)
+                except Closed:
+                    pass
+                ended += 1
+
+        async with beside(attack, at_once=3):
+            await steady_load(found, CALLS)
+            await until(lambda: ended)
+
+
+@on_uvloop
+async def test_small_unexpected_body_is_skipped_and_the_connection_kept() -> None:
+    async with worker("http://127.0.0.1:1/") as found, await found.talk() as talk:
+        for chunks in (0, 1, 1000):
+            assert (await talk.ask(HEALTH + CHUNK * chunks + LAST)).status == 200
+
+
+@pytest.mark.parametrize("cut", [0, 1000])
+def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1) as found, await found.worker.talk() as talk:
+            # Longer than one share of a turn, and longer than one read of the transport.
+            call = rpc("eth_call", [{"to": "0x" + "11" * 20, "data": "0x" + "ab" * 50_000}, "latest"])
+            body = b"".join(b"1\r\n%c\r\n" % byte for byte in call) + LAST
+            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {found.worker.keys['main']}\r\n".encode()
+            request = head + b"Content-Type: application/json\r\n" + CHUNKED + body
+            assert len(request) > 20 * PARSE_BYTES_PER_TURN
+            for _ in range(2):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_send(talk.writer, request, cut))
+                    reply = await talk.reply()
+                assert "result" in reply.json
+
+    run()
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes, cut: int) -> None:
+    for at in range(0, len(data), cut or len(data)):
+        writer.write(data[at : at + (cut or len(data))])
+        await writer.drain()
+
+
+@on_uvloop
+async def test_one_turn_parses_a_bounded_number_of_bytes() -> None:
+    async with worker("http://127.0.0.1:1/") as found, await found.talk() as talk:
+        assert (await talk.ask(HEALTH + LAST)).status == 200
+        connection = found.only_connection
+        assert isinstance(connection, HandlerConnection)
+        get = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
+        requests = 20 * PARSE_BYTES_PER_TURN // len(get)
+        connection.data_received(get * requests)
+        assert connection._request_count <= 1 + PARSE_BYTES_PER_TURN // len(get)
+        for _ in range(requests):
+            assert (await talk.reply()).status == 200
+
+
+@on_uvloop
+async def test_client_that_leaves_at_once_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async with worker("http://127.0.0.1:1/") as found:
+        for _ in range(20):
+            async with await found.talk() as talk:
+                talk.writer.write(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+                talk.writer.transport.abort()
+        front = await found.talk()
+        await asyncio.sleep(0.05)
+        # The connection is handed over and lost in one turn of the loop.
+        protocol = found.only_connection
+        protocol.data_received(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+        handler = found.only_connection
+        assert isinstance(handler, HandlerConnection)
+        handler.connection_lost(None)
+        await asyncio.sleep(0.01)
+        await front.close()
+    assert "AssertionError" not in caplog.text
