@@ -79,7 +79,7 @@ class UpstreamBatch:
             replies = jsonrpc.read_replies(body)
         except ValueError:
             # A single reply to a batch may be another call's: what follows cannot be trusted.
-            if head.status < 400 and (body[:1] == b"{" or not connection.sinks):
+            if head.status < 400 and (not connection.sinks or _is_single(body)):
                 connection.fail(OUT_OF_STEP)
             self._on_invalid_reply(upstream, is_refused=head.status >= 400)
             return
@@ -125,6 +125,14 @@ class UpstreamBatch:
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
     def on_end(self, connection: UpstreamConnection) -> None: ...
+
+
+def _is_single(body: bytes) -> bool:
+    """Whether the reply is one under an id, which can only be another call's."""
+    try:
+        return bytes(jsonrpc.read_any_reply(body).id) not in (b"", jsonrpc.NULL)
+    except jsonrpc.NOT_JSON:
+        return False
 
 
 def _is_refused(head: ReplyHead, body: bytes) -> bool:
