@@ -33,6 +33,7 @@ from proxy.services.accounts.admission import Admission
 from proxy.settings import ServerSettings
 from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
+from proxy.web.strict_http import check_strictly
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -116,6 +117,7 @@ class Gate:
         return fault_reply(InternalError("internal error; give the request id to the operator"))
 
     def _check_head(self, request: web.Request) -> None:
+        check_strictly(request)
         if request.version < HttpVersion10:
             raise InvalidRequest("the request line must end in HTTP/1.1")
         size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
@@ -139,7 +141,7 @@ class Gate:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
         connection = request.protocol
         is_last = isinstance(connection, HandlerConnection) and connection.is_at_last_request
-        if is_last or self._limiter.draining or reply.status in (408, 413):
+        if is_last or self._limiter.draining or reply.status in (408, 413, 501, 505):
             reply.force_close()
 
     def _record(self, request: web.Request, reply: web.StreamResponse, took_s: float) -> None:
@@ -215,8 +217,9 @@ def _is_json(request: web.Request) -> bool:
 
 
 def _presented(request: web.Request) -> str | None:
-    if key := request.headers.get("X-API-Key"):
-        return key.strip()
+    if keys := {key.strip() for key in request.headers.getall("X-API-Key", ())} - {""}:
+        # Two different keys name no client: an empty one is refused like any unknown key.
+        return keys.pop() if len(keys) == 1 else ""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 

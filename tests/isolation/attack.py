@@ -19,19 +19,22 @@ STALL_S = 2.5
 
 @asynccontextmanager
 async def beside(attack: Callable[[], Awaitable[None]], *, at_once: int = 1) -> AsyncIterator[None]:
-    """Run the attack again and again, over so many connections, until the block ends."""
+    """Run the attack again and again, over so many connections, until the block ends. The last round runs to its end."""
+    ended = False
 
     async def repeat() -> None:
-        while True:
+        while not ended:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 await attack()
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as group:
-        attackers = [group.create_task(repeat()) for _ in range(at_once)]
-        yield
-        for attacker in attackers:
-            attacker.cancel()
+        for _ in range(at_once):
+            group.create_task(repeat())
+        try:
+            yield
+        finally:
+            ended = True
 
 
 async def steady_load(scene: Scene, calls: int, *, at_once: int = 4) -> Load:

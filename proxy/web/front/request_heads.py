@@ -29,6 +29,8 @@ MAX_HEADERS = 64
 _PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REQUEST_ID = re.compile(REQUEST_ID.encode())
+# A subset of the hosts that web/strict_http.py accepts.
+_HOST = re.compile(rb"[A-Za-z0-9\-._]*(?::[0-9]*)?")
 _DIGITS = re.compile(rb"[0-9]{1,7}")
 # Defaults for heads without these headers.
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
@@ -212,7 +214,7 @@ class RequestHeadReader:
 
     def _build(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHead | None:
         length = found.get(LENGTH, b"")
-        if HOST not in found or not _DIGITS.fullmatch(length):
+        if not _HOST.fullmatch(found.get(HOST, b"/")) or not _DIGITS.fullmatch(length):
             return None
         if not 0 < int(length) <= min(self._max_body, route.max_body):
             return None

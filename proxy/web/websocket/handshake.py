@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from proxy.errors import InvalidRequest, UpgradeRequired
@@ -73,6 +73,11 @@ def _token(request: web.Request) -> str:
         raise UpgradeRequired("this path is a WebSocket endpoint: connect with a WebSocket client")
     if request.headers.get(hdrs.SEC_WEBSOCKET_VERSION) != VERSION:
         raise UpgradeRequired("the header Sec-WebSocket-Version must be 13")
+    # RFC 6455, 4.1 and 11.3.1: at least HTTP/1.1, and one key only.
+    if request.version < HttpVersion11:
+        raise InvalidRequest("a WebSocket handshake needs HTTP/1.1")
+    if len(request.headers.getall(hdrs.SEC_WEBSOCKET_KEY, ())) > 1:
+        raise InvalidRequest("the header Sec-WebSocket-Key must be sent once")
     token = request.headers.get(hdrs.SEC_WEBSOCKET_KEY, "")
     try:
         is_valid = len(base64.b64decode(token, validate=True)) == 16
