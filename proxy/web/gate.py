@@ -7,10 +7,8 @@ Handlers raise a Fault or return a reply; other exceptions become a 500.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 
@@ -33,6 +31,7 @@ from proxy.services.accounts.admission import Admission
 from proxy.settings import ServerSettings
 from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
+from proxy.web.request_ids import new_request_id
 from proxy.web.strict_http import check_strictly
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,14 +49,6 @@ _OCTETS = "application/octet-stream"
 # The only expectation that is defined (RFC 9110, 10.1.1).
 CONTINUE = "100-continue"
 _WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
-# Ids are a random stem per process and a counter: unique across workers and restarts, and cheap.
-STEM = f"req_{secrets.token_hex(5)}".encode()
-_serial = itertools.count(1)
-
-
-def new_request_id() -> str:
-    """The hot path makes ids from the same stem; the `s` keeps both counters apart."""
-    return f"{STEM.decode()}s{next(_serial):07x}"
 
 
 class Gate:

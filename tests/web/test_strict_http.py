@@ -79,3 +79,12 @@ async def test_handshake_needs_http_1_1_and_one_key() -> None:
                 reply = await talk.ask(bad)
             assert reply.status == 400, reply
         assert (await refused(found)).status == 101
+
+
+@on_uvloop
+async def test_unparsable_request_is_answered_under_our_name_with_a_request_id() -> None:
+    async with worker(NOWHERE) as found:
+        reply = await get(found, more="bad header line\r\n")
+        reply.fault(400)
+        assert reply.headers["server"] == "Penstock"
+        assert reply.headers["x-request-id"].startswith("req_")

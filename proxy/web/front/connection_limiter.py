@@ -25,7 +25,8 @@ from proxy import telemetry
 from proxy.core.access import address_of
 from proxy.errors import InvalidRequest, RateLimited, RequestTimeout, StartError, Unavailable, of_status
 from proxy.settings import ServerSettings
-from proxy.web.reply import fault_reply, raw_fault
+from proxy.web.reply import SERVER, fault_reply, raw_fault
+from proxy.web.request_ids import new_request_id
 
 log = logging.getLogger("penstock.front")
 
@@ -230,6 +231,7 @@ class HandlerConnection(web.RequestHandler):
             reply = fault_reply(of_status(status, "internal error"))
         else:
             reply = fault_reply(of_status(status, _parse_error(exc)))
+        reply.headers.update({"Server": SERVER, "X-Request-Id": new_request_id()})
         reply.force_close()
         return reply
 

@@ -14,8 +14,8 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.telemetry import AccessLines
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
-from proxy.web.gate import STEM
 from proxy.web.reply import SERVER
+from proxy.web.request_ids import STEM
 from proxy.wire.write_buffer import WriteBuffer
 
 _HEX: Final = [b"%02x" % number for number in range(256)]
