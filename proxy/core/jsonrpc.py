@@ -222,9 +222,24 @@ def read_reply(body: bytes, id: bytes) -> UpstreamReply:  # noqa: A002
     return _settled(reply)
 
 
+class _ProtocolError(msgspec.Struct, gc=False):
+    code: int
+    message: str
+
+
+_protocol_error = msgspec.json.Decoder(_ProtocolError).decode
+# JSON-RPC 2.0, 5: the id "MUST be Null" in an error that occurred before the request's id was read.
+_WITHOUT_ID = (-32700, -32600)
+
+
 def is_anonymous_error(reply: UpstreamReply) -> bool:
-    """An error under no id. JSON-RPC 2.0, 5: the id "MUST be Null" if that of the request could not be detected."""
-    return bool(reply.error) and bytes(reply.id) in (NULL, b"") and bytes(reply.result) in (NULL, b"")
+    """A parse error or an invalid request under no id. Other bodies without an id may be a gateway's and are not relayed."""
+    if not reply.error or bytes(reply.id) not in (NULL, b"") or bytes(reply.result) not in (NULL, b""):
+        return False
+    try:
+        return _protocol_error(bytes(reply.error)).code in _WITHOUT_ID
+    except _BAD:
+        return False
 
 
 def read_replies(body: bytes) -> dict[bytes, UpstreamReply]:

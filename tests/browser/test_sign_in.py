@@ -73,7 +73,7 @@ async def test_used_link_does_not_end_an_existing_session(site: Site, page: Page
     await visitor.sign_in()
     await page.evaluate("location.hash = '#token=' + 'A'.repeat(43)")
     await visitor.button("Sign in").click()
-    await expect(page.get_by_role("alert")).to_contain_text("this link was used already")
+    await expect(page.get_by_role("alert")).to_contain_text("this link has been used or has expired")
     await page.evaluate("location.hash = '#/keys'")
     await visitor.heading("API keys").wait_for()
     visitor.assert_no_faults()
@@ -92,7 +92,7 @@ async def test_link_works_once_and_is_removed_from_the_address_bar(site: Site, p
     other = await again.new_page()
     await other.goto(made["url"])
     await other.get_by_role("button", name="Sign in", exact=True).click()
-    await expect(other.get_by_role("alert")).to_contain_text("this link was used already")
+    await expect(other.get_by_role("alert")).to_contain_text("this link has been used or has expired")
     await again.close()
     visitor.assert_no_faults()
 

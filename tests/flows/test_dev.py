@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,14 @@ READ = rpc("eth_chainId")
 
 
 @pytest.fixture
-def own_tmp(tmp_path: Path) -> dict[str, str]:
-    """An environment with a private temporary directory, to check what is left in it."""
-    (tmp_path / "tmp").mkdir()
-    return {"TMPDIR": str(tmp_path / "tmp")}
+def own_tmp(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment with a private temporary directory, `tmp_path / "tmp"`, to check what is left in it.
+
+    Its real path is short: a Unix socket's path has at most 107 bytes, and `tmp_path` alone is nearly as long.
+    """
+    with tempfile.TemporaryDirectory(prefix="dev-", dir="/tmp") as short:
+        (tmp_path / "tmp").symlink_to(short)
+        yield {"TMPDIR": short}
 
 
 def left_in(directory: Path) -> list[str]:
