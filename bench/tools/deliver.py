@@ -28,7 +28,7 @@ from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, WebhookStore
 from proxy.tasks import Tasks
-from proxy.wire.guard import Guard
+from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import DeliveryReply, Receiver
 
 WEBHOOKS, AT_ONCE = 32, 64
@@ -67,7 +67,7 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     pool = Pool(database, size=10, acquire_timeout_s=5.0)
     await pool.open()
     hooks = await _webhooks(pool, connection, f"http://127.0.0.1:{port}/")
-    receiver = TimedReceiver(Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
+    receiver = TimedReceiver(OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=()), timeout_s=15.0)
     receiver.at = {}
     notices = Notices(pool)
     deliverer = Deliverer(

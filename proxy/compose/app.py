@@ -22,10 +22,10 @@ from proxy.compose.webhooks import WebhookFeature
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
-from proxy.services.bundler.routes import ANY_SCOPE as BUNDLER_SCOPES
+from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.readiness import Readiness
-from proxy.services.rpc.filters import FilterIds
+from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries

@@ -9,11 +9,11 @@ from proxy.services.names import EnsNames
 from proxy.services.prices import PriceService, sources_of
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.collections import CollectionService
-from proxy.services.tokens.contracts import TokenContracts
 from proxy.services.tokens.evm_tokens import EvmTokens
 from proxy.services.tokens.floor_prices import Marketplace
 from proxy.services.tokens.nft_metadata import NftMetadata
 from proxy.services.tokens.svm_tokens import SvmTokens
+from proxy.services.tokens.token_contracts import TokenContracts
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.settings import EgressSettings, PriceSources, Settings, Tables
 from proxy.store.cache import DataCache
@@ -24,7 +24,7 @@ from proxy.web.rest.nfts import NftHandlers
 from proxy.web.rest.path_address import PathAddresses
 from proxy.web.rest.tokens import TokenHandlers, TokenReader
 from proxy.wire.fetcher import Fetcher
-from proxy.wire.guard import Guard
+from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.price_api import PriceApi
 
 
@@ -80,9 +80,9 @@ class DataFeature:
         await self.cache.close()
 
 
-def _guard(given: EgressSettings) -> Guard:
+def _guard(given: EgressSettings) -> OutboundGuard:
     """Checks every address that untrusted parties name."""
-    return Guard(EgressPolicy(given.allow, given.deny), http=given.http, ports=given.ports)
+    return OutboundGuard(EgressPolicy(given.allow, given.deny), http=given.http, ports=given.ports)
 
 
 def _price_api(given: PriceSources) -> PriceApi | None:

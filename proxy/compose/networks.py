@@ -11,7 +11,7 @@ from proxy.compose.upstream_marks import BUNDLER, mark_of
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import NetworkHead
 from proxy.core.routing import UpstreamHealth
-from proxy.services.bundler import routes as bundler
+from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.method_policy import policies_of, unknown_of
 from proxy.services.rpc.network_state import NetworkState, SharedHead
@@ -74,12 +74,12 @@ class NetworkBuilder:
         state = self._state(network, found, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
         return Route(
             network,
-            bundler.policies_of(network, self._tables.prices, self._tally),
+            bundler_policies.policies_of(network, self._tables.prices, self._tally),
             Dispatcher(state, call_timeout_s=settings.bundler.call_timeout_s),
-            unknown=bundler.unknown_of(network, self._tally),
+            unknown=bundler_policies.unknown_of(network, self._tally),
             broadcast=1,
             coalesces=False,
-            any_scope=bundler.ANY_SCOPE,
+            any_scope=bundler_policies.ANY_SCOPE,
             max_body=settings.bundler.max_body_bytes,
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from proxy.compose.networks import NetworkBuilder
+from proxy.services.bundler.bundler_guard import BundlerGuard
 from proxy.services.bundler.cleanup import OperationCleanup
-from proxy.services.bundler.guard import BundlerGuard
 from proxy.services.bundler.lookup import OperationLookup
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Networks

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from proxy.dev.accounts import ACCOUNTS, FUNDED, WORKING
 from proxy.dev.contracts import DevContracts
 from proxy.dev.devnet import Devnet
+from proxy.dev.funded_accounts import ACCOUNTS, FUNDED, WORKING
 from proxy.dev.seed import Seeded, email_of
 from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings

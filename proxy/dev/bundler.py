@@ -9,9 +9,9 @@ from pathlib import Path
 
 import aiohttp
 
-from proxy.dev.accounts import BUNDLER_EXECUTOR, BUNDLER_UTILITY
 from proxy.dev.chain import DEVNET, free_port, node_binary
 from proxy.dev.child import Child, Program
+from proxy.dev.funded_accounts import BUNDLER_EXECUTOR, BUNDLER_UTILITY
 
 BUNDLER = DEVNET / "bundler"
 _ALTO = BUNDLER / "node_modules/@pimlico/alto/esm/cli/alto.js"

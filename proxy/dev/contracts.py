@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from proxy.dev.accounts import ALICE, BOB, CAROL, FUNDED, PAYMASTER_SIGNER
 from proxy.dev.encoding import name_hash
+from proxy.dev.funded_accounts import ALICE, BOB, CAROL, FUNDED, PAYMASTER_SIGNER
 from proxy.dev.recipe import Recipe, RecipeStep
 
 # The same addresses as on public chains.

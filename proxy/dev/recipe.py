@@ -12,7 +12,6 @@ from typing import Any
 
 import orjson
 
-from proxy.dev.accounts import DEPLOYER, DevAccount
 from proxy.dev.encoding import (
     CREATE2_PROXY,
     CREATE2_PROXY_COST_WEI,
@@ -24,6 +23,7 @@ from proxy.dev.encoding import (
     created_address,
     raw,
 )
+from proxy.dev.funded_accounts import DEPLOYER, DevAccount
 from proxy.settings import CONFIG
 
 DEVNET = CONFIG / "devnet"

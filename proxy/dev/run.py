@@ -22,7 +22,7 @@ from proxy.dev import seed
 from proxy.dev.banner import ReadyFile, banner
 from proxy.dev.devnet import Devnet
 from proxy.dev.display import Display
-from proxy.dev.index import is_indexed
+from proxy.dev.indexing import is_indexed
 from proxy.dev.postgres import Postgres
 from proxy.dev.seed import Seeded
 from proxy.errors import StartError

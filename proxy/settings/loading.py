@@ -14,10 +14,10 @@ import orjson
 
 from proxy.errors import StartError
 from proxy.settings.crosschecks import network_faults, paymaster_faults
-from proxy.settings.files import read
 from proxy.settings.schemas import CONFIG, is_secret, schema_faults
 from proxy.settings.sections import Settings
 from proxy.settings.tables import Tables
+from proxy.settings.toml_files import read
 
 PREFIX = "PENSTOCK_"
 # Variables with the prefix that are not settings: the directory of `dev`, options of its chain (config/devnet), the tests'

@@ -15,8 +15,8 @@ from proxy.chains.registry import Chain, Registry
 from proxy.core.access import Limits
 from proxy.core.pricing import UnitPrices
 from proxy.errors import StartError
-from proxy.settings.files import checked
 from proxy.settings.schemas import CONFIG, schema_faults
+from proxy.settings.toml_files import checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, D
 from yarl import URL
 
 from proxy import __version__
-from proxy.wire.guard import Blocked, Guard, UrlRefused
+from proxy.wire.outbound_guard import Blocked, OutboundGuard, UrlRefused
 
 FetchOutcome = Literal["ok", "not_found", "unreachable", "refused", "too_large", "invalid", "timeout"]
 
@@ -48,7 +48,7 @@ class _Ended(Exception):
 class Fetcher:
     """`get` is for untrusted URLs; `get(own=True)` for the operator's, which may be private."""
 
-    def __init__(self, guard: Guard, *, timeout_s: float, max_bytes: int) -> None:
+    def __init__(self, guard: OutboundGuard, *, timeout_s: float, max_bytes: int) -> None:
         self._guard = guard
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes

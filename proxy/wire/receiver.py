@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from yarl import URL
 
 from proxy import __version__
-from proxy.wire.guard import Blocked, Guard, UrlRefused
 from proxy.wire.http1 import BadReply
+from proxy.wire.outbound_guard import Blocked, OutboundGuard, UrlRefused
 from proxy.wire.receiver_connection import (
     ConnectionBroken,
     Origin,
@@ -50,7 +50,7 @@ class DeliveryReply(NamedTuple):
 class Receiver:
     """Posts to all receivers. Callers limit how many posts run at once."""
 
-    def __init__(self, guard: Guard, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, guard: OutboundGuard, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._guard = guard
         self._timeout_s = timeout_s
         self._connections = ReceiverConnections(guard, tls=tls)

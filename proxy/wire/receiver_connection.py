@@ -21,8 +21,8 @@ import aiohappyeyeballs
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
-from proxy.wire.guard import Guard, GuardedResolver
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
+from proxy.wire.outbound_guard import GuardedResolver, OutboundGuard
 
 MAX_REPLY = 64 * 1024
 # Bytes of an unsuccessful body that are kept, and how long after the head a body may take.
@@ -217,7 +217,7 @@ class ReceiverConnections:
     """All connections to receivers."""
 
     def __init__(
-        self, guard: Guard, *, tls: ssl.SSLContext | None = None, resolver: AbstractResolver | None = None
+        self, guard: OutboundGuard, *, tls: ssl.SSLContext | None = None, resolver: AbstractResolver | None = None
     ) -> None:
         self._guard = guard
         self._tls = tls or ssl.create_default_context()

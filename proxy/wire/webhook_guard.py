@@ -13,7 +13,7 @@ from yarl import URL
 
 from proxy.core.egress import EgressPolicy
 from proxy.settings import EgressSettings
-from proxy.wire.guard import Guard, UrlRefused
+from proxy.wire.outbound_guard import OutboundGuard, UrlRefused
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 # RFC 6761, RFC 6762, RFC 9476 and names reserved by ICANN: none of these is ever public.
@@ -21,7 +21,7 @@ _PRIVATE = re.compile(r"(?:^|\.)(?:localhost|local|internal|home\.arpa|alt|onion
 _LOCALHOST = re.compile(r"(?:^|\.)localhost\.?$", re.IGNORECASE)
 
 
-class WebhookGuard(Guard):
+class WebhookGuard(OutboundGuard):
     """`dev`: a development service may post to the machine it runs on."""
 
     def __init__(self, egress: EgressSettings, *, dev: bool) -> None:

@@ -24,11 +24,11 @@ from proxy.store.pool import Pool
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.tasks import Tasks
-from proxy.wire.guard import Guard
+from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import Receiver
 
 TABLES = load_tables()
-LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
+LOOPBACK = OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 KEY = b"k" * 32
 SECRET = signatures.secret_of(KEY)
 VAULT = Vault("a key for tests that cannot be guessed")
@@ -188,7 +188,7 @@ class Scene:
         total: int = 64,
         each: int = 8,
         timeout_s: float = 15.0,
-        guard: Guard = LOOPBACK,
+        guard: OutboundGuard = LOOPBACK,
         lease_s: float = 30.0,
     ) -> AsyncIterator[Deliverer]:
         receiver = Receiver(guard, timeout_s=timeout_s)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.dev.accounts import ALICE, BOB, CAROL, FUNDED
 from proxy.dev.contracts import everything
 from proxy.dev.encoding import name_hash
+from proxy.dev.funded_accounts import ALICE, BOB, CAROL, FUNDED
 from proxy.settings import load_tables
 from tests import service as service_room
 from tests.dev.onchain import Reverted, code_at, read, rpc

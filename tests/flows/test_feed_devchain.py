@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.dev.accounts import FUNDED
 from proxy.dev.chain import development_chain
+from proxy.dev.funded_accounts import FUNDED
 from proxy.services.feed.topics import NetworkFeed, Topic
 from tests.feed_upstreams import HEADS, RecordingListener, logs_topic
 from tests.service import until

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from proxy.chains.evm import abi, ens
 from proxy.chains.evm.address import checksum
-from proxy.services.tokens import contracts, evm_tokens
+from proxy.services.tokens import evm_tokens, token_contracts
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted, answering, burning
 from tests.database import connected, database, server
 from tests.flows.talk import Reply, request
@@ -267,7 +267,7 @@ def test_cached_list_of_a_replaced_block_is_not_served(database: str) -> None:
 
 
 def test_token_without_decimals_is_read_again_soon(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contracts, "KEPT_UNKNOWN_S", 0.0)
+    monkeypatch.setattr(token_contracts, "KEPT_UNKNOWN_S", 0.0)
 
     @on_uvloop
     async def run() -> None:

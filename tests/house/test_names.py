@@ -79,6 +79,7 @@ SHARED_TYPES: dict[str, str] = {
 }
 # File names that occur in several packages because they are about the same thing.
 SHARED_STEMS: dict[str, str] = {
+    "accounts": "customers' accounts: command and service",
     "address": "the address of a chain family, one for each; and the address of an upstream",
     "admin": "operators' accounts: their command and their endpoints",
     "background": "the background process: its command and its composition",
@@ -105,17 +106,6 @@ SHARED_STEMS: dict[str, str] = {
     "wallets": "smart wallets: REST resource, service and store",
     "webhooks": "webhooks: REST resource, service, store, command and composition",
     "worker": "the worker process: its command and its code",
-}
-# File names that stand for different things and are to be renamed. Remove an entry with its rename; add none.
-AMBIGUOUS_STEMS = {
-    "accounts",  # customers; and the funded accounts of the dev chain
-    "attempts",  # of a call; and of a delivery
-    "contracts",  # metadata of token contracts; and the dev chain's contracts
-    "files",  # of the dashboard; and TOML files
-    "filters",  # of eth_newFilter; and of webhooks
-    "guard",  # of bundler calls; and of outgoing connections
-    "index",  # of the dev chain; and the command that back-fills
-    "routes",  # of bundler methods; and of HTTP paths
 }
 _TYPE_NAME = re.compile(r"_?[A-Z][a-z]\w*")
 
@@ -153,8 +143,7 @@ def test_type_name_is_defined_once_unless_the_table_gives_the_reason() -> None:
 
 
 def test_file_name_is_used_once_unless_the_table_gives_the_reason() -> None:
-    known = {*SHARED_STEMS, *AMBIGUOUS_STEMS}
-    assert not {name: places for name, places in recurring_stems().items() if name not in known}
+    assert not {name: places for name, places in recurring_stems().items() if name not in SHARED_STEMS}
 
 
 def test_tables_list_no_name_that_is_unique_by_now() -> None:

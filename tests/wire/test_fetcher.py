@@ -12,11 +12,11 @@ from aiohttp import web
 
 from proxy.core.egress import EgressPolicy
 from proxy.wire.fetcher import Fetched, Fetcher, expanded
-from proxy.wire.guard import Guard
+from proxy.wire.outbound_guard import OutboundGuard
 from tests.wire.external_servers import Pages, pages
 
 LIMIT = 10_000
-LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
+LOOPBACK = OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_forbidden_redirect_is_refused(site: Pages, fetcher: Fetcher, to: 
 
 
 async def test_operators_own_address_may_be_private_and_redirect_to_itself(site: Pages) -> None:
-    fetcher = Fetcher(Guard(EgressPolicy()), timeout_s=10.0, max_bytes=LIMIT)
+    fetcher = Fetcher(OutboundGuard(EgressPolicy()), timeout_s=10.0, max_bytes=LIMIT)
     site.put("/b", b"{}")
     assert (await fetcher.get(site.move("/a", "/b"), own=True)).outcome == "ok"
     assert (await fetcher.get(site.url("/b"))).outcome == "refused"

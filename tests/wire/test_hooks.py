@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.settings import EgressSettings
-from proxy.wire.guard import UrlRefused
+from proxy.wire.outbound_guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 
 STRICT = EgressSettings(allow=(), deny=(), http=False, ports=(443,))

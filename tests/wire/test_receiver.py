@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.egress import EgressPolicy
-from proxy.wire.guard import Guard
+from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import EXCERPT, DeliveryReply, Receiver
 from proxy.wire.receiver_connection import MAX_REPLY
 from tests.service import until
 from tests.wire.external_servers import Pages, ScriptedResolver, listener, pages
 
-LOOPBACK = Guard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
+LOOPBACK = OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 HEADERS = {"Content-Type": "application/json", "webhook-id": "evt_1"}
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -221,7 +221,7 @@ async def test_lost_connection_and_nonsense_have_their_words(receiver: Receiver)
 async def test_address_that_may_not_be_reached_is_not_connected_to() -> None:
     async with listener() as other:
         names = ScriptedResolver({"hooks.example.com": [["127.0.0.1"]]})
-        strict = Receiver(Guard(EgressPolicy(), http=True, ports=(), resolver=names), timeout_s=5.0)
+        strict = Receiver(OutboundGuard(EgressPolicy(), http=True, ports=(), resolver=names), timeout_s=5.0)
         try:
             for host in ("127.0.0.1", "hooks.example.com", "2130706433", "0x7f.1", "[::1]", "127.0.0.1."):
                 reply = await strict.post(f"http://{host}:{other.port}/", b"{}", headers=HEADERS)
@@ -376,7 +376,7 @@ async def test_certificate_must_match_the_name_and_be_signed_by_a_trusted_author
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=theirs)
     port = server.sockets[0].getsockname()[1]
     names = ScriptedResolver({"hooks.example.com": [["127.0.0.1"]], "other.example.com": [["127.0.0.1"]]})
-    guard = Guard(EgressPolicy(allow=["127.0.0.0/8"]), ports=(), resolver=names)
+    guard = OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), ports=(), resolver=names)
     trusting = Receiver(guard, timeout_s=5.0, tls=ssl.create_default_context(cadata=certificate.decode()))
     wary = Receiver(guard, timeout_s=5.0)
     url = f"https://hooks.example.com:{port}/x?y=1"

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 import asyncpg
 import orjson
 
-from proxy.chains.evm import filters
-from proxy.chains.evm.filters import BadConfig
+from proxy.chains.evm import webhook_filters
 from proxy.chains.evm.watch_index import Watcher, WatchIndex
+from proxy.chains.evm.webhook_filters import BadConfig
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.events.notifications import Notifications
@@ -89,7 +89,9 @@ class WebhookWatch:
         listed = row["addresses"] is not None
         try:
             # Its addresses are loaded separately: the parser only needs a placeholder.
-            watch_filter = filters.parse(row["event_type"], {**config, "addresses": ["0x"]} if listed else config)
+            watch_filter = webhook_filters.parse(
+                row["event_type"], {**config, "addresses": ["0x"]} if listed else config
+            )
         except (BadConfig, KeyError) as exc:
             # It was valid when it was created. The other webhooks must not suffer.
             log.error("cannot parse the config of a webhook", extra={"webhook": row["id"], "reason": str(exc)})

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.services.rpc.broadcasts import Broadcast
-from proxy.services.rpc.filters import FilterIds
+from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route

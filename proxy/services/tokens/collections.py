@@ -16,7 +16,7 @@ from proxy.core import display_text, units, uris
 from proxy.core.paging import Page
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
-from proxy.services.tokens.contracts import NAME, SYMBOL, TokenContracts, about_a_block, token_of
+from proxy.services.tokens.token_contracts import NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import DataCache
 from proxy.store.holdings import Collection, HoldingStore, NftHolding

@@ -14,7 +14,7 @@ from proxy.core import portfolio
 from proxy.core.portfolio import Balances, Holding
 from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
-from proxy.services.tokens.contracts import DECIMALS, NAME, SYMBOL, TokenContracts, about_a_block, token_of
+from proxy.services.tokens.token_contracts import DECIMALS, NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore

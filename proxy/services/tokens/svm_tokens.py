@@ -22,7 +22,7 @@ from proxy.core.portfolio import Balances, Holding, TokenInfo
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.services.tokens.contracts import KEPT_S, about_a_block
+from proxy.services.tokens.token_contracts import KEPT_S, about_a_block
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.store.cache import DataCache
 

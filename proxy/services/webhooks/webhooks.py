@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.chains.evm import address, filters
-from proxy.chains.evm.filters import BadConfig
+from proxy.chains.evm import address, webhook_filters
 from proxy.chains.evm.watch_index import WatchFilter
+from proxy.chains.evm.webhook_filters import BadConfig
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import signatures
@@ -23,7 +23,7 @@ from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
-from proxy.wire.guard import UrlRefused
+from proxy.wire.outbound_guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 
 __all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read_config")
@@ -136,7 +136,7 @@ class WebhookService:
     async def _delta(self, before: Webhook, change: WebhookChange) -> AddressChange | None:
         if not change.add and not change.remove:
             return None
-        if not filters.takes_addresses(before.event_type):
+        if not webhook_filters.takes_addresses(before.event_type):
             raise InvalidRequest(f"add_addresses: {before.event_type} webhooks have no addresses")
         added = await _addresses(change.add, "add_addresses")
         removed = await _addresses(change.remove, "remove_addresses")
@@ -144,7 +144,7 @@ class WebhookService:
         return AddressChange(
             add=[*both],
             remove=[each for each in set(removed) if each not in both],
-            most=filters.most_addresses(before.event_type),
+            most=webhook_filters.most_addresses(before.event_type),
         )
 
     async def delete(self, found: Webhook) -> None:
@@ -181,7 +181,7 @@ async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes]
 
 def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
     try:
-        return filters.parse(event_type, config)
+        return webhook_filters.parse(event_type, config)
     except BadConfig as exc:
         raise InvalidRequest(f"config.{exc}") from None
 
@@ -190,7 +190,7 @@ async def _addresses(given: Sequence[Any], name: str) -> list[bytes]:
     found: list[bytes] = []
     try:
         for first in range(0, len(given), ADDRESSES_PER_TURN):
-            found += filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
+            found += webhook_filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
             await asyncio.sleep(0)
     except BadConfig as exc:
         raise InvalidRequest(str(exc)) from None

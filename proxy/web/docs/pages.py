@@ -9,7 +9,7 @@ from aiohttp import web
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
 from proxy.web.api_spec import ApiSpec
-from proxy.web.dashboard.files import StaticFiles
+from proxy.web.dashboard.static_files import StaticFiles
 from proxy.web.reply import json_reply
 
 PAGES = Path(__file__).parent / "static"

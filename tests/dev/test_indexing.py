@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from proxy.dev import index
+from proxy.dev import indexing
 from proxy.dev.run import DEV_NETWORKS
 from tests.service import Service
 
@@ -17,12 +17,12 @@ def database_of(service: Service) -> str:
 
 
 async def test_chain_of_a_ready_service_is_indexed(service: Service) -> None:
-    assert await index.is_indexed(database_of(service), service.ready["upstream_url"], DEV_NETWORKS)
+    assert await indexing.is_indexed(database_of(service), service.ready["upstream_url"], DEV_NETWORKS)
 
 
 async def test_wait_for_an_unfollowed_chain_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "WITHIN_S", 0.3)
-    assert not await index.is_indexed(
+    monkeypatch.setattr(indexing, "WITHIN_S", 0.3)
+    assert not await indexing.is_indexed(
         database_of(service), service.ready["upstream_url"], [*DEV_NETWORKS, "ethereum/mainnet"]
     )
 
@@ -32,4 +32,4 @@ async def test_unreachable_database_or_chain_is_not_an_error(service: Service, g
     database = f"postgresql://{CLOSED_PORT}/none" if gone == "database" else database_of(service)
     # The last one answers but has no blocks.
     chains = {"chain": f"http://{CLOSED_PORT}", "answer": service.ready["base_url"] + "/rpc/dev/mainnet"}
-    assert not await index.is_indexed(database, chains.get(gone, service.ready["upstream_url"]), DEV_NETWORKS)
+    assert not await indexing.is_indexed(database, chains.get(gone, service.ready["upstream_url"]), DEV_NETWORKS)

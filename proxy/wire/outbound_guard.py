@@ -48,7 +48,7 @@ class Blocked(OSError):
         super().__init__("connections to this address are not allowed")
 
 
-class Guard:
+class OutboundGuard:
     def __init__(
         self,
         reach: EgressPolicy,
@@ -63,7 +63,7 @@ class Guard:
         self.resolver = resolver
 
     def __repr__(self) -> str:
-        return f"<Guard {'/'.join(self._schemes)} {sorted(self._ports) or 'any port'} {self.reach!r}>"
+        return f"<OutboundGuard {'/'.join(self._schemes)} {sorted(self._ports) or 'any port'} {self.reach!r}>"
 
     def check(self, text: str) -> URL:
         """Parse and check a URL. Its host may still resolve to a private address: see `session`."""

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.egress import EgressPolicy
 from proxy.wire.fetcher import Fetcher
-from proxy.wire.guard import Guard, UrlRefused
+from proxy.wire.outbound_guard import OutboundGuard, UrlRefused
 from tests.web.worker import on_uvloop
 from tests.wire.external_servers import Listener, Pages, ScriptedResolver, listener, pages
 
@@ -38,9 +38,9 @@ async def site() -> AsyncIterator[Pages]:
         yield found
 
 
-def loose(**more: object) -> Guard:
+def loose(**more: object) -> OutboundGuard:
     """A guard that takes any port and plain http: only the addresses are left to stop anything."""
-    return Guard(EgressPolicy(), http=True, ports=(), **more)  # type: ignore[arg-type]
+    return OutboundGuard(EgressPolicy(), http=True, ports=(), **more)  # type: ignore[arg-type]
 
 
 async def test_no_spelling_of_a_local_address_reaches_a_local_listener(local: Listener) -> None:
@@ -98,7 +98,7 @@ async def test_name_that_is_rebound_after_the_first_answer_is_refused(site: Page
     """The check when something is created proves nothing for later: the second look-up says another address."""
     site.put("/one", b"{}")
     names = ScriptedResolver({"rebind.example.com": [["127.0.0.1"], ["127.0.0.2"]]})
-    guard = Guard(EgressPolicy(allow=["127.0.0.1/32"]), http=True, ports=(), resolver=names)
+    guard = OutboundGuard(EgressPolicy(allow=["127.0.0.1/32"]), http=True, ports=(), resolver=names)
     outcomes = []
     for _ in range(2):
         fetcher = Fetcher(guard, timeout_s=5.0, max_bytes=1000)
@@ -126,7 +126,7 @@ async def test_redirect_from_the_operators_own_address_is_untrusted(
 )
 async def test_redirect_is_checked_like_the_first_address(site: Pages, local: Listener, to: str) -> None:
     names = ScriptedResolver({"site.example.com": [["127.0.0.1"]], "other.example.com": [["::1", "127.0.0.2"]]})
-    guard = Guard(EgressPolicy(allow=["127.0.0.1/32"]), http=True, ports=(), resolver=names)
+    guard = OutboundGuard(EgressPolicy(allow=["127.0.0.1/32"]), http=True, ports=(), resolver=names)
     fetcher = Fetcher(guard, timeout_s=5.0, max_bytes=1000)
     site.move("/go", to.format(port=local.port))
     found = await fetcher.get(site.url("/go", host="site.example.com"))
@@ -172,15 +172,18 @@ async def test_redirect_is_checked_like_the_first_address(site: Pages, local: Li
 )
 def test_refusal_says_what_is_wrong_with_the_address(text: str, why: str) -> None:
     with pytest.raises(UrlRefused, match=why):
-        Guard(EgressPolicy()).check(text)
+        OutboundGuard(EgressPolicy()).check(text)
 
 
 @pytest.mark.parametrize(
     "text", ["https://example.com", "https://example.com:443/a?b=c#d", "https://8.8.8.8/", "https://[2606:4700::1111]/x", "https://bücher.example/"]
 )  # fmt: skip
 def test_plain_public_address_is_taken(text: str) -> None:
-    assert Guard(EgressPolicy()).check(text).scheme == "https"
+    assert OutboundGuard(EgressPolicy()).check(text).scheme == "https"
 
 
 def test_guard_shows_what_it_allows() -> None:
-    assert repr(Guard(EgressPolicy(allow=["127.0.0.0/8"]))) == "<Guard https [443] <EgressPolicy +['127.0.0.0/8'] -[]>>"
+    assert (
+        repr(OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"])))
+        == "<OutboundGuard https [443] <EgressPolicy +['127.0.0.0/8'] -[]>>"
+    )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.chains.evm import filters
-from proxy.chains.evm.filters import BadConfig
+from proxy.chains.evm import webhook_filters
 from proxy.chains.evm.watch_index import KINDS
+from proxy.chains.evm.webhook_filters import BadConfig
 
 ADDRESS = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
 RAW = bytes.fromhex(ADDRESS[2:])
@@ -17,7 +17,7 @@ TOPIC = "0x" + "cd" * 32
 
 
 def test_whole_config_of_each_kind_is_read() -> None:
-    found = filters.parse(
+    found = webhook_filters.parse(
         "address_activity",
         {
             "addresses": [ADDRESS],
@@ -33,20 +33,24 @@ def test_whole_config_of_each_kind_is_read() -> None:
     assert found.categories == {"native", "erc20"}
     assert found.selectors == {bytes.fromhex("a9059cbb"), bytes.fromhex("deadbeef")}
     assert found.exclude_spam
-    found = filters.parse("TOKEN_TRANSFER", {"contracts": [ADDRESS.lower()], "from": [ADDRESS], "to": [ADDRESS]})
+    found = webhook_filters.parse(
+        "TOKEN_TRANSFER", {"contracts": [ADDRESS.lower()], "from": [ADDRESS], "to": [ADDRESS]}
+    )
     assert found.contracts == found.senders == found.recipients == frozenset({RAW})
-    found = filters.parse("NFT_ACTIVITY", {"contracts": [ADDRESS], "token_ids": ["0", str(2**256 - 1)]})
+    found = webhook_filters.parse("NFT_ACTIVITY", {"contracts": [ADDRESS], "token_ids": ["0", str(2**256 - 1)]})
     assert found.token_ids == {0, 2**256 - 1}
-    assert filters.parse("mined_transaction", {"tx_hashes": [HASH], "confirmations": 12}).tx_hashes == {HASH.lower()}
-    found = filters.parse("log", {"topics": [TOPIC, None, [TOPIC, HASH]], "selector": "0xa9059cbb"})
+    assert webhook_filters.parse("mined_transaction", {"tx_hashes": [HASH], "confirmations": 12}).tx_hashes == {
+        HASH.lower()
+    }
+    found = webhook_filters.parse("log", {"topics": [TOPIC, None, [TOPIC, HASH]], "selector": "0xa9059cbb"})
     assert found.topics == ((TOPIC,), (), tuple(sorted([TOPIC, HASH.lower()])))
-    assert filters.parse("NEW_BLOCK", {}).confirmations == 0
+    assert webhook_filters.parse("NEW_BLOCK", {}).confirmations == 0
 
 
 def test_value_alone_is_enough_in_format_b_only() -> None:
-    assert filters.parse("TOKEN_TRANSFER", {"min_value": "5"}).min_value == 5
+    assert webhook_filters.parse("TOKEN_TRANSFER", {"min_value": "5"}).min_value == 5
     with pytest.raises(BadConfig, match="addresses or contracts or from or to"):
-        filters.parse("token_transfer", {"min_value": "5"})
+        webhook_filters.parse("token_transfer", {"min_value": "5"})
 
 
 @pytest.mark.parametrize(
@@ -79,18 +83,18 @@ def test_value_alone_is_enough_in_format_b_only() -> None:
 )
 def test_refusal_names_the_member(event_type: str, config: dict[str, Any], names: str) -> None:
     with pytest.raises(BadConfig, match=names.replace("(", r"\(")):
-        filters.parse(event_type, config)
+        webhook_filters.parse(event_type, config)
 
 
 def test_addresses_are_read_in_parts_and_named_by_their_place_in_the_whole() -> None:
-    assert filters.addresses_of([ADDRESS, ADDRESS.lower()]) == [RAW, RAW]
+    assert webhook_filters.addresses_of([ADDRESS, ADDRESS.lower()]) == [RAW, RAW]
     for bad in ("0x12", 5, ADDRESS.replace("a", "A", 1), None):
         with pytest.raises(BadConfig, match=r"add_addresses\.2001"):
-            filters.addresses_of([ADDRESS, bad], 2000, "add_addresses")
+            webhook_filters.addresses_of([ADDRESS, bad], 2000, "add_addresses")
 
 
 def test_every_event_type_of_the_contract_is_known() -> None:
     assert len(KINDS) == 12
-    assert {name for name in KINDS if filters.takes_addresses(name)} == set(KINDS) - {
+    assert {name for name in KINDS if webhook_filters.takes_addresses(name)} == set(KINDS) - {
         "mined_transaction", "MINED_TRANSACTION", "NEW_BLOCK",
     }  # fmt: skip
