@@ -15,7 +15,6 @@ from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.keys import KeyStore
-from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
 from proxy.store.windows import UnsharedWindows, Windows
@@ -29,7 +28,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     await pool.open()
     windows = (Windows if shared else UnsharedWindows)(windows_fd)
     store = KeyStore(pool, pepper=pepper, plans=tuple(plans))
-    keyring = Keyring(store, Notices(pool), windows, plans=plans, pepper=pepper, reload_s=5.0)
+    keyring = Keyring(store, windows, plans=plans, pepper=pepper, reload_s=5.0)
     began = time.perf_counter()
     await keyring.load()
     loaded_s = time.perf_counter() - began

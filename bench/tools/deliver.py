@@ -71,8 +71,9 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     receiver.at = {}
     notices = Notices(pool)
     deliverer = Deliverer(
-        DeliveryStore(pool), notices, receiver, VAULT, lanes=Lanes(total=256, each=64), plans=load_tables().plans
+        DeliveryStore(pool), receiver, VAULT, lanes=Lanes(total=256, each=64), plans=load_tables().plans
     )
+    deliverer.listen(notices)
     tasks = Tasks()
     found = {"bare": count / await _bare(port, count)}
     await connection.execute(FILL, "evt_", hooks, BODY, count, timeout=60)

@@ -13,15 +13,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from proxy.compose.accounts import AccountsFeature
 from proxy.compose.dashboard import DashboardFeature
 from proxy.compose.data import DataFeature
 from proxy.compose.gas import GasFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
-from proxy.services.accounts.admission import Admission, AuthFailures
-from proxy.services.accounts.keyring import Keyring, utc_day
-from proxy.services.accounts.quotas import Quotas
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.readiness import Readiness
@@ -33,14 +31,10 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker
-from proxy.services.usage import UsageService
 from proxy.settings import SCHEMAS, Settings, Tables
 from proxy.store.cache import SharedReplies
-from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
-from proxy.store.quotas import QuotaStore
-from proxy.store.usage import UsageStore
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
@@ -72,8 +66,11 @@ class App:
 
     def __init__(self, settings: Settings, tables: Tables, windows: Windows) -> None:
         self.settings = settings
+        self._tables = tables
         self.tasks = Tasks()
         self.tallies = Tallies()
+        self.access = AccessLines() if settings.log.access else None
+        self.limiter = ConnectionLimiter(settings.server)
         self.write_buffer = WriteBuffer(asyncio.get_running_loop())
         self.pool = Pool(
             settings.database.url,
@@ -81,96 +78,76 @@ class App:
             acquire_timeout_s=settings.database.acquire_timeout_s,
         )
         self.notices = Notices(self.pool)
-        self.keys = KeyStore(
-            self.pool,
-            pepper=settings.keys.pepper,
-            previous_pepper=settings.keys.previous_pepper,
-            plans=tuple(tables.plans),
-        )
-        self.keyring = Keyring(
-            self.keys,
-            self.notices,
-            windows,
-            plans=tables.plans,
-            pepper=settings.keys.pepper,
-            previous_pepper=settings.keys.previous_pepper,
-            reload_s=settings.keys.reload_s,
-        )
-        self.quotas = Quotas(
-            QuotaStore(self.pool),
-            chunk=settings.quotas.chunk,
-            flush_s=settings.quotas.flush_s,
-            day=utc_day,
-            accounts=self.keyring.accounts.values,
-        )
-        self.admission = Admission(
-            self.keyring, windows, self.quotas, AuthFailures(settings.keys.auth_failures_per_minute)
-        )
-        self.usage = UsageService(
-            UsageStore(self.pool),
-            self.keyring.touched,
-            flush_s=settings.usage.flush_s,
-            keep_s={
-                "minute": settings.usage.keep_minutes_s,
-                "hour": settings.usage.keep_hours_s,
-                "day": settings.usage.keep_days_s,
-            },
-        )
-        self.readiness = Readiness(self.keyring, self.pool)
+        self._build_accounts(windows)
         builder = NetworkBuilder(
             settings, tables, self.write_buffer, tally=self.tallies.of, shared_heads=windows.shared_heads
         )
+        self._build_data_plane(builder)
+        self._build_features(builder)
+        self._build_web()
+        self._build_front()
+        self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
+        self._server: asyncio.Server | None = None
+
+    def _build_accounts(self, windows: Windows) -> None:
+        self.accounts = AccountsFeature(self.settings, self._tables, self.pool, windows)
+        self.keyring = self.accounts.keyring
+        self.admission = self.accounts.admission
+        self.usage = self.accounts.usage
+        self.readiness = Readiness(self.keyring, self.pool)
+
+    def _build_data_plane(self, builder: NetworkBuilder) -> None:
+        """The networks, and the calls that clients and features make on them."""
         self.networks = builder.networks()
-        forwarder = Forwarder(FilterIds(settings.keys.pepper))
-        self.rpc = RpcService(self.admission, tables.prices, forwarder)
-        self.logs = LogQueries(self.tasks, settings.rpc)
         self.shared = self._shared_replies()
-        internal_calls = InternalCalls(forwarder, self.networks)
-        self.data = DataFeature(settings, tables, self.pool, internal_calls)
-        self.smart_wallets = SmartWalletFeature(
-            settings, tables, self.pool, internal_calls, self.networks, builder, self.tasks
-        )
-        self.gas = GasFeature(settings, tables, self.pool, internal_calls, self.data.prices)
-        self.webhooks = WebhookFeature(settings, tables, self.pool, internal_calls)
-        self.limiter = ConnectionLimiter(settings.server)
+        forwarder = Forwarder(FilterIds(self.settings.keys.pepper))
+        self.rpc = RpcService(self.admission, self._tables.prices, forwarder)
+        self.internal_calls = InternalCalls(forwarder, self.networks)
+        self.logs = LogQueries(self.tasks, self.settings.rpc)
+        self.feeds = feeds_of(self.networks)
+
+    def _build_features(self, builder: NetworkBuilder) -> None:
+        parts = self.settings, self._tables, self.pool
+        self.data = DataFeature(*parts, self.internal_calls)
+        self.smart_wallets = SmartWalletFeature(*parts, self.internal_calls, self.networks, builder, self.tasks)
+        self.gas = GasFeature(*parts, self.internal_calls, self.data.prices)
+        self.webhooks = WebhookFeature(*parts, self.internal_calls)
         self.dashboard = DashboardFeature(
-            settings,
-            tables,
-            self.pool,
-            self.notices,
-            keys=self.keys,
-            usage=self.usage,
+            *parts,
+            self.accounts,
             networks=self.networks,
             bundlers=self.smart_wallets.bundlers,
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
         )
-        self.access = AccessLines() if settings.log.access else None
-        gate = Gate(self.admission, self.limiter, settings.server, access_log=settings.log.access)
-        self.api_spec = api_spec.load(SCHEMAS)
-        largest = max(settings.server.max_body_bytes, settings.webhooks.max_body_bytes)
+
+    def _build_web(self) -> None:
+        """Everything that aiohttp serves: the API, the pages and the WebSocket handshake."""
+        server = self.settings.server
+        gate = Gate(self.admission, self.limiter, server, access_log=self.settings.log.access)
+        largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
-        resolver = NetworkResolver(tables.chains, self.networks, self.admission)
-        handlers = self._handlers(tables, gate, resolver)
+        self.api_spec = api_spec.load(SCHEMAS)
+        self.sockets = self._sockets()
+        resolver = NetworkResolver(self._tables.chains, self.networks, self.admission)
         self.web.add_routes(Pages(self.api_spec, self.readiness).routes())
-        self.web.add_routes(routes.of_spec(self.api_spec, handlers))
-        self.feeds = feeds_of(self.networks)
-        self.sockets = self._sockets(tables)
+        self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(gate, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, resolver, self.sockets).answer, allow_head=False)])
+
+    def _build_front(self) -> None:
+        """What every connection starts with, before aiohttp."""
         self.front = FrontContext(
-            self._head_reader(tables),
+            self._head_reader(),
             self.rpc,
             self.admission,
             self.write_buffer,
-            max_head=settings.server.max_head_bytes,
-            max_requests=settings.server.keepalive_requests,
+            max_head=self.settings.server.max_head_bytes,
+            max_requests=self.settings.server.keepalive_requests,
             log=self.access,
-            shows_upstream=settings.rpc.show_upstream,
+            shows_upstream=self.settings.rpc.show_upstream,
         )
-        self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
-        self._server: asyncio.Server | None = None
 
-    def _handlers(self, tables: Tables, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
+    def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
         """The handler of every operation in the API spec, by its id."""
         settings = self.settings
         shown = settings.rpc.show_upstream
@@ -184,7 +161,7 @@ class App:
             "rpc_call": RpcHandler(gate, resolver, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
                 gate,
-                NetworkResolver(tables.chains, self.smart_wallets.bundlers, self.admission, needs="bundler"),
+                NetworkResolver(self._tables.chains, self.smart_wallets.bundlers, self.admission, needs="bundler"),
                 self.rpc,
                 operation="bundler_call",
                 scopes=BUNDLER_SCOPES,
@@ -195,14 +172,14 @@ class App:
                 resolver,
                 self.admission,
                 self.gas.sponsor,
-                tables.prices.paymaster,
+                self._tables.prices.paymaster,
                 count=self.usage.of_operation,
             ).answer,
             **RestEndpoints(
                 gate,
                 self.admission,
                 self.api_spec,
-                tables.prices.rest,
+                self._tables.prices.rest,
                 resolver,
                 count=self.usage.of_operation,
                 large_body=settings.webhooks.max_body_bytes,
@@ -210,15 +187,15 @@ class App:
             **self.dashboard.handlers(gate, self.admission, self.api_spec, resolver, rest),
         }
 
-    def _sockets(self, tables: Tables) -> ClientSockets:
+    def _sockets(self) -> ClientSockets:
         context = SocketContext(
             self.settings.sockets,
             limiter=self.limiter,
             admission=self.admission,
             rpc=self.rpc,
             feeds=self.feeds,
-            plans=tables.plans,
-            prices=tables.prices.events,
+            plans=self._tables.plans,
+            prices=self._tables.prices.events,
             tasks=self.tasks,
             access=self.access,
         )
@@ -234,11 +211,11 @@ class App:
             route.shared_lookup = SharedLookup(route.dispatcher, cache, self.tasks)
         return shared
 
-    def _head_reader(self, tables: Tables) -> RequestHeadReader:
+    def _head_reader(self) -> RequestHeadReader:
         paths = {
             f"{routes.BASE}/{stem}/{chain}/{network.name}": route
             for stem, found in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
-            for network in tables.chains.networks()
+            for network in self._tables.chains.networks()
             if (route := found.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
         }
@@ -260,11 +237,10 @@ class App:
     def _follow(self) -> None:
         """Start the loops that follow the database and the heads of the networks."""
         self.tasks.start("notices", self.notices.run)
-        self.tasks.start("keyring", self.keyring.follow)
-        self.tasks.start("quotas", self.quotas.run)
+        self.accounts.start(self.tasks, self.notices)
         self.tasks.start("readiness", self.readiness.watch)
         self.tasks.start("tally", self._tally)
-        self.dashboard.start()
+        self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
         for route in self.networks.routes.values():
             self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
@@ -326,7 +302,7 @@ class App:
         await self.tasks.close()
         await self.dashboard.close()
         await self.gas.refusals.flush()
-        await self.quotas.close()
+        await self.accounts.close()
         await self.networks.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()

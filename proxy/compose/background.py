@@ -121,7 +121,9 @@ class Background:
         for route in self.networks.routes.values():
             self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
         self.tasks.start("notifications", self.notices.run)
-        self.tasks.start("cordons", Cordons(FleetStore(self.pool), self.notices, (self.networks,)).follow)
+        cordons = Cordons(FleetStore(self.pool), (self.networks,))
+        cordons.listen(self.notices)
+        self.tasks.start("cordons", cordons.follow)
 
     def follow(self) -> None:
         for name, route in self.networks.routes.items():

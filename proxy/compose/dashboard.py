@@ -7,15 +7,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from proxy.compose.accounts import AccountsFeature
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
-from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
 from proxy.store.fleet import FleetStore
-from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
@@ -39,10 +38,8 @@ class DashboardFeature:
         settings: Settings,
         tables: Tables,
         pool: Pool,
-        notices: Notices,
+        accounts: AccountsFeature,
         *,
-        keys: KeyStore,
-        usage: UsageService,
         networks: Networks,
         bundlers: Networks,
         figures: Callable[[], dict[str, Any]],
@@ -50,14 +47,14 @@ class DashboardFeature:
     ) -> None:
         self._settings = settings
         self._tables = tables
-        self._usage = usage
+        self._usage = accounts.usage
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
         store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
-        self.accounts = AccountService(keys, usage, plans=tables.plans)
+        self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         fleet = FleetStore(pool)
-        self.cordons = Cordons(fleet, notices, (networks, bundlers))
+        self.cordons = Cordons(fleet, (networks, bundlers))
         self.fleet = FleetView(
             fleet,
             networks=networks,
@@ -88,10 +85,9 @@ class DashboardFeature:
             **endpoints.mirrored(rest, resolver),
         }
 
-    def start(self) -> None:
+    def start(self, notices: Notices) -> None:
         """Start the loops that use the database."""
-        self._tasks.start("usage", self._usage.run)
-        self._tasks.start("old usage", self._usage.keep)
+        self.cordons.listen(notices)
         self._tasks.start("old sessions", self.sign_in.keep)
         self._tasks.start("cordons", self.cordons.follow)
         self._tasks.start("fleet", self.fleet.run)
@@ -108,7 +104,6 @@ class DashboardFeature:
             log.warning("sign-in links work on this machine only: set dashboard.url to the dashboard's public URL")
 
     async def close(self) -> None:
-        await self._usage.close()
         await self.fleet.close()
 
 

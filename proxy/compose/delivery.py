@@ -49,7 +49,6 @@ class DeliveryFeature:
         self.receiver = Receiver(WebhookGuard(settings.egress, dev=settings.server.dev), timeout_s=given.timeout_s)
         self.deliverer = Deliverer(
             self.store,
-            self.notices,
             self.receiver,
             vault_of(settings),
             lanes=Lanes(total=given.in_flight, each=given.per_receiver),
@@ -64,6 +63,7 @@ class DeliveryFeature:
 
     async def start(self, tasks: Tasks) -> None:
         await self.pool.open()
+        self.deliverer.listen(self.notices)
         tasks.start("deliverer", self.deliverer.run)
         tasks.start("delivery notifications", self.notices.run)
         tasks.start("mails", self.mails.run)

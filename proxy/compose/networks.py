@@ -1,4 +1,4 @@
-"""Builds the networks of a process: each with its upstreams, or its bundlers, and the dispatcher that sends calls to them."""
+"""Builds the networks of a process. Each has upstreams or bundlers, and a dispatcher that sends calls to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxy.wire.write_buffer import WriteBuffer
 
 
 class NetworkBuilder:
-    """`shared_heads` is the memory that the processes of a host share; a process that answers no clients has its own."""
+    """`shared_heads` is memory shared by the workers of a host. A process that serves no clients passes its own."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class NetworkBuilder:
     def networks(self) -> Networks:
         by_network = self._by_network(self._settings.upstreams)
         share = self._settings.cache.bytes // max(1, len(by_network))
-        # Networks are numbered over all that are known, so that workers with other upstreams use the same numbers.
-        indexes = {network.id: (index, network) for index, network in enumerate(self._tables.chains.networks())}
-        return Networks([self._route(*indexes[name], found, share) for name, found in by_network.items()])
+        # A network's index counts all known networks, so workers with different upstreams agree on it.
+        known = {network.id: (index, network) for index, network in enumerate(self._tables.chains.networks())}
+        return Networks([self._route(*known[name], upstreams, share) for name, upstreams in by_network.items()])
 
-    def _route(self, index: int, network: Network, found: list[UpstreamSettings], cache_bytes: int) -> Route:
+    def _route(self, index: int, network: Network, upstreams: list[UpstreamSettings], cache_bytes: int) -> Route:
         settings = self._settings
-        state = self._state(network, found, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
+        state = self._state(network, upstreams, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
         return Route(
             network,
             policies_of(network, self._tables.prices, self._tally),
@@ -63,15 +63,15 @@ class NetworkBuilder:
         )
 
     def bundlers(self) -> Networks:
-        """The bundlers of each network that has any: routes of the same kind, without a cache."""
+        """The bundlers by network, as routes without a cache."""
         known = {network.id: network for network in self._tables.chains.networks()}
-        found = self._by_network([_as_upstream(each) for each in self._settings.bundlers])
-        return Networks([self._bundler_route(known[name], each) for name, each in found.items()])
+        by_network = self._by_network([_as_upstream(each) for each in self._settings.bundlers])
+        return Networks([self._bundler_route(known[name], bundlers) for name, bundlers in by_network.items()])
 
-    def _bundler_route(self, network: Network, found: list[UpstreamSettings]) -> Route:
+    def _bundler_route(self, network: Network, bundlers: list[UpstreamSettings]) -> Route:
         settings = self._settings
-        # Without a cache there is nothing that other workers would have to discard.
-        state = self._state(network, found, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
+        # Nothing is cached, so this process shares no head with the other workers.
+        state = self._state(network, bundlers, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
         return Route(
             network,
             bundler_policies.policies_of(network, self._tables.prices, self._tally),
@@ -86,7 +86,7 @@ class NetworkBuilder:
     def _state(
         self,
         network: Network,
-        found: list[UpstreamSettings],
+        upstreams: list[UpstreamSettings],
         replies: ReplyCache,
         shared_head: SharedHead,
         *,
@@ -101,7 +101,7 @@ class NetworkBuilder:
         )
         return NetworkState(
             network.id,
-            [self._upstream(network, index, each, kind) for index, each in enumerate(found)],
+            [self._upstream(network, index, each, kind) for index, each in enumerate(upstreams)],
             heads,
             family_of(network).head,
             replies,
@@ -139,7 +139,7 @@ class NetworkBuilder:
 
 
 def _as_upstream(given: BundlerSettings) -> UpstreamSettings:
-    """A bundler gets one call at a time on each connection: most of its calls are slow, and none should wait for another."""
+    """A bundler handles one call at a time per connection: its calls are slow, and one must not wait for another."""
     return UpstreamSettings(
         network=given.network,
         url=given.url,

@@ -34,11 +34,10 @@ POLL_S = 5.0
 class Cordons:
     """Applies the operators' cordons to the upstreams of this process."""
 
-    def __init__(self, store: FleetStore, notices: Notices, networks: Iterable[Networks]) -> None:
+    def __init__(self, store: FleetStore, networks: Iterable[Networks]) -> None:
         self._store = store
         self._networks = tuple(networks)
         self._wake = asyncio.Event()
-        notices.listen(CHANNEL, self._note)
 
     def __repr__(self) -> str:
         return f"<Cordons {[health.label for health in self._healths() if health.cordoned]}>"
@@ -63,6 +62,9 @@ class Cordons:
                 log.warning(
                     "upstream cordoned" if health.cordoned else "upstream uncordoned", extra={"upstream": health.label}
                 )
+
+    def listen(self, notices: Notices) -> None:
+        notices.listen(CHANNEL, self._note)
 
     async def follow(self) -> None:
         """Refresh on every notice and every POLL_S: a supervised loop."""

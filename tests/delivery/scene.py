@@ -194,7 +194,6 @@ class Scene:
         receiver = Receiver(guard, timeout_s=timeout_s)
         found = Deliverer(
             self.store,
-            self.notices,
             receiver,
             VAULT,
             lanes=Lanes(total=total, each=each),
@@ -202,6 +201,7 @@ class Scene:
             schedules=schedules,
             lease_s=lease_s,
         )
+        found.listen(self.notices)
         try:
             yield found
         finally:

@@ -79,7 +79,7 @@ SHARED_TYPES: dict[str, str] = {
 }
 # File names that occur in several packages because they are about the same thing.
 SHARED_STEMS: dict[str, str] = {
-    "accounts": "customers' accounts: command and service",
+    "accounts": "customers' accounts: command, service and composition",
     "address": "the address of a chain family, one for each; and the address of an upstream",
     "admin": "operators' accounts: their command and their endpoints",
     "background": "the background process: its command and its composition",

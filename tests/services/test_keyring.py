@@ -44,8 +44,9 @@ async def following(
     """A keyring that is loaded and follows changes."""
     fd, tasks, notices = windows.create(), Tasks(), Notices(pool)
     keyring = Keyring(
-        store, notices, UnsharedWindows(fd), plans=PLANS, pepper=pepper, previous_pepper=previous, reload_s=reload_s
+        store, UnsharedWindows(fd), plans=PLANS, pepper=pepper, previous_pepper=previous, reload_s=reload_s
     )
+    keyring.listen(notices)
     await keyring.load()
     tasks.start("notices", notices.run)
     tasks.start("keyring", keyring.follow)

@@ -51,7 +51,6 @@ class Keyring:
     def __init__(
         self,
         store: KeyStore,
-        notices: Notices,
         slots: Slots,
         *,
         plans: Mapping[str, KeyPlan],
@@ -81,8 +80,6 @@ class Keyring:
         self.touched: TouchedTallies = []
         # Called with each key that is no longer valid: revoked, disabled, expired or replaced by a changed record.
         self.on_removed: list[Callable[[Key], None]] = []
-        notices.listen("penstock_keys", self._note_key)
-        notices.listen("penstock_accounts", self._note_account)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -125,6 +122,11 @@ class Keyring:
         rows = await self._store.load(utc_day())
         self._apply(rows)
         self._since = since
+
+    def listen(self, notices: Notices) -> None:
+        """Have changes of keys and accounts notified to this keyring."""
+        notices.listen("penstock_keys", self._note_key)
+        notices.listen("penstock_accounts", self._note_account)
 
     async def follow(self) -> None:
         """Supervised loop: apply changes as they are notified, and read all changes every `reload_s`."""

@@ -63,7 +63,6 @@ class Deliverer:
     def __init__(
         self,
         store: DeliveryStore,
-        notices: Notices,
         receiver: Receiver,
         vault: Vault,
         *,
@@ -93,11 +92,14 @@ class Deliverer:
         self._finished = asyncio.Event()
         self._changed_accounts: set[str] = set()
         self._stopping = False
-        notices.listen("penstock_deliveries", self._on_due)
-        notices.listen("penstock_accounts", self._on_account)
 
     def __repr__(self) -> str:
         return f"<Deliverer {self._lanes!r}{' stopping' if self._stopping else ''}>"
+
+    def listen(self, notices: Notices) -> None:
+        """Wake up when a delivery is due, and when an account's plan may have changed."""
+        notices.listen("penstock_deliveries", self._on_due)
+        notices.listen("penstock_accounts", self._on_account)
 
     async def run(self) -> None:
         """Supervised loop. Attempts of a cancelled run are gone: their leases expire, and they are sent again."""

@@ -44,7 +44,7 @@ class MethodPolicy:
     __slots__ = (
         "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked", "is_head_number",
         "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
-        "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units", "units_line",
+        "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, units: int, tally: Tally, *, scope: int = 0) -> None:
@@ -57,7 +57,6 @@ class MethodPolicy:
         self.may_repeat = method.kind == "read"
         # Whether replies may be cached or shared at all.
         self.cacheable = method.kind == "read" and method.cache != "never"
-        self.units_line = b"X-Compute-Units: %d\r\n" % units
         self.has_block = method.block_at is not None
         # The usual shape of params at the latest block. See `_latest_shape`.
         self.opens, self.before_latest, self.latest = _latest_shape(method, family.latest.encode())

@@ -1,0 +1,58 @@
+"""Builds the accounts feature: keys, quotas, admission and usage. Admission decides whether a request may go on."""
+
+from __future__ import annotations
+
+from proxy.services.accounts.admission import Admission, AuthFailures
+from proxy.services.accounts.keyring import Keyring, utc_day
+from proxy.services.accounts.quotas import Quotas
+from proxy.services.usage import UsageService
+from proxy.settings import Settings, Tables
+from proxy.store.keys import KeyStore
+from proxy.store.notices import Notices
+from proxy.store.pool import Pool
+from proxy.store.quotas import QuotaStore
+from proxy.store.usage import UsageStore
+from proxy.store.windows import Windows
+from proxy.tasks import Tasks
+
+
+class AccountsFeature:
+    def __init__(self, settings: Settings, tables: Tables, pool: Pool, windows: Windows) -> None:
+        given = settings.keys
+        peppers = {"pepper": given.pepper, "previous_pepper": given.previous_pepper}
+        self.keys = KeyStore(pool, plans=tuple(tables.plans), **peppers)
+        self.keyring = Keyring(self.keys, windows, plans=tables.plans, reload_s=given.reload_s, **peppers)
+        self.quotas = Quotas(
+            QuotaStore(pool),
+            chunk=settings.quotas.chunk,
+            flush_s=settings.quotas.flush_s,
+            day=utc_day,
+            accounts=self.keyring.accounts.values,
+        )
+        self.admission = Admission(self.keyring, windows, self.quotas, AuthFailures(given.auth_failures_per_minute))
+        self.usage = UsageService(
+            UsageStore(pool),
+            self.keyring.touched,
+            flush_s=settings.usage.flush_s,
+            keep_s={
+                "minute": settings.usage.keep_minutes_s,
+                "hour": settings.usage.keep_hours_s,
+                "day": settings.usage.keep_days_s,
+            },
+        )
+
+    def __repr__(self) -> str:
+        return f"<AccountsFeature {self.keyring!r}>"
+
+    def start(self, tasks: Tasks, notices: Notices) -> None:
+        """Start the loops that follow the keys and store quotas and usage."""
+        self.keyring.listen(notices)
+        tasks.start("keyring", self.keyring.follow)
+        tasks.start("quotas", self.quotas.run)
+        tasks.start("usage", self.usage.run)
+        tasks.start("old usage", self.usage.keep)
+
+    async def close(self) -> None:
+        """Store the counts that are still in memory."""
+        await self.usage.close()
+        await self.quotas.close()
