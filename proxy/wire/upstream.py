@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Protocol, TypeAlias
 
+from proxy.core.batch_sizes import BatchSizes
 from proxy.core.routing import UpstreamHealth
 from proxy.wire.http1 import ReplyHead
 
@@ -28,9 +29,6 @@ OUT_OF_STEP = "malformed reply before"
 TOO_LARGE = "too large"
 # The call was not sent because too many wait already: that is our load, not the upstream's failure.
 CROWDED = "too many calls are waiting"
-# After an upstream refuses a batch, smaller ones are sent for this long. The time doubles with each refusal that follows.
-SMALLER_S = 60.0
-LONGEST_SMALLER_S = 3600.0
 
 # A part of a large reply. A view avoids a copy.
 Piece: TypeAlias = bytes | memoryview
@@ -92,16 +90,15 @@ class Upstream:
     pipelining) increase throughput by half on an upstream of your own, but a slow call delays those behind it.
     """
 
-    __slots__ = ("_larger_at", "_max_batch", "_smaller_s", "batch", "depth", "health", "idle", "label", "now", "rests")
+    __slots__ = ("batches", "depth", "health", "idle", "label", "now", "private_words", "rests")
 
     def __init__(self, health: UpstreamHealth, *, depth: int, batch: int) -> None:
         self.health = health
         self.label = health.label
+        # The words of its address and headers, which its errors may contain and clients must not see.
+        self.private_words: tuple[str, ...] = ()
         self.depth = depth
-        # How many calls one request may contain; 1 disables batches.
-        self.batch = self._max_batch = batch
-        self._smaller_s = 0.0
-        self._larger_at = 0.0
+        self.batches = BatchSizes(batch)
         self.idle: list[UpstreamConnection] = []
         # Whether a connection that received its reply can go straight to `idle`: one call each, and no call waits.
         self.rests = depth == 1
@@ -151,18 +148,7 @@ class Upstream:
         """The connection takes no more calls: it is closed, or about to be."""
         raise NotImplementedError
 
-    # Batches
-
-    def refused_batch(self, count: int, now: float) -> None:
-        """The upstream refused a batch of this size: send batches of half the size for a while."""
-        if not self._larger_at:
-            self._smaller_s = min(self._smaller_s * 2 or SMALLER_S, LONGEST_SMALLER_S)
-        self.batch = max(1, count // 2)
-        self._larger_at = now + self._smaller_s
-
     def update_time(self, now: float) -> None:
         self.now = now
         self.health.refresh(now)
-        if self._larger_at and now >= self._larger_at:
-            self._larger_at = 0.0
-            self.batch = self._max_batch
+        self.batches.refresh(now)

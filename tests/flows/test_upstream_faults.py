@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 
 from proxy.core.access import Limits
+from proxy.core.batch_sizes import SMALLER_S
 from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
-from proxy.wire.upstream import MAX_REPLY_BYTES, SMALLER_S
+from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.flows.talk import Reply
 from tests.rpc_scene import Load, Scene, scene
@@ -406,17 +407,11 @@ def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes
                 reply = await found.batch(*calls)
                 assert [item["result"] for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
             upstream = found.route.upstreams[0]
-            assert upstream.batch == left
+            assert upstream.batches.of("acc_1") == left
             assert upstream.health.bad == 0
-            # Larger batches are tried again later; after a second refusal the wait doubles.
-            found.upstreams[0].batch = 1000
+            # Larger batches are tried again later.
             upstream.tick(time.monotonic() + SMALLER_S + 1.0)
-            assert upstream.batch == 20
-            upstream.refused_batch(20, upstream.now)
-            upstream.tick(upstream.now + SMALLER_S + 1.0)
-            assert upstream.batch == 10
-            upstream.tick(upstream.now + SMALLER_S + 1.0)
-            assert upstream.batch == 20
+            assert upstream.batches.of("acc_1") == 20
 
     run()
 

@@ -164,10 +164,10 @@ async def test_batch_goes_out_in_one_message_and_one_that_is_refused_in_smaller_
     for sections in ({}, NO_CACHE):
         async with socket_scene(**sections) as (found, server, upstream):
             await _batch(found, 0)
-            assert upstream.batch == 20
+            assert upstream.batches.of("acc_1") == 20
             server.batch = 3
             for turn in range(1, 5):
                 await _batch(found, turn)
-            assert upstream.batch == 3
+            assert upstream.batches.of("acc_1") == 3
             assert upstream.health.bad == 0
             assert (len(upstream._pending), upstream.health.inflight) == (0, 0)

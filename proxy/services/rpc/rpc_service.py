@@ -132,7 +132,11 @@ class RpcService:
         refusal = self._admission.charge(key, len(items), units, now)
         if refusal is not None:
             return refusal
-        if len(accepted) == len(items) and not fresh and (upstream := self._short_path(route, accepted)) is not None:
+        if (
+            len(accepted) == len(items)
+            and not fresh
+            and (upstream := self._short_path(route, key, accepted)) is not None
+        ):
             calls, policies = [call for _, _, call, _ in accepted], [policy for _, policy, _, _ in accepted]
             short = ShortBatch(calls, policies, route, done, key)
             short.units = units
@@ -153,11 +157,13 @@ class RpcService:
         return batch
 
     def _short_path(
-        self, route: Route, accepted: Sequence[tuple[BatchItem, MethodPolicy, RawCall, int]]
+        self, route: Route, key: Key, accepted: Sequence[tuple[BatchItem, MethodPolicy, RawCall, int]]
     ) -> Upstream | None:
         """The only upstream, if all calls are plain reads and it accepts them in one request."""
         upstream = route.only
-        if upstream is None or not upstream.health.free or not 1 < len(accepted) <= upstream.batch:
+        if upstream is None or not upstream.health.free:
+            return None
+        if not 1 < len(accepted) <= upstream.batches.of(key.account.id):
             return None
         return upstream if all(may_be_short(policy, call) for _, policy, call, _ in accepted) else None
 

@@ -2,7 +2,7 @@
 
 When the reply arrives, each flight receives its own part and goes on alone, as if it had been sent alone. If the reply is no
 valid batch reply, the flights are sent again one by one, to other upstreams where possible. An upstream that refuses the batch
-as such receives smaller ones for a while, and in the end none.
+as such receives smaller ones of that client for a while, and in the end none (`core/batch_sizes.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
     """Send the calls of one batch, in few requests if the upstream accepts batches."""
     together = [flight for flight in flights if flight.policy.may_repeat and not flight.archive]
     upstream = dispatcher.choose(together[0], now, 0) if len(together) > 1 else None
-    if upstream is None or upstream.batch < 2:
+    size = upstream.batches.of(together[0].client) if upstream is not None else 1
+    if upstream is None or size < 2:
         together = []
     else:
         health = upstream.health
@@ -31,9 +32,9 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
     for flight in flights:
         if flight in alone:
             dispatcher.launch(flight, now)
-    for start in range(0, len(together), upstream.batch if upstream else 1):
+    for start in range(0, len(together), size):
         assert upstream is not None
-        UpstreamBatch(dispatcher, together[start : start + upstream.batch]).send(upstream, now)
+        UpstreamBatch(dispatcher, together[start : start + size]).send(upstream, now)
     for _ in together:
         dispatcher.budget.earn()
 
@@ -68,7 +69,7 @@ class UpstreamBatch:
                 self._dispatcher.rate_limited(flight, upstream, now, head.retry_after_s)
             return
         if _is_refused(head, body):
-            upstream.refused_batch(len(self._flights), now)
+            upstream.batches.refused(self._flights[0].client, len(self._flights), now)
             for flight in self._still_carried(upstream):
                 flight.ended(upstream)
                 self._dispatcher.send(flight, upstream, now)

@@ -1,0 +1,52 @@
+"""How many calls one request to an upstream may contain, by client.
+
+An upstream that refuses a batch as such gets smaller ones for a while. But a refusal may also be about a call in the batch,
+which its client chose, and it looks the same. So it changes the batches of that client only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# After a refusal, smaller batches are sent for this long. The time doubles with each refusal that follows.
+SMALLER_S = 60.0
+LONGEST_SMALLER_S = 3600.0
+# Bounds memory. Beyond this the client whose first refusal is longest ago has its full size again.
+MAX_CLIENTS = 10_000
+
+
+@dataclass(slots=True)
+class SmallerBatches:
+    size: int
+    until: float
+    for_s: float
+
+
+class BatchSizes:
+    __slots__ = ("_now", "_smaller", "most")
+
+    def __init__(self, most: int) -> None:
+        """`most` is the size for clients without a refusal; 1 disables batches."""
+        self.most = most
+        self._smaller: dict[str, SmallerBatches] = {}
+        self._now = 0.0
+
+    def __repr__(self) -> str:
+        return f"<BatchSizes {self.most}, smaller for {len(self._smaller)} clients>"
+
+    def of(self, client: str) -> int:
+        smaller = self._smaller.get(client) if self._smaller else None
+        return self.most if smaller is None or self._now >= smaller.until else smaller.size
+
+    def refused(self, client: str, count: int, now: float) -> None:
+        """A batch of this size was refused: send batches of half the size for a while."""
+        smaller = self._smaller.setdefault(client, SmallerBatches(self.most, 0.0, 0.0))
+        if now >= smaller.until:
+            smaller.for_s = min(smaller.for_s * 2 or SMALLER_S, LONGEST_SMALLER_S)
+        smaller.size = max(1, count // 2)
+        smaller.until = now + smaller.for_s
+        if len(self._smaller) > MAX_CLIENTS:
+            del self._smaller[next(iter(self._smaller))]
+
+    def refresh(self, now: float) -> None:
+        self._now = now
