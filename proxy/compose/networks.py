@@ -20,6 +20,7 @@ from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.telemetry import Tally
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http_upstream import HttpUpstream
+from proxy.wire.private_words import private_words
 from proxy.wire.upstream import Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
@@ -118,7 +119,12 @@ class NetworkBuilder:
         return found
 
     def _upstream(self, network: Network, index: int, given: UpstreamSettings, kind: str = "") -> Upstream:
-        health = UpstreamHealth(
+        upstream = self._built(self._health(network, index, given, kind), given)
+        upstream.private_words = private_words(given.url, given.headers)
+        return upstream
+
+    def _health(self, network: Network, index: int, given: UpstreamSettings, kind: str) -> UpstreamHealth:
+        return UpstreamHealth(
             f"{network.id}#{kind}{index + 1}",
             index=index,
             weight=given.weight,
@@ -129,6 +135,8 @@ class NetworkBuilder:
             requests_per_second=given.requests_per_second,
             mark=mark_of(self._settings.keys.pepper, network.id, given.url, kind),
         )
+
+    def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
         if given.url.startswith("ws"):
             return WebSocketUpstream(health, given.url, dict(given.headers), batch=given.batch)
         address = UpstreamAddress.of(given.url, given.headers)

@@ -19,7 +19,7 @@ itself count against no upstream, and an upstream rests only when its code says 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -184,31 +184,43 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 # Longer texts are truncated to bound the time.
 _READ_CHARACTERS = 1000
-# Messages about our contract with the upstream, its plans and its prices are hidden from callers.
+# The message in place of one that callers must not see, because it is about our contract with the upstream, or names an address
+# or a credential.
 _OUR_WORDS: dict[ErrorKind, str] = {
-    "unauthorized": "the upstream refused the call",
+    "revert": "execution reverted",
+    "invalid": "the upstream rejected the call as invalid",
+    "already_known": "already known",
+    "nonce_too_low": "nonce too low",
+    "underpriced": "transaction underpriced",
+    "rejected": "the upstream rejected the call",
+    "range_too_large": "the range is too large: request fewer blocks",
+    "missing_data": "the upstream does not have the data",
+    "unsupported": "the upstream does not support the call",
     "rate_limited": "the upstream takes no more calls at the moment",
-}
-# So are addresses and internals of the upstream: such an error gets a neutral message.
-_PLACELESS: dict[ErrorKind, str] = {
-    "server": "the upstream failed",
+    "unauthorized": "the upstream refused the call",
     "timeout": "the upstream timed out",
+    "server": "the upstream failed",
     "unknown": "the upstream failed",
 }
+# Texts about our plans, prices and keys at the upstream.
+_NEVER_SHOWN: frozenset[ErrorKind] = frozenset(("unauthorized", "rate_limited"))
+# Texts that contracts write. They may name any address but the upstream's own.
+_WRITTEN_BY_CONTRACTS: frozenset[ErrorKind] = frozenset(("revert", "rejected"))
 _PLACE = re.compile(
     r"://|localhost|\b\d{1,3}(?:\.\d{1,3}){3}\b|\[[0-9a-f]*:[0-9a-f:.]+\]|[\w-]\.[a-z]{2,}:\d", re.IGNORECASE
 )
 _INTERNAL_ERROR = -32603
+_LARGEST_CODE = 2**53 - 1
 
 
 def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamError:
     """Classify an upstream's error object. `verdicts`: codes that are final, whatever the text."""
     try:
-        told = _error(error)
+        sent = _error(error)
     except _UNREADABLE:
         # Not an error object of JSON-RPC at all: an upstream that says this is not well.
         return _verdict("server", 0, "")
-    code, message = _code(told.code), told.message or ""
+    code, message = _code(sent.code), sent.message or ""
     if code in verdicts:
         return _verdict("rejected", code, message)
     text = message[:_READ_CHARACTERS].lower()
@@ -229,30 +241,47 @@ def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:
 def _code(code: int | float | str | None) -> int:
     """Some upstreams send the code as text."""
     try:
-        return int(code or 0)
+        number = int(code or 0)
     except (ValueError, OverflowError):
         return 0
+    return number if abs(number) <= _LARGEST_CODE else 0
 
 
-def translate(error: bytes, verdict: UpstreamError, *, in_our_codes: bool) -> bytes:
-    """The error as a caller sees it: our code for its class, with the upstream's message and data. It is unchanged if the code
-    is right already, or if the chain family has its own codes (`in_our_codes` is false)."""
+def translate(
+    error: bytes, verdict: UpstreamError, *, in_our_codes: bool, private: Sequence[str] = (), is_named: bool = True
+) -> bytes:
+    """The error as a caller sees it: our code for its class, with the upstream's message and data, and nothing else.
+
+    The code stays if the chain family has its own codes (`in_our_codes` is false). The text is replaced if it contains one of
+    the upstream's `private` words, or is under no id (`is_named` is false): a gateway may have written it.
+    """
     ours = KINDS[verdict.kind].code if in_our_codes else None
-    if words := _words_instead(error, verdict):
-        code = _INTERNAL_ERROR if verdict.kind == "unauthorized" else ours or verdict.code or _INTERNAL_ERROR
-        return b'{"code":%d,"message":"%b"}' % (code, words.encode())
-    if ours is None or ours == verdict.code:
-        return error
-    members = _members(error)
-    parts = [b'"code":%d' % ours, b'"message":%b' % msgspec.json.encode(verdict.message)]
-    if "data" in members:
-        parts.append(b'"data":%b' % bytes(members["data"]))
+    code = ours or verdict.code or _INTERNAL_ERROR
+    if not is_named or not _may_be_shown(error, verdict, private):
+        code = _INTERNAL_ERROR if verdict.kind == "unauthorized" else code
+        return b'{"code":%d,"message":"%b"}' % (code, _OUR_WORDS[verdict.kind].encode())
+    parts = [b'"code":%d' % code, b'"message":%b' % msgspec.json.encode(verdict.message)]
+    if data := _members(error).get("data"):
+        parts.append(b'"data":%b' % bytes(data))
     return b"{%b}" % b",".join(parts)
 
 
-def _words_instead(error: bytes, verdict: UpstreamError) -> str:
-    """The neutral message for texts that callers must not see; empty if the text may pass."""
-    if words := _OUR_WORDS.get(verdict.kind):
-        return words
-    placeless = _PLACELESS.get(verdict.kind, "")
-    return placeless if placeless and _PLACE.search(error.decode(errors="replace")) else ""
+def _may_be_shown(error: bytes, verdict: UpstreamError, private: Sequence[str]) -> bool:
+    """Only an error object with a number as its code is shown at all."""
+    if verdict.kind in _NEVER_SHOWN:
+        return False
+    try:
+        is_standard, text = isinstance(_error(error).code, int), _unescaped(error)
+    except (*_UNREADABLE, ValueError):
+        return False
+    if not is_standard:
+        return False
+    if verdict.kind not in _WRITTEN_BY_CONTRACTS and _PLACE.search(text):
+        return False
+    lowered = text.lower()
+    return not any(word in lowered for word in private)
+
+
+def _unescaped(error: bytes) -> str:
+    """The error without escapes, which could hide a word."""
+    return str(msgspec.json.decode(error)) if b"\\" in error else error.decode()

@@ -62,6 +62,8 @@ class UpstreamStream:
 
     def __init__(self, url: URL, headers: Mapping[str, str], label: str, on_lost: Callable[[], None]) -> None:
         self.label = label
+        # See `Upstream.private_words`.
+        self.private_words: tuple[str, ...] = ()
         self._url = url
         self._headers = headers
         self._on_lost = on_lost

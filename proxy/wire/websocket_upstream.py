@@ -77,7 +77,9 @@ class WebSocketUpstream(Upstream):
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A separate connection for subscriptions, not open yet."""
-        return UpstreamStream(self._url, self._headers, self.label, on_lost)
+        stream = UpstreamStream(self._url, self._headers, self.label, on_lost)
+        stream.private_words = self.private_words
+        return stream
 
     def leave(self, sink: ReplySink) -> None:
         """Discard the sink's reply. A call that was not sent yet is dropped."""

@@ -168,6 +168,6 @@ async def test_null_params_are_sent_as_an_empty_array() -> None:
 async def test_error_without_an_id_reaches_the_caller_under_the_callers_id() -> None:
     async with scene(1, kind=StrictUpstream) as found:
         reply = await found.worker.ask(rpc("eth_getBalance", [1]))
-        assert reply.json["error"] == {"code": -32600, "message": "Invalid Request"}
+        assert reply.json["error"] == {"code": -32600, "message": "the upstream rejected the call as invalid"}
         assert reply.json["id"] == 1
         assert not found.route.upstreams[0].health.bad

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from proxy.core import jsonrpc
+from proxy.core import dialect, jsonrpc
 from proxy.errors import Unavailable
 from proxy.services.feed.demand import Demand
 from proxy.services.feed.head_watcher import SourceFailed
@@ -226,7 +226,8 @@ class SvmFeed:
                 channel.topic.kind, channel.params, lambda result: self._on_notification(stream, channel, result)
             )
         except SubscriptionRefused as exc:
-            channel.refused = exc.error
+            verdict = dialect.classify(exc.error)
+            channel.refused = dialect.translate(exc.error, verdict, in_our_codes=False, private=stream.private_words)
             if self._channels.get(channel.topic) is channel:
                 del self._channels[channel.topic]
         if self._channels.get(channel.topic) is not channel:

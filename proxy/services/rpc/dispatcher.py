@@ -178,7 +178,7 @@ class Dispatcher(FlightHandler):
         flight.answered_by = upstream
         policy = flight.policy
         if not reply.result:
-            self._on_error(flight, bytes(reply.error), upstream, now, took_s)
+            self._on_error(flight, reply, upstream, now, took_s)
             return
         upstream.health.succeeded(took_s)
         if flight.suspects:
@@ -219,8 +219,10 @@ class Dispatcher(FlightHandler):
         upstream.health.rest(now, retry_after_s or 1.0)
         self._after_failure(flight, now, "an upstream is rate limited", sent=True)
 
-    def _on_error(self, flight: Flight, error: bytes, upstream: Upstream, now: float, took_s: float) -> None:
-        policy = flight.policy
+    def _on_error(
+        self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
+    ) -> None:
+        policy, error = flight.policy, bytes(reply.error)
         verdict = dialect.classify(error, policy.family.verdicts)
         if verdict.wants_rest:
             upstream.health.rest(now, 1.0)
@@ -234,7 +236,13 @@ class Dispatcher(FlightHandler):
             return
         if flight.handed_over:
             return
-        translated = dialect.translate(error, verdict, in_our_codes=policy.normalises)
+        translated = dialect.translate(
+            error,
+            verdict,
+            in_our_codes=policy.normalises,
+            private=upstream.private_words,
+            is_named=bytes(reply.id) == flight.id,
+        )
         if verdict.retry_elsewhere:
             if not verdict.blame:
                 flight.spare_error = translated
