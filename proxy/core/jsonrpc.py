@@ -2,12 +2,14 @@
 
 Go nodes match member names case-insensitively and let the last one win, so an envelope that is checked here and
 forwarded as it came could run as something else. Therefore only the four members of the specification are accepted, by
-exact name; the method is ASCII text; `id` and `params` stay raw bytes (an id beyond 64 bits is returned as it was
-sent); and the upstream's request is rebuilt from these parts.
+exact name and once; the method is ASCII text; `id` and `params` stay raw bytes (an id beyond 64 bits is returned as it
+was sent); and the upstream's request is rebuilt from these parts.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -77,9 +79,13 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
     try:
         if not body.isascii():
             body.decode()  # Members that are kept as bytes are not read by the decoder: nonsense must not pass in them.
-        return checked(envelope or _envelope(body))
+        envelope = envelope or _envelope(body)
+        call = checked(envelope)
     except _BAD as exc:
         raise _malformed(body, exc) from None
+    if len(body) - _least_size(envelope) >= _LEAST_REPEAT and repeats_members(body):
+        raise MalformedCall(INVALID_REQUEST, "a member is repeated")
+    return call
 
 
 def parse_batch(body: bytes) -> list[RawCall | MalformedCall]:
@@ -89,7 +95,10 @@ def parse_batch(body: bytes) -> list[RawCall | MalformedCall]:
     try:
         if not body.isascii():
             body.decode()
-        items: list[RawCall | MalformedCall] = list(map(checked, _envelopes(body)))
+        envelopes = _envelopes(body)
+        items: list[RawCall | MalformedCall] = list(map(checked, envelopes))
+        if _batch_may_repeat(body, envelopes):
+            items = _each_item(body)
     except (*_BAD, MalformedCall):
         items = _each_item(body)
     if not items:
@@ -127,6 +136,40 @@ def checked(envelope: Envelope) -> RawCall:
     if good_id and params[:1] == _ARRAY and method.isascii() and 0 < len(method) <= MAX_METHOD:
         return method, params, id_
     raise MalformedCall(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
+
+
+# Repeated members. The decoder keeps the last one of them and other parsers the first, so a call with any is refused. A
+# repeated member makes a call longer than its parts are, so most calls need no search for one.
+_AROUND: Final = len(b'{"jsonrpc":"2.0","method":"","params":,"id":}')
+_LEAST_REPEAT: Final = len(b',"id":1')
+# The most bytes around the parts of a call with all four members of which none is repeated for certain.
+COMPACT: Final = _AROUND + _LEAST_REPEAT - 1
+
+
+def repeats_members(body: bytes) -> bool:
+    """Whether the call, which was read without an error, has a member more than once."""
+    if b"\\" not in body and max(map(body.count, (b'"id"', b'"params"', b'"method"', b'"jsonrpc"'))) < 2:
+        return False
+    try:
+        pairs = json.loads(body, object_pairs_hook=list, parse_int=str, parse_float=str)
+    except RecursionError:
+        return True
+    return len(dict(pairs)) < len(pairs)
+
+
+def _least_size(envelope: Envelope) -> int:
+    """The size of the shortest text of the call without a repeated member."""
+    size = _AROUND + len(envelope.method) + len(envelope.params) + len(envelope.id)
+    return size - (0 if envelope.params else len(',"params":')) - (0 if envelope.id else len(',"id":'))
+
+
+def _batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:
+    """A quick test that finds nothing in most batches, however they are spaced."""
+    count = len(envelopes)
+    if len(body) - sum(map(_least_size, envelopes)) - count - 1 < _LEAST_REPEAT:
+        return False
+    is_plain = b"\\" not in body and all(envelope.params and envelope.id for envelope in envelopes)
+    return not is_plain or max(map(body.count, (b'"id"', b'"params"', b'"method"', b'"jsonrpc"'))) > count
 
 
 def _fault(envelope: Envelope, *, good_id: bool) -> str:

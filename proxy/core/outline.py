@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import orjson
 
-from proxy.core.jsonrpc import NOT_JSON, MalformedCall, RawCall, checked, read_envelope
+from proxy.core.jsonrpc import MalformedCall, RawCall, parse
 
 # Maximum size of the outline: a body with more than this besides its longest string has another shape.
 MOST_AROUND = 4096
@@ -28,8 +28,8 @@ def read_call(data: bytes, start: int = 0) -> RawCall | None:
     if string is None:
         return None
     try:
-        method, params, id_ = checked(read_envelope(b"".join((before, _MARK, after))))
-    except (*NOT_JSON, MalformedCall):
+        method, params, id_ = parse(b"".join((before, _MARK, after)))
+    except MalformedCall:
         return None
     first, mark, second = params.partition(_MARK)
     return (method, b"".join((first, string, second)), id_) if mark else None

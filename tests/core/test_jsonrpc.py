@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -236,3 +237,44 @@ def test_any_bytes_are_a_call_or_malformed(body: bytes) -> None:
     for read in (parse, parse_batch):
         with contextlib.suppress(MalformedCall):
             read(body)
+
+
+# Repeated members
+
+MEMBERS = {"jsonrpc": '"2.0"', "method": '"eth_call"', "params": '[{"id":1,"id":2,"params":[]}]', "id": "7"}
+spaces = st.sampled_from(["", " ", "\n", "  \t "])
+
+
+@st.composite
+def member_texts(draw: st.DrawFn, names: Sequence[str]) -> str:
+    """A call with these members in any order, spacing and spelling."""
+    parts = []
+    for name in draw(st.permutations(names)):
+        spelled = draw(st.sampled_from([name, f"\\u{ord(name[0]):04x}{name[1:]}"]))
+        gaps = [draw(spaces) for _ in range(4)]
+        parts.append(f'{gaps[0]}"{spelled}"{gaps[1]}:{gaps[2]}{MEMBERS[name]}{gaps[3]}')
+    return "{" + ",".join(parts) + "}"
+
+
+@given(
+    st.sampled_from([["method", "jsonrpc", *more] for more in (["id"], ["params"], ["id", "params"], [])]), st.data()
+)
+def test_call_without_a_repeated_member_is_accepted_in_any_spelling(names: list[str], data: st.DataObject) -> None:
+    body = data.draw(member_texts(names)).encode()
+    params = MEMBERS["params"].encode() if "params" in names else b"[]"
+    expected = ("eth_call", params, b"7" if "id" in names else b"")
+    assert parse(body) == expected
+    assert parse_batch(b"[%b, %b]" % (body, body)) == [expected, expected]
+
+
+@given(st.sampled_from(["id", "params", "method", "jsonrpc"]), st.sampled_from([["id"], ["params"], []]), st.data())
+def test_call_with_a_repeated_member_is_an_invalid_request(twice: str, more: list[str], data: st.DataObject) -> None:
+    names = ["method", "jsonrpc", twice, *more, *([twice] if twice in ("id", "params") else [])]
+    body = data.draw(member_texts(names)).encode()
+    with pytest.raises(MalformedCall) as refused:
+        parse(body)
+    assert refused.value.code == INVALID_REQUEST
+    good = data.draw(member_texts(["method", "jsonrpc", "id"])).encode()
+    first, second, third = parse_batch(b"[%b,%b,%b]" % (good, body, good))
+    assert isinstance(second, MalformedCall)
+    assert first == third == ("eth_call", b"[]", b"7")

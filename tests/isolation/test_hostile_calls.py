@@ -156,6 +156,33 @@ def test_params_that_are_no_array_are_refused_before_anything_is_sent(params: st
     run()
 
 
+REPEATED = (
+    '{"jsonrpc":"2.0","id":6,"id":7,"method":"eth_chainId","params":[]}',
+    '{"jsonrpc": "2.0", "id": 6, "method": "eth_chainId", "method": "eth_call", "params": []}',
+    '{"jsonrpc":"2.0","id":6,"method":"eth_chainId","params":[],"\\u0070arams":[1]}',
+)
+
+
+@pytest.mark.parametrize("text", REPEATED)
+def test_repeated_members_are_refused_before_anything_is_sent(text: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        call = text.encode()
+        large = call.replace(b"[]", b'["%b"]' % (b"ab" * 20_000))
+        async with scene(1) as found:
+            asked = found.asked
+            for body in (call, large):
+                assert (await found.worker.ask(body)).fault(400)["details"] == {"rpc_code": -32600}
+                (item,) = (await found.worker.ask(b"[" + body + b"]")).json
+                assert (item["id"], item["error"]["code"]) == (None, -32600)
+                async with bare(found.worker) as socket:
+                    socket.write(body)
+                    assert (await socket.json())["error"]["code"] == -32600
+            assert found.asked == asked
+
+    run()
+
+
 @on_uvloop
 async def test_null_params_are_sent_as_an_empty_array() -> None:
     async with scene(1) as found:

@@ -49,6 +49,8 @@ _read_reply: Final = jsonrpc.read_any_reply
 _NOT_JSON: Final = jsonrpc.NOT_JSON
 _NO_REPLY: Final = jsonrpc.UpstreamReply()
 _ID_STARTS: Final = jsonrpc.ID_STARTS
+_COMPACT: Final[int] = jsonrpc.COMPACT
+_repeats_members: Final = jsonrpc.repeats_members
 
 
 @final
@@ -237,6 +239,7 @@ class FrontConnection(asyncio.Protocol):
                 and not policy.is_latest(params)
             )
             or not body.isascii()
+            or (len(body) - len(params) - len(call_id) - len(envelope.method) > _COMPACT and _repeats_members(body))
             or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
         ):
             self._serve_in_full(head, body, envelope)
