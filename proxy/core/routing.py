@@ -10,11 +10,11 @@ fail; then one trial call at a time, and each failed trial doubles the pause. A 
 first, although it was asked later, counts as failed: so one that has fallen silent is left alone long before its calls
 time out.
 
-*Blame.* Nothing that one client chooses takes an upstream from the others. Clients can send calls that fail: params that
-an upstream rejects, crashes on, or works on for minutes. So every failure names the client whose call it was. A breaker
-opens *fully* only when the recent failures belong to several clients, when no call caused them (a refused connection),
-or when the upstream does not report its head either. Otherwise it opens *softly*: the upstream is passed over while
-another one takes calls, and used as before when none does.
+*Blame.* Nothing that clients choose takes an upstream from the others. Clients can send calls that fail: params that an
+upstream rejects, crashes on, or works on for minutes; and one attacker may have many accounts. So a breaker opens *fully*
+only when no call caused the failure (a refused connection), or when the upstream does not report its head either, for
+which we ask ourselves. Otherwise it opens *softly*: the upstream is passed over while another one takes calls, and used
+as before when none does.
 
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Tiers.* A higher tier is used only when no upstream of a lower one can be.
@@ -47,8 +47,6 @@ EDGES_S: Final[tuple[float, ...]] = (
 FOLLOW = 0.05
 # A run of failures that opens the breaker; and the share of failures, once there were enough calls to tell.
 FAILURES_IN_A_ROW = 5
-# Of the last FAILURES_IN_A_ROW failures, how many may belong to one client for the breaker to open fully.
-MOST_OF_ONE_CLIENT = 3
 FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
 FIRST_PAUSE_S = 0.5
@@ -63,6 +61,11 @@ HEDGE_FLOOR_S = 0.05
 HEDGE_CEILING_S = 2.0
 # Samples below which a quantile says nothing.
 ENOUGH_SAMPLES = 20
+# Retries that each client has for itself when the shared savings are spent: so many at once, and so many a second.
+OWN_RETRIES = 20
+OWN_RETRIES_PER_S = 10.0
+# Bounds memory. Beyond this the client that spent its own retries first has all of them again.
+MAX_CLIENTS = 10_000
 # The histogram forgets half of itself when it holds this many: it speaks of the recent past.
 FORGET_AT = 2048
 
@@ -71,7 +74,7 @@ class UpstreamHealth:
     """The health of one upstream."""
 
     __slots__ = (
-        "allow", "archive", "bad", "calls", "cordoned", "deny", "failed_for", "failing_share", "failures_in_a_row", "free",
+        "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free",
         "good", "head", "head_at", "histogram", "index", "inflight", "is_soft", "label", "lagging", "latency_s", "mark",
         "pause_s", "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier",
         "trial_until", "weight",
@@ -107,8 +110,6 @@ class UpstreamHealth:
         self.latency_s = 0.01
         self.failing_share = 0.0
         self.failures_in_a_row = 0
-        # The clients whose calls failed last, newest last; None for a failure that no call caused.
-        self.failed_for: list[str | None] = []
         self.calls = 0
         self.good = 0
         self.bad = 0
@@ -116,7 +117,7 @@ class UpstreamHealth:
         self.paused_until = 0.0
         self.rests_until = 0.0
         self.trial_until = 0.0
-        # Whether the breaker is open because of one client's calls.
+        # Whether the breaker is open because of what clients sent.
         self.is_soft = False
         # Whether it did not even say where its head is when it was last asked.
         self.silent = False
@@ -156,39 +157,32 @@ class UpstreamHealth:
         self.bad += 1
         self.trial_until = 0.0
 
-    def failed(self, now: float, client: str | None = None) -> None:
-        """A call failed. `client` made the call; None where the call cannot be the cause."""
+    def failed(self, now: float, *, by_call: bool = False) -> None:
+        """A call failed. `by_call`: the call itself may be the cause."""
         self.bad += 1
-        self.blamed(now, client)
+        self.blamed(now, by_call=by_call)
 
-    def blamed(self, now: float, client: str | None = None) -> None:
+    def blamed(self, now: float, *, by_call: bool = False) -> None:
         """It failed; or complained, and another upstream has answered the same call."""
         self.calls += 1
         self.failures_in_a_row += 1
-        self.failed_for = [*self.failed_for[1 - FAILURES_IN_A_ROW :], client]
         self.failing_share += FOLLOW * (1.0 - self.failing_share)
         failing = self.calls >= ENOUGH_CALLS and self.failing_share > FAILING_SHARE
         if self.failures_in_a_row >= FAILURES_IN_A_ROW or failing or self.pause_s:
-            self.open(now, softly=self._may_be_one_clients_doing())
+            self.open(now, softly=by_call and not self.silent)
 
-    def _may_be_one_clients_doing(self) -> bool:
-        if self.silent or self.failed_for[-1] is None:
-            return False
-        most = max([self.failed_for.count(client) for client in self.failed_for if client is not None])
-        return len(self.failed_for) < FAILURES_IN_A_ROW or most > MOST_OF_ONE_CLIENT
-
-    def overdue(self, began: float, now: float, client: str | None = None) -> None:
+    def overdue(self, began: float, now: float) -> None:
         """A call timed out. An upstream that has reported its head meanwhile is healthy: the call itself is slow."""
         if self.head_at > began:
             self.complained()
         else:
-            self.failed(now, client)
+            self.failed(now, by_call=True)
 
-    def late(self, after_s: float, now: float, client: str | None = None) -> None:
+    def late(self, after_s: float, now: float) -> None:
         """Another upstream answered the call, although it was asked later."""
         if after_s > self.latency_s:
             self.latency_s += FOLLOW * (after_s - self.latency_s)
-        self.failed(now, client)
+        self.failed(now, by_call=True)
 
     def open(self, now: float, *, softly: bool = False) -> None:
         """Open the breaker: no calls for a while, twice as long as last time."""
@@ -378,14 +372,20 @@ def _drawn(fit: list[UpstreamHealth], draw: int) -> UpstreamHealth:
 
 class RetryBudget:
     """Extra load that retries and hedges may cause: a share of the calls, saved up. The savings must cover all calls that
-    are under way on an upstream when it goes down; a few are granted from the start."""
+    are under way on an upstream when it goes down; a few are granted from the start.
 
-    __slots__ = ("_most", "_saved", "_share")
+    All clients share the savings, and one whose calls all fail can use them up. Then each client still has a few retries of its
+    own, which come back with time.
+    """
+
+    __slots__ = ("_most", "_own", "_saved", "_share")
 
     def __init__(self, share: float = 0.2, most: float = 500.0) -> None:
         self._share = share
         self._most = most
         self._saved = most / 5
+        # By client: the moment from which on all its own retries are there again.
+        self._own: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<RetryBudget {self._saved:.1f} of {self._most:.0f}>"
@@ -394,8 +394,18 @@ class RetryBudget:
         saved = self._saved + self._share
         self._saved = saved if saved < self._most else self._most
 
-    def spend(self) -> bool:
-        if self._saved < 1.0:
+    def spend(self, now: float = 0.0, client: str | None = None) -> bool:
+        """Without a client only the savings are spent."""
+        if self._saved >= 1.0:
+            self._saved -= 1.0
+            return True
+        return client is not None and self._spend_own(client, now)
+
+    def _spend_own(self, client: str, now: float) -> bool:
+        full_at = max(self._own.get(client, 0.0), now) + 1.0 / OWN_RETRIES_PER_S
+        if full_at - now > OWN_RETRIES / OWN_RETRIES_PER_S + 1e-9:
             return False
-        self._saved -= 1.0
+        if len(self._own) >= MAX_CLIENTS and client not in self._own:
+            del self._own[next(iter(self._own))]
+        self._own[client] = full_at
         return True

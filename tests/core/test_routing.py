@@ -18,6 +18,8 @@ from proxy.core.routing import (
     HEDGE_FLOOR_S,
     LONGEST_PAUSE_S,
     LONGEST_REST_S,
+    OWN_RETRIES,
+    OWN_RETRIES_PER_S,
     RetryBudget,
     UpstreamGroup,
     UpstreamHealth,
@@ -385,6 +387,15 @@ def test_budget_saves_up_to_its_limit_and_no_more() -> None:
     assert sum(budget.spend() for _ in range(1000)) == 50
 
 
+def test_client_that_spends_the_savings_leaves_the_others_their_own_retries() -> None:
+    budget = RetryBudget()
+    attacker = sum(budget.spend(10.0, f"attacker_{n % 7}") for n in range(10_000))
+    assert attacker == 100 + 7 * OWN_RETRIES
+    assert sum(budget.spend(10.0, "good") for _ in range(1000)) == OWN_RETRIES
+    assert sum(budget.spend(11.0, "good") for _ in range(1000)) == OWN_RETRIES_PER_S
+    assert not budget.spend(11.0)
+
+
 # When another is asked as well
 
 
@@ -428,36 +439,25 @@ def test_histogram_speaks_of_the_recent_past() -> None:
 # Blame
 
 
-def test_failures_of_one_client_open_the_breaker_only_softly() -> None:
+def test_failures_that_calls_may_have_caused_open_the_breaker_only_softly() -> None:
     health = UpstreamHealth("up")
     for _ in range(100):
-        health.failed(10.0, "acc_1")
+        health.failed(10.0, by_call=True)
     assert not health.takes_calls(10.0)
     assert health.takes_calls_softly(10.0)
     health.succeeded(0.01)
     assert health.takes_calls(10.0)
 
 
-def test_failures_of_several_clients_open_the_breaker_fully() -> None:
+@pytest.mark.parametrize("silent_first", [False, True])
+def test_failed_calls_and_a_silent_probe_open_the_breaker_fully(silent_first: bool) -> None:
     health = UpstreamHealth("up")
-    for call in range(FAILURES_IN_A_ROW):
-        health.failed(10.0, f"acc_{call % 2}")
-    assert not health.takes_calls(10.0)
-    assert not health.takes_calls_softly(10.0)
-
-
-def test_one_failure_of_another_client_does_not_make_an_attack_an_outage() -> None:
-    health = UpstreamHealth("up")
-    for call in range(50):
-        health.failed(10.0, "acc_2" if call % FAILURES_IN_A_ROW == 2 else "acc_1")
-    assert health.takes_calls_softly(10.0)
-
-
-def test_failures_of_one_client_and_a_silent_probe_open_the_breaker_fully() -> None:
-    health = UpstreamHealth("up")
+    if silent_first:
+        health.fell_silent(9.0)
     for _ in range(FAILURES_IN_A_ROW):
-        health.failed(10.0, "acc_1")
-    health.fell_silent(10.1)
+        health.failed(10.0, by_call=True)
+    if not silent_first:
+        health.fell_silent(10.1)
     assert not health.takes_calls_softly(10.1)
 
 
@@ -471,7 +471,7 @@ def test_refused_connection_is_not_a_clients_doing() -> None:
 def test_softly_opened_upstream_is_used_when_no_other_takes_calls() -> None:
     of = group({}, {})
     for _ in range(FAILURES_IN_A_ROW):
-        of.members[0].failed(10.0, "acc_1")
+        of.members[0].failed(10.0, by_call=True)
     assert chosen(of, 50, now=10.0) == {"up1": 50}
     break_open(of.members[1], 10.0)
     found = of.choose(10.0, "eth_call")
@@ -491,4 +491,4 @@ def test_whatever_one_client_fails_the_others_are_served(calls: list[str]) -> No
         if client == "good":
             health.succeeded(0.01)
         else:
-            health.failed(now, client)
+            health.failed(now, by_call=True)

@@ -101,7 +101,7 @@ class Dispatcher(FlightHandler):
         if not flight.policy.may_repeat or flight.tries >= MAX_TRIES:
             return None
         upstream = self.choose(flight, now, flight.tried)
-        return upstream if upstream is not None and self.budget.spend() else None
+        return upstream if upstream is not None and self.budget.spend(now, flight.client) else None
 
     def _send_another(self, flight: Flight, now: float) -> bool:
         upstream = self._another(flight, now)
@@ -120,7 +120,7 @@ class Dispatcher(FlightHandler):
                 connection.fail("the reply stopped")
         elif now - flight.began > self.call_timeout_s:
             for upstream in flight.under_way():
-                upstream.health.overdue(flight.began, now, flight.client)
+                upstream.health.overdue(flight.began, now)
             reason = f"no upstream replied within {self.call_timeout_s:g} s"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
         elif self._is_late(flight, now):
@@ -142,7 +142,7 @@ class Dispatcher(FlightHandler):
             oldest = flight.first if flight.first_at < flight.second_at else flight.second
             began = flight.ended(oldest)
             oldest.leave(flight)
-            oldest.health.late(now - began, now, flight.client)
+            oldest.health.late(now - began, now)
         self.send(flight, upstream, now)
 
     # Replies and failures
@@ -164,7 +164,7 @@ class Dispatcher(FlightHandler):
                 # client's: it must not fail because of a reply that this one provoked.
                 if isinstance(exc, jsonrpc.ForeignReply) or not connection.sinks:
                     connection.fail(OUT_OF_STEP)
-                upstream.health.failed(now, flight.client)
+                upstream.health.failed(now, by_call=True)
             else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
                 flight.suspect(upstream)
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
@@ -205,7 +205,7 @@ class Dispatcher(FlightHandler):
         if blame and reason == TOO_LARGE:
             flight.suspect(upstream)
         elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
-            upstream.health.failed(now, flight.client if sent or reason == CROWDED else None)
+            upstream.health.failed(now, by_call=sent or reason == CROWDED)
         if flight.streaming:
             flight.streaming = False
             flight.done = True
@@ -275,7 +275,7 @@ class Dispatcher(FlightHandler):
             case "current":
                 return True
             case "future":
-                upstream.health.failed(now, flight.client)
+                upstream.health.failed(now, by_call=True)
                 self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
                 return False
             case "behind":
@@ -299,7 +299,7 @@ class Dispatcher(FlightHandler):
                 # connection in the moment in which it was used.
                 upstream = self.choose(flight, now, 0)
             # A call that was not sent puts no load on an upstream, so it needs no budget.
-            if upstream is not None and (not sent or self.budget.spend()):
+            if upstream is not None and (not sent or self.budget.spend(now, flight.client)):
                 self.send(flight, upstream, now)
                 return
         self._give_up(flight, InternalError(self._message(reason)))
@@ -382,4 +382,4 @@ class Dispatcher(FlightHandler):
             began = flight.ended(upstream)
             upstream.leave(flight)
             if began < answered_began:
-                upstream.health.late(now - began, now, flight.client)
+                upstream.health.late(now - began, now)

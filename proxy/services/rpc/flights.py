@@ -60,7 +60,7 @@ class Flight:
         self.params = params
         self.waiters = [waiter]
         self.id = b"%d" % next_id()
-        # The account that made the call; empty for our own calls. Failures are counted by client: see core/routing.
+        # The account that made the call; empty for our own calls.
         self.client = ""
         # The cache key of its result, if the result may be cached or shared.
         self.slot: bytes | None = None
@@ -154,7 +154,7 @@ class Flight:
     def blame_suspects(self, now: float) -> None:
         """Another upstream replied, so the call itself was not the cause."""
         for health in self.suspects:
-            health.blamed(now, self.client)
+            health.blamed(now, by_call=True)
         self.suspects = ()
 
     # Waiters

@@ -1,0 +1,88 @@
+"""Several accounts together spoil nothing that all share: breakers, the retry budget, the size of batches."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from tests.flows.talk import rpc
+from tests.isolation.attack import beside, steady_load
+from tests.isolation.test_hostile_calls import hostile_call
+from tests.isolation.upstreams import CrashingUpstream, GarbageUpstream, HostileAwareUpstream, StrictUpstream
+from tests.rpc_scene import scene
+from tests.rpc_upstreams import value_of
+from tests.web.worker import on_uvloop
+
+CALLS = 300
+GOOD = {"to": "0x" + "11" * 20}
+
+
+@pytest.mark.parametrize("kind", [CrashingUpstream, GarbageUpstream])
+def test_many_accounts_together_open_no_breaker(kind: type[HostileAwareUpstream]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        rng = random.Random(kind.__name__)
+        async with scene(1, kind=kind) as found:
+            accounts = [f"attacker{n}" for n in range(8)]
+            for name in accounts:
+                found.worker.add_key(name)
+
+            async def attack() -> None:
+                async with await found.worker.talk() as talk:
+                    for name in accounts:
+                        body = hostile_call(rng, well_formed=True)
+                        await talk.ask(found.worker.post(body, key=name))
+
+            async with beside(attack, at_once=4):
+                await steady_load(found, CALLS)
+
+    run()
+
+
+class FlakyUpstream(CrashingUpstream):
+    """Drops every call but those about the head, once it is broken."""
+
+    is_broken = False
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if self.is_broken and b"eth_call" in await request.read():
+            return self.reject(request, None)
+        return await super()._answer(request)
+
+
+@on_uvloop
+async def test_key_that_spends_the_retry_budget_leaves_the_others_their_retries() -> None:
+    async with scene(2, kind=FlakyUpstream) as found:
+        found.worker.add_key("attacker")
+        async with await found.worker.talk() as talk:
+            for _ in range(150):
+                await talk.ask(found.worker.post(rpc("eth_call", [1]), key="attacker"))
+        assert not found.route.dispatcher.budget.spend()
+        found.upstreams[0].is_broken = True  # type: ignore[attr-defined]
+        await steady_load(found, 10, at_once=1)
+
+
+class BatchRefusingUpstream(StrictUpstream):
+    """Refuses a batch as a whole if one of its calls is invalid."""
+
+    def reject(self, request: web.Request, body: Any) -> web.Response:
+        return super().reject(request, body[0] if isinstance(body, list) else body)
+
+
+@on_uvloop
+async def test_refused_batch_of_one_key_leaves_the_batches_of_the_others_as_they_are() -> None:
+    async with scene(1, kind=BatchRefusingUpstream) as found:
+        found.worker.add_key("attacker")
+        upstream = found.upstreams[0]
+        hostile = orjson.dumps([orjson.loads(rpc("eth_call", [n], id=n)) for n in range(20)])
+        for _ in range(10):
+            await found.worker.ask(hostile, key="attacker")
+        before = upstream.requests
+        calls = [("eth_call", [{**GOOD, "data": hex(n)}, "latest"]) for n in range(15)]
+        reply = await found.batch(*calls)
+        assert [item["result"] for item in reply.json] == [value_of("eth_call", params) for _, params in calls]
+        assert upstream.requests == before + 1
