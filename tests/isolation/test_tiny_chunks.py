@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.web.worker import LIVE, on_uvloop, worker
 
 CALLS = 200
 CHUNK = b"1\r\nx\r\n"
+# The smallest chunks in which a large body may come.
+CHUNK_BYTES = 24
 LAST = b"0\r\n\r\n"
 CHUNKED = b"Host: penstock\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\n" + CHUNKED
@@ -45,6 +48,26 @@ async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody
 
 
 @on_uvloop
+async def test_large_call_in_tiny_chunks_is_refused_and_delays_no_other() -> None:
+    async with scene(1) as found:
+        found.worker.add_key("attacker")
+        head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {found.worker.keys['attacker']}\r\n".encode()
+        refused = 0
+
+        async def attack() -> None:
+            nonlocal refused
+            async with await found.worker.talk() as talk:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(_send(talk.writer, head + CHUNKED + CHUNK * 100_000, 0))
+                    (await talk.reply()).fault(400)
+                refused += 1
+
+        async with beside(attack, at_once=3):
+            await steady_load(found, CALLS)
+            await until(lambda: refused)
+
+
+@on_uvloop
 async def test_small_unexpected_body_is_skipped_and_the_connection_kept() -> None:
     async with worker("http://127.0.0.1:1/") as found, await found.talk() as talk:
         for chunks in (0, 1, 1000):
@@ -58,10 +81,11 @@ def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
         async with scene(1) as found, await found.worker.talk() as talk:
             # Longer than one share of a turn, and longer than one read of the transport.
             call = rpc("eth_call", [{"to": "0x" + "11" * 20, "data": "0x" + "ab" * 50_000}, "latest"])
-            body = b"".join(b"1\r\n%c\r\n" % byte for byte in call) + LAST
+            parts = [call[at : at + CHUNK_BYTES] for at in range(0, len(call), CHUNK_BYTES)]
+            body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + LAST
             head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {found.worker.keys['main']}\r\n".encode()
             request = head + b"Content-Type: application/json\r\n" + CHUNKED + body
-            assert len(request) > 20 * PARSE_BYTES_PER_TURN
+            assert len(request) > 10 * PARSE_BYTES_PER_TURN
             for _ in range(2):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(_send(talk.writer, request, cut))
@@ -74,7 +98,8 @@ def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
 async def _send(writer: asyncio.StreamWriter, data: bytes, cut: int) -> None:
     for at in range(0, len(data), cut or len(data)):
         writer.write(data[at : at + (cut or len(data))])
-        await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
 
 
 @on_uvloop

@@ -40,8 +40,11 @@ MAX_LINE_BYTES = 8190
 PARSE_BYTES_PER_TURN = 8192
 # Bytes of a body that no handler has read, after its reply. Up to that they are skipped, so that the connection can be kept.
 MAX_UNWANTED_BYTES = 65_536
+# Bytes around the chunks of a body, besides a quarter of the body itself. Many tiny chunks cost far more time than their bytes.
+MAX_CHUNK_OVERHEAD = 65_536
 
 _LATE_HEAD = raw_fault(RequestTimeout("the request's head did not arrive in time"))
+_TINY_CHUNKS = raw_fault(InvalidRequest("the chunks of the body are too small: send at least 20 bytes in each"))
 _NOT_HTTP = raw_fault(InvalidRequest("the request is not valid HTTP"))
 # Sent to refused connections, by the limit that was reached.
 _REFUSALS = {
@@ -70,8 +73,8 @@ class HandlerConnection(web.RequestHandler):
     """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
     __slots__ = (
-        "_address", "_left", "_limiter", "_parses_soon", "_phase", "_since", "_stalled_since", "_unparsed", "_unsent",
-        "_unwanted", "_unwanted_bytes", "on_lost",
+        "_address", "_body_bytes", "_left", "_limiter", "_parses_soon", "_phase", "_since", "_stalled_since", "_unparsed",
+        "_unsent", "_unwanted", "_unwanted_bytes", "on_lost",
     )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, address: str, server: web.Server, **options: Any) -> None:
@@ -86,6 +89,8 @@ class HandlerConnection(web.RequestHandler):
         # Received, and left for later turns of the loop.
         self._unparsed = b""
         self._parses_soon = False
+        # Bytes since the head of the request that is being served.
+        self._body_bytes = 0
         # A body that was still arriving when its request was answered, and the bytes since.
         self._unwanted: StreamReader | None = None
         self._unwanted_bytes = 0
@@ -150,6 +155,17 @@ class HandlerConnection(web.RequestHandler):
                 self.force_close()
                 return
         super().data_received(data)
+        self._body_bytes += len(data)
+        if self._body_bytes > MAX_CHUNK_OVERHEAD and self._has_tiny_chunks():
+            self._unparsed = b""
+            self._limiter.close_tiny_chunks(self)
+
+    def _has_tiny_chunks(self) -> bool:
+        request = self._current_request
+        if request is None or request.content.is_eof():
+            return False
+        size = request.content.total_bytes
+        return self._body_bytes > size + size // 4 + MAX_CHUNK_OVERHEAD
 
     def _resume_transport_reading(self) -> None:
         """Called by aiohttp too, when a body has been read: first comes what was left for later."""
@@ -184,6 +200,7 @@ class HandlerConnection(web.RequestHandler):
     def begin_request(self) -> None:
         """Called when the head is complete, before its handler runs."""
         self._phase = "busy"
+        self._body_bytes = 0
         self._left -= 1
         self._limiter.timed.discard(self)
 
@@ -331,6 +348,9 @@ class ConnectionLimiter:
 
     def close_late_head(self, connection: LimitedConnection) -> None:
         self._end_with(connection, _LATE_HEAD)
+
+    def close_tiny_chunks(self, connection: LimitedConnection) -> None:
+        self._end_with(connection, _TINY_CHUNKS)
 
     def close_not_http(self, connection: LimitedConnection) -> None:
         """Refuse a request line without a version, which aiohttp would serve as HTTP/0.9."""
