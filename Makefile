@@ -20,7 +20,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 COMPILED := tests/core tests/store/test_windows.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
 	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
 PURE := tests/core tests/chains tests/test_settings.py \
-	$(filter-out %/test_sql.py %/test_compiled.py %/test_modules.py,$(wildcard tests/house/test_*.py))
+	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/house/test_*.py))
 
 .PHONY: help run test quick lint pure unit source browser compile compiled bench lock clean
 

@@ -21,7 +21,6 @@ LONG = (
     "tests/browser/test_page.py",
     "tests/flows/test_command_line.py",
     "tests/flows/test_clients.py",
-    "tests/house/test_modules.py",
     "tests/wire/test_hazards.py",
     "tests/browser/test_user_flows.py",
     "tests/flows/test_sponsor.py",

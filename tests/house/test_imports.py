@@ -158,12 +158,24 @@ def test_only_settings_reads_the_environment() -> None:
 KNOTS: tuple[frozenset[str], ...] = ()
 
 
+def needed_by(module: str) -> set[str]:
+    """The modules of ours that a module imports, and their packages: Python runs these first. Not its own packages."""
+    found = {name for name in ours(module) if name in modules()}
+    packages = {package for name in found for package in packages_of(name)}
+    return found | packages - {module, *packages_of(module)}
+
+
+def packages_of(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
 def reachable(module: str) -> set[str]:
     """All modules of ours that a module imports, directly or through others, for type checkers too."""
     seen: set[str] = set()
     todo = [module]
     while todo:
-        found = {name for name in ours(todo.pop()) if name in modules()} - seen
+        found = needed_by(todo.pop()) - seen
         seen |= found
         todo += found
     return seen
