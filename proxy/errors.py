@@ -2,7 +2,7 @@
 
 A `Fault` is an answer: it has the status and the code that the contract's error table gives (section 7), and a
 message that a stranger may read. It never holds an upstream's address, a stack or SQL. Statuses which the table
-does not list (405, 408, 413, 415, 426, 503, 504) keep its body and the nearest of its six codes.
+does not list (405, 408, 413, 414, 415, 417, 426, 431, 503, 504) keep its body and the nearest of its six codes.
 
 `StartError` is the other kind: the operator's, fatal, and always all faults at once.
 """
@@ -71,8 +71,16 @@ class TooLarge(InvalidRequest):
     status = 413
 
 
+class TargetTooLong(InvalidRequest):
+    status = 414
+
+
 class UnsupportedMedia(InvalidRequest):
     status = 415
+
+
+class ExpectationFailed(InvalidRequest):
+    status = 417
 
 
 class UpgradeRequired(InvalidRequest):
@@ -81,6 +89,10 @@ class UpgradeRequired(InvalidRequest):
     @property
     def headers(self) -> dict[str, str]:
         return {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+
+
+class HeadTooLarge(InvalidRequest):
+    status = 431
 
 
 class RateLimited(Fault):
@@ -116,7 +128,16 @@ class UpstreamTimeout(InternalError):
 
 _BY_STATUS: dict[int, type[Fault]] = {
     kind.status: kind
-    for kind in (InvalidRequest, Unauthorized, Forbidden, NotFound, RequestTimeout, TooLarge, UnsupportedMedia)
+    for kind in (
+        InvalidRequest,
+        Unauthorized,
+        Forbidden,
+        NotFound,
+        RequestTimeout,
+        TooLarge,
+        UnsupportedMedia,
+        ExpectationFailed,
+    )
 }
 
 

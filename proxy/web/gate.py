@@ -18,7 +18,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from proxy import telemetry
 from proxy.core.access import Key
 from proxy.errors import (
+    ExpectationFailed,
     Fault,
+    HeadTooLarge,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
@@ -113,9 +115,9 @@ class Gate:
             raise InvalidRequest("the request line must end in HTTP/1.1")
         size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         if size > self._settings.max_head_bytes:
-            raise of_status(431, f"the request's head is larger than {self._settings.max_head_bytes} bytes")
+            raise HeadTooLarge(f"the request's head is larger than {self._settings.max_head_bytes} bytes")
         if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
-            raise of_status(417, f"the header Expect must be {CONTINUE}")
+            raise ExpectationFailed(f"the header Expect must be {CONTINUE}")
 
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """Add the headers that every reply has."""

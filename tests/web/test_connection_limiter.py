@@ -45,7 +45,7 @@ async def test_requests_of_a_handed_over_connection_are_limited_too(target: str)
 async def test_error_about_a_long_header_line_does_not_repeat_it() -> None:
     async with worker(NOWHERE) as found, await found.talk() as talk:
         reply = await talk.ask(request("GET", "/healthz", X_A="canary" * MAX_LINE_BYTES))
-        assert str(MAX_LINE_BYTES) in reply.fault(400)["message"]
+        assert str(MAX_LINE_BYTES) in reply.fault(431)["message"]
         assert b"canary" not in reply.body
 
 

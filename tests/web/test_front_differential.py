@@ -365,7 +365,7 @@ async def test_head_up_to_the_limit_is_served_and_beyond_it_refused() -> None:
                 assert compared(first) == compared(second), size
                 statuses.append(first.status)
         assert statuses == sorted(statuses)
-        assert set(statuses) == {200, 400}
+        assert set(statuses) == {200, 431}
 
 
 @on_uvloop

@@ -18,7 +18,7 @@ from aiohttp.http_parser import HttpRequestParser
 from aiohttp.http_writer import HttpVersion11
 
 from proxy.core.access import Key
-from proxy.web.front.connection_limiter import MAX_HEADERS, MAX_LINE_BYTES
+from proxy.web.front.connection_limiter import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
 from proxy.web.front.request_heads import (
     LONGEST_REMEMBERED,
     MAX_HOT_HEAD,
@@ -166,7 +166,7 @@ class Theirs:
             BaseProtocol(loop),
             loop,
             2**16,
-            max_line_size=MAX_LINE_BYTES,
+            max_line_size=MAX_TARGET_BYTES,
             max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
             auto_decompress=False,

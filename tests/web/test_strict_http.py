@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import socket
+import struct
+from typing import Any
+
 import pytest
 
 from tests.flows.talk import Reply, rpc
@@ -88,3 +94,70 @@ async def test_unparsable_request_is_answered_under_our_name_with_a_request_id()
         reply.fault(400)
         assert reply.headers["server"] == "Penstock"
         assert reply.headers["x-request-id"].startswith("req_")
+
+
+@on_uvloop
+async def test_too_many_headers_and_too_long_ones_are_refused_as_such() -> None:
+    async with worker(NOWHERE) as found:
+        many = "".join(f"X-A{number}: b\r\n" for number in range(150))
+        for more in (many, f"X-A: {'b' * 8200}\r\n", many.replace("b", "b" * 300)):
+            (await get(found, more=more)).fault(431)
+        (await get(found, line=f"GET /{'a' * 8001} HTTP/1.1")).fault(414)
+        (await get(found, more="Expect: the-unexpected\r\n")).fault(417)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /healthz HTTP/1.1\nHost: penstock\n\n",
+        b"GET /healthz HTTP/1.1\r\nHost: penstock\n\n",
+        b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\n",
+        b"GET /healthz HTTP/1.1\r\nHost: penstock\r\nX-A: b\nX-C: d\r\n\r\n",
+        b"POST /v1/rpc/ethereum/mainnet HTTP/1.1\nHost: penstock\nContent-Length: 2\n\n{}",
+    ],
+)
+def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with worker(NOWHERE, server={"head_timeout_s": 300.0}) as found:
+            async with await found.talk() as talk:
+                (await talk.ask(head)).fault(400)
+            async with await found.talk() as talk:
+                # The same behind a request that aiohttp has served.
+                assert (await talk.ask(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
+                (await talk.ask(head)).fault(400)
+
+    run()
+
+
+@pytest.mark.parametrize("junk", [b"\0junk\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"])
+def test_junk_behind_a_request_does_not_take_its_reply(junk: bytes) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with worker(NOWHERE) as found:
+            good = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
+            with_body = b"POST /healthz HTTP/1.1\r\nHost: penstock\r\nContent-Length: 2\r\n\r\n{}"
+            async with await found.talk() as talk:
+                assert (await talk.ask(good + good + with_body + junk)).status == 200
+                assert (await talk.reply()).status == 200
+                (await talk.reply()).fault(405)
+                (await talk.reply()).fault(400)
+                assert await talk.is_closed()
+
+    run()
+
+
+@on_uvloop
+async def test_client_that_leaves_before_its_request_is_taken_up_is_no_error() -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with worker(NOWHERE) as found:
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", found.port)) as client:
+                # Reset instead of a close: the connection is lost in the turn that takes up the second request.
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.send(found.post(b"{") + b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+            await asyncio.sleep(0)
+        assert (await get(found)).status == 200
+    gc.collect()
+    assert not errors

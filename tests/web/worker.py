@@ -114,7 +114,7 @@ class Client(Talk):
     async def _read(self) -> Reply:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split(" ")[1])
-        # aiohttp answers unparsable requests with HTTP/1.0.
+        # A 400 may be to a request of HTTP/1.0.
         assert head[0].startswith("HTTP/1.1 " if status != 400 else "HTTP/1."), head[0]
         pairs = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in head[1:-2])]
         headers = dict(pairs)

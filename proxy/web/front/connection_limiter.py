@@ -18,17 +18,31 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from aiohttp import StreamReader, http_parser, web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp import HttpVersion11, StreamReader, http_parser, web, web_protocol
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from proxy import telemetry
 from proxy.core.access import address_of
-from proxy.errors import InvalidRequest, RateLimited, RequestTimeout, StartError, Unavailable, of_status
+from proxy.errors import (
+    Fault,
+    HeadTooLarge,
+    InvalidRequest,
+    RateLimited,
+    RequestTimeout,
+    StartError,
+    TargetTooLong,
+    Unavailable,
+    of_status,
+)
 from proxy.settings import ServerSettings
 from proxy.web.reply import SERVER, fault_reply, raw_fault
 from proxy.web.request_ids import new_request_id
 
 log = logging.getLogger("penstock.front")
+
+# aiohttp's parser stops after each request until that one is taken up. If it read on, an error in what follows would replace
+# the requests that it has read.
+web_protocol.MAX_MSG_QUEUE_SIZE = 1
 
 SWEEP_S = 0.5
 # During a drain, a connection that was quiet for this long has no request on its way.
@@ -36,6 +50,8 @@ QUIET_S = 1.0
 # Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
 MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
+# RFC 9112, 3: request lines of at least 8000 bytes should be supported. Its own figure, which tells its error from a line's.
+MAX_TARGET_BYTES = 8000
 # Bytes of one connection that aiohttp parses in a turn of the loop. In the worst case every six of them are a chunk.
 PARSE_BYTES_PER_TURN = 8192
 # Bytes of a body that no handler has read, after its reply. Up to that they are skipped, so that the connection can be kept.
@@ -247,8 +263,12 @@ class HandlerConnection(web.RequestHandler):
                 log.error("unhandled", exc_info=exc)
             reply = fault_reply(of_status(status, "internal error"))
         else:
-            reply = fault_reply(of_status(status, _parse_error(exc)))
+            reply = fault_reply(
+                _parse_fault(exc) if status == 400 else of_status(status, "the request is not valid HTTP")
+            )
         reply.headers.update({"Server": SERVER, "X-Request-Id": new_request_id()})
+        # aiohttp takes a request that it could not parse for one of HTTP/1.0.
+        request._version = HttpVersion11
         reply.force_close()
         return reply
 
@@ -314,7 +334,7 @@ class ConnectionLimiter:
             loop=self._loop,
             keepalive_timeout=self.limits.keepalive_s,
             access_log=None,
-            max_line_size=MAX_LINE_BYTES,
+            max_line_size=MAX_TARGET_BYTES,
             max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
             auto_decompress=False,
@@ -406,11 +426,15 @@ class ConnectionLimiter:
             connection.force_close()
 
 
-def _parse_error(exc: BaseException | None) -> str:
-    """An error message that does not repeat the client's bytes, as the parser's own message does."""
+def _parse_fault(exc: BaseException | None) -> Fault:
+    """The fault of an unparsable request. Its message does not repeat the client's bytes, as the parser's own does."""
+    if isinstance(exc, LineTooLong) and exc.args[1] == MAX_TARGET_BYTES:
+        return TargetTooLong(f"the request target is longer than {MAX_TARGET_BYTES} bytes")
     if isinstance(exc, LineTooLong):
-        return f"a line of the request's head is longer than {MAX_LINE_BYTES} bytes"
-    return "the request is not valid HTTP"
+        return HeadTooLarge(f"a header is longer than {MAX_LINE_BYTES} bytes")
+    if isinstance(exc, BadHttpMessage) and "Too many headers" in exc.message:
+        return HeadTooLarge(f"the request has more than {MAX_HEADERS} headers")
+    return InvalidRequest("the request is not valid HTTP")
 
 
 def _unread(transport: asyncio.Transport) -> int:

@@ -115,7 +115,8 @@ class RequestReader:
         """The request that begins at `at`. Later bytes stay where they are, with the cursor behind the request."""
         body_at = data.find(_END, at) + 4
         if body_at == 3:
-            if len(data) - at > self._max_head:
+            # RFC 9112, 2.2: a line ends in CRLF. A client that sends LF alone would wait for its reply forever.
+            if len(data) - at > self._max_head or data.count(b"\n", at) != data.count(b"\r\n", at):
                 self.drop_ahead()
                 return RequestMessage(None, data[at:], 0)
             self.ahead, self._at = data, at
