@@ -6,6 +6,8 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import orjson
+from aiohttp import web
 from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
@@ -16,6 +18,8 @@ from solders.system_program import TransferParams, transfer
 from solders.transaction import Transaction, VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 
+from proxy.web.websocket.frames import frame
+from tests.feed_upstreams import FeedUpstream
 from tests.rpc_upstreams import Call, Chain, Refused, ScriptedUpstream, value_of
 
 PAYER = Keypair.from_seed(bytes([1] * 32))
@@ -120,6 +124,51 @@ class SvmUpstream(ScriptedUpstream):
 
     def _sendTransaction(self, params: list[Any], slot: int) -> str:
         return self.svm.send(params[0])
+
+
+class SvmFeedUpstream(FeedUpstream, SvmUpstream):
+    """`landed`: a signature's notification comes in one piece with its confirmation. `waiting`: calls answered later."""
+
+    landed = False
+    waiting: list[tuple[web.WebSocketResponse, dict[str, Any]]] | None = None
+
+    async def _answer_on(self, socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
+        if self.waiting is not None:
+            self.waiting.append((socket, call))
+            return
+        if not self.landed:
+            await super()._answer_on(socket, call)
+            return
+        self.subscribed += 1
+        params = {
+            "subscription": self.subscription_id(self.subscribed),
+            "result": {"context": {"slot": 5}, "value": {"err": None}},
+        }
+        reply = {"jsonrpc": "2.0", "id": call["id"], "result": params["subscription"]}
+        notification = {"jsonrpc": "2.0", "method": "signatureNotification", "params": params}
+        transport = self._sockets[socket].transport
+        assert transport is not None
+        transport.write(frame(orjson.dumps(reply)) + frame(orjson.dumps(notification)))
+
+    async def answer_all(self) -> None:
+        waiting, self.waiting = self.waiting or [], None
+        for socket, call in waiting:
+            await self._answer_on(socket, call)
+
+    def subscription_id(self, serial: int) -> int:
+        return 100 + serial
+
+    def notification_method(self, method: str) -> str:
+        return method.replace("Subscribe", "Notification")
+
+    async def slot(self, number: int) -> None:
+        await self.notify(
+            lambda method, _: method == "slotSubscribe", {"parent": number - 1, "root": number - 32, "slot": number}
+        )
+
+    async def change(self, kind: str, params: list[Any], value: Any, slot: int = 5) -> None:
+        result = {"context": {"slot": slot}, "value": value}
+        await self.notify(lambda method, given: (method, given) == (kind, params), result)
 
 
 def is_token_account(account: Account) -> bool:

@@ -210,6 +210,15 @@ def test_upstream_of_an_unknown_network_is_a_fault(write: Write) -> None:
     assert fault.startswith("upstreams.0.network: there is no network ethereum/nowhere")
 
 
+def test_solana_network_with_websocket_upstreams_only_is_a_fault(write: Write) -> None:
+    upstream = '[[upstreams]]\nnetwork = "solana/mainnet"\nurl = "{}://example.com"\n'
+    found = load(write(upstream.format("wss")))
+    (fault,) = settings.network_faults(found.tree, settings.load_tables())
+    assert fault.startswith("upstreams: solana/mainnet needs an http or https upstream")
+    both = load(write(upstream.format("wss") + upstream.format("https")))
+    assert list(settings.network_faults(both.tree, settings.load_tables())) == []
+
+
 def test_unknown_networks_are_reported_with_all_other_faults(write: Write) -> None:
     path = write("""
         [server]

@@ -184,6 +184,7 @@ class Family:
     `last_block(params, head)`: the last block of a method that `splits`.
     `latest`: the tag of the head block; empty if the family has none.
     `standard_errors`: upstream errors are translated to the API's codes (`core/dialect.py`); otherwise they pass unchanged.
+    `socket_calls`: WebSocket upstreams reply to calls too. Otherwise they carry subscriptions only.
     `list_id(network name, chain id)`: the number by which token lists identify the network.
     """
 
@@ -199,6 +200,7 @@ class Family:
     last_block: Callable[[bytes, int], int] | None = None
     latest: str = ""
     standard_errors: bool = False
+    socket_calls: bool = True
     subscriptions: SubscriptionRules | None = None
     tokens: TokenKind | None = None
     features: frozenset[Feature] = frozenset()

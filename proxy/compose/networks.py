@@ -25,6 +25,9 @@ from proxy.wire.upstream import Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
 
+# Upstreams of one network with their positions in the settings.
+Numbered = Sequence[tuple[int, UpstreamSettings]]
+
 
 class NetworkBuilder:
     """`shared_heads` is memory shared by the workers of a host. A process that serves no clients passes its own."""
@@ -53,7 +56,8 @@ class NetworkBuilder:
 
     def _route(self, index: int, network: Network, upstreams: list[UpstreamSettings], cache_bytes: int) -> Route:
         settings = self._settings
-        state = self._state(network, upstreams, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
+        calls, streams = _by_use(network, upstreams)
+        state = self._state(network, calls, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
         return Route(
             network,
             policies_of(network, self._tables.prices, self._tally),
@@ -61,6 +65,7 @@ class NetworkBuilder:
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
+            streams=self._upstreams(network, streams),
         )
 
     def bundlers(self) -> Networks:
@@ -72,7 +77,8 @@ class NetworkBuilder:
     def _bundler_route(self, network: Network, bundlers: list[UpstreamSettings]) -> Route:
         settings = self._settings
         # Nothing is cached, so this process shares no head with the other workers.
-        state = self._state(network, bundlers, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
+        numbered = list(enumerate(bundlers))
+        state = self._state(network, numbered, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
         return Route(
             network,
             bundler_policies.policies_of(network, self._tables.prices, self._tally),
@@ -87,7 +93,7 @@ class NetworkBuilder:
     def _state(
         self,
         network: Network,
-        upstreams: list[UpstreamSettings],
+        upstreams: Numbered,
         replies: ReplyCache,
         shared_head: SharedHead,
         *,
@@ -102,7 +108,7 @@ class NetworkBuilder:
         )
         return NetworkState(
             network.id,
-            [self._upstream(network, index, each, kind) for index, each in enumerate(upstreams)],
+            self._upstreams(network, upstreams, kind),
             heads,
             family_of(network).head,
             replies,
@@ -118,14 +124,21 @@ class NetworkBuilder:
             found[network.id].append(upstream)
         return found
 
-    def _upstream(self, network: Network, index: int, given: UpstreamSettings, kind: str = "") -> Upstream:
-        upstream = self._built(self._health(network, index, given, kind), given)
+    def _upstreams(self, network: Network, numbered: Numbered, kind: str = "") -> list[Upstream]:
+        """They are labelled by their position in the settings, and indexed by their position in the group."""
+        return [
+            self._upstream(network, f"{network.id}#{kind}{position + 1}", index, given, kind)
+            for index, (position, given) in enumerate(numbered)
+        ]
+
+    def _upstream(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> Upstream:
+        upstream = self._built(self._health(network, label, index, given, kind), given)
         upstream.private_words = private_words(given.url, given.headers)
         return upstream
 
-    def _health(self, network: Network, index: int, given: UpstreamSettings, kind: str) -> UpstreamHealth:
+    def _health(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> UpstreamHealth:
         return UpstreamHealth(
-            f"{network.id}#{kind}{index + 1}",
+            label,
             index=index,
             weight=given.weight,
             tier=given.tier,
@@ -144,6 +157,14 @@ class NetworkBuilder:
         return HttpUpstream(
             health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch
         )
+
+
+def _by_use(network: Network, upstreams: list[UpstreamSettings]) -> tuple[Numbered, Numbered]:
+    """Those that take calls, and those that carry subscriptions only."""
+    takes_all = family_of(network).socket_calls
+    numbered = list(enumerate(upstreams))
+    calls = [(n, each) for n, each in numbered if takes_all or not each.url.startswith("ws")]
+    return calls, [each for each in numbered if each not in calls]
 
 
 def _as_upstream(given: BundlerSettings) -> UpstreamSettings:

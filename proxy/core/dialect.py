@@ -34,11 +34,16 @@ ErrorKind = Literal[
 @dataclass(frozen=True, slots=True)
 class ErrorMeaning:
     """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that said it.
-    `code`: ours for it, where facts 4.2 gives one."""
+    `code`: ours for it, where facts 4.2 gives one. `weight`: if several upstreams were asked in vain, the error of the greatest
+    weight is passed on: one about the call before an upstream's own trouble, and last the lack of a method."""
 
     retry_elsewhere: bool = False
     blame: bool = False
     code: int | None = None
+    weight: int = 0
+
+
+LACK, TROUBLE, ABOUT_THE_CALL = 1, 2, 3
 
 
 KINDS: dict[ErrorKind, ErrorMeaning] = {
@@ -52,13 +57,13 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
     # The range is split, or the error suggests one that works (`log_range`).
     "range_too_large": ErrorMeaning(code=-32602),
     # Another upstream may have it, or may do it.
-    "missing_data": ErrorMeaning(retry_elsewhere=True, code=-32014),
-    "unsupported": ErrorMeaning(retry_elsewhere=True, code=-32601),
+    "missing_data": ErrorMeaning(retry_elsewhere=True, code=-32014, weight=ABOUT_THE_CALL),
+    "unsupported": ErrorMeaning(retry_elsewhere=True, code=-32601, weight=LACK),
     # The upstream's own trouble.
-    "rate_limited": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32005),
-    "unauthorized": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32603),
-    "timeout": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32015),
-    "server": ErrorMeaning(retry_elsewhere=True, blame=True),
+    "rate_limited": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32005, weight=TROUBLE),
+    "unauthorized": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32603, weight=TROUBLE),
+    "timeout": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32015, weight=TROUBLE),
+    "server": ErrorMeaning(retry_elsewhere=True, blame=True, weight=TROUBLE),
     # Passed on as it came.
     "unknown": ErrorMeaning(),
 }
@@ -72,7 +77,7 @@ GENERIC_CODES = frozenset((0, 3, -32000, -32603)) | REJECTS_THE_REQUEST
 
 class UpstreamError(msgspec.Struct, frozen=True, gc=False):
     """A classified upstream error. `kind` decides; code and message are those of the upstream. `wants_rest`: it asks for a
-    pause."""
+    pause. `lacks_method`: the code itself says that the upstream does not have the method, so nothing was executed."""
 
     kind: ErrorKind
     code: int
@@ -80,6 +85,8 @@ class UpstreamError(msgspec.Struct, frozen=True, gc=False):
     retry_elsewhere: bool
     blame: bool
     wants_rest: bool
+    lacks_method: bool
+    weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,8 @@ _PLACE = re.compile(
 )
 _INTERNAL_ERROR = -32603
 _LARGEST_CODE = 2**53 - 1
+# JSON-RPC 2.0, 5.1.
+_METHOD_NOT_FOUND = -32601
 
 
 def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamError:
@@ -235,7 +244,8 @@ def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:
     # Vendors refuse our credentials with -32600 too.
     blame = meaning.blame and (code not in REJECTS_THE_REQUEST or kind == "unauthorized")
     wants_rest = kind == "rate_limited" and code not in GENERIC_CODES
-    return UpstreamError(kind, code, message, meaning.retry_elsewhere, blame, wants_rest)
+    lacks_method = kind == "unsupported" and code == _METHOD_NOT_FOUND
+    return UpstreamError(kind, code, message, meaning.retry_elsewhere, blame, wants_rest, lacks_method, meaning.weight)
 
 
 def _code(code: int | float | str | None) -> int:

@@ -16,6 +16,9 @@ only when no call caused the failure (a refused connection), or when the upstrea
 which we ask ourselves. Otherwise it opens *softly*: the upstream is passed over while another one takes calls, and used
 as before when none does.
 
+*Methods.* An upstream that replies "method not found" is passed over for that method while another one takes the call. The
+reply is neither a success, which would favour the upstream for its speed, nor a failure.
+
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Tiers.* A higher tier is used only when no upstream of a lower one can be.
 """
@@ -51,6 +54,8 @@ FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
+# How long an upstream is passed over for a method that it does not have. It may be upgraded meanwhile.
+LACKING_S = 300.0
 # The longest Retry-After that is obeyed: longer ones are taken for a mistake.
 LONGEST_REST_S = 300.0
 # How much worse the first of two drawn may be and still be taken: within that, upstreams are equally fast.
@@ -75,8 +80,8 @@ class UpstreamHealth:
 
     __slots__ = (
         "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free",
-        "good", "head", "head_at", "histogram", "index", "inflight", "is_soft", "label", "lagging", "latency_s", "mark",
-        "pause_s", "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier",
+        "good", "head", "head_at", "histogram", "index", "inflight", "is_soft", "label", "lacking", "lagging", "latency_s",
+        "mark", "pause_s", "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier",
         "trial_until", "weight",
     )  # fmt: skip
 
@@ -103,6 +108,8 @@ class UpstreamHealth:
         self.allow = frozenset(allow)
         self.deny = frozenset(deny)
         self.serves_all = not self.allow and not self.deny
+        # Methods that it said it does not have, and until when that is believed.
+        self.lacking: dict[str, float] = {}
         # The upstream's own limit: seconds of refill that a call costs, and the moment its bucket would have been empty.
         self.rate_s = 1.0 / requests_per_second if requests_per_second else 0.0
         self.rate_edge = 0.0
@@ -151,6 +158,13 @@ class UpstreamHealth:
         self.samples += 1
         if self.samples >= FORGET_AT:
             self._forget_half()
+
+    def lacked(self, method: str, now: float, *, certainly: bool) -> None:
+        """It replied that it does not have the method. Methods come from the family's table, so `lacking` is bounded. A reply
+        that is not `certainly` about the method, but perhaps about the params, is not remembered."""
+        self.trial_until = 0.0
+        if certainly:
+            self.lacking[method] = now + LACKING_S
 
     def complained(self) -> None:
         """It returned a server error, which the call may have caused. A trial ends; the next call is another trial."""
@@ -262,6 +276,9 @@ class UpstreamHealth:
     def may_serve(self, method: str) -> bool:
         return method not in self.deny and (not self.allow or method in self.allow)
 
+    def lacks(self, method: str, now: float) -> bool:
+        return self.lacking.get(method, 0.0) > now
+
     def score(self) -> float:
         """Lower is better: the wait to expect, by load for its weight, and failures."""
         return (self.latency_s + 0.0005) * (1.0 + self.inflight / self.weight) * (1.0 + 4.0 * self.failing_share)
@@ -301,6 +318,7 @@ class UpstreamGroup:
         archive: bool = False,
         allow_lagging: bool = False,
         softly: bool = False,
+        allow_lacking: bool = False,
     ) -> UpstreamHealth | None:
         """The upstream for this call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
         fit = [
@@ -310,6 +328,7 @@ class UpstreamGroup:
             if not tried >> member.index & 1
             and (member.free or member.takes_calls(now) or (softly and member.takes_calls_softly(now)))
             and (member.serves_all or member.may_serve(method))
+            and (not member.lacking or allow_lacking or not member.lacks(method, now))
             and (allow_lagging or not member.lagging)
             and (not archive or member.archive)
             and (not head or not member.head or member.head >= head)
@@ -317,25 +336,35 @@ class UpstreamGroup:
         if not fit:
             if not softly and [member for member in self.members if member.is_soft]:
                 return self.choose(
-                    now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging, softly=True
-                )
-            return self._second_best(now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging)
+                    now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging, softly=True,
+                    allow_lacking=allow_lacking,
+                )  # fmt: skip
+            return self._second_best(
+                now, method, tried=tried, head=head, archive=archive, allow_lagging=allow_lagging,
+                allow_lacking=allow_lacking,
+            )  # fmt: skip
         if len(fit) == 1:
             return fit[0]
         tier = min(member.tier for member in fit)
         return self._better_of_two([member for member in fit if member.tier == tier])
 
     def _second_best(
-        self, now: float, method: str, *, tried: int, head: int, archive: bool, allow_lagging: bool
+        self, now: float, method: str, *, tried: int, head: int, archive: bool, allow_lagging: bool, allow_lacking: bool
     ) -> UpstreamHealth | None:
-        """Give up the wishes one after the other: a head that is behind, a lag, and last an archive that is none by its
-        settings."""
+        """Give up the wishes one after the other: a head that is behind, a lag, an archive that is none by its settings, and
+        last the method that an upstream said it does not have: it knows best, and its error is a reply."""
         if head:
-            return self.choose(now, method, tried=tried, archive=archive, allow_lagging=allow_lagging)
+            return self.choose(
+                now, method, tried=tried, archive=archive, allow_lagging=allow_lagging, allow_lacking=allow_lacking
+            )
         if not allow_lagging:
-            return self.choose(now, method, tried=tried, archive=archive, allow_lagging=True)
+            return self.choose(
+                now, method, tried=tried, archive=archive, allow_lagging=True, allow_lacking=allow_lacking
+            )
         if archive:
-            return self.choose(now, method, tried=tried)
+            return self.choose(now, method, tried=tried, allow_lacking=allow_lacking)
+        if not allow_lacking and [member for member in self.members if member.lacking]:
+            return self.choose(now, method, tried=tried, allow_lacking=True)
         return None
 
     def _better_of_two(self, fit: list[UpstreamHealth]) -> UpstreamHealth:

@@ -44,7 +44,7 @@ class Cordons:
 
     def _healths(self) -> list[UpstreamHealth]:
         routes = [route for networks in self._networks for route in networks.routes.values()]
-        return [upstream.health for route in routes for upstream in route.upstreams]
+        return [upstream.health for route in routes for upstream in route.every_upstream]
 
     def find(self, mark: str) -> UpstreamHealth:
         found = next((health for health in self._healths() if health.mark == mark), None)
@@ -112,7 +112,7 @@ class FleetView:
                     "network": name,
                     "kind": kind,
                     "tip": route.heads.tip,
-                    "upstreams": [seen(upstream.health, now) for upstream in route.upstreams],
+                    "upstreams": [seen(upstream.health, now) for upstream in route.every_upstream],
                 }
                 for kind, networks in self._networks.items()
                 for name, route in networks.routes.items()

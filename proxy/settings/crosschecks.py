@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from proxy.chains.families import family_of
 from proxy.settings.sections import BundlerSettings, FixedPrice, PaymasterSettings, PriceFeed, UpstreamSettings
 from proxy.settings.tables import Tables
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 
 def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
-    """Report networks that no chain file defines."""
+    """Report networks that no chain file defines, and networks without an upstream for calls."""
     for name, kind in _NAMING.items():
         for place, each in _listed(tree, name, kind):
             if _is_unknown(each.network, tables):
@@ -41,6 +42,19 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         for network in _at(tree, name):
             if _is_unknown(network, tables):
                 yield f"{name}: there is no network {network} in config/chains"
+    yield from _call_faults(tree, tables)
+
+
+def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report networks whose upstreams carry subscriptions only."""
+    by_network: dict[str, list[str]] = {}
+    for _, each in _listed(tree, "upstreams", UpstreamSettings):
+        by_network.setdefault(each.network, []).append(each.url)
+    for name, urls in by_network.items():
+        network = None if name.count("/") != 1 else tables.chains.find(*name.split("/"))
+        if network is None or family_of(network).socket_calls or not all(url.startswith("ws") for url in urls):
+            continue
+        yield f"upstreams: {name} needs an http or https upstream: its ws and wss ones carry subscriptions only"
 
 
 def _is_unknown(network: Any, tables: Tables) -> bool:

@@ -10,18 +10,16 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
 
 from proxy.errors import Unavailable
 from proxy.services.feed import pending, svm_feed
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
-from proxy.web.websocket.frames import frame
 from proxy.wire.upstream_stream import UpstreamStream
 from tests.feed_upstreams import FeedScene, FeedUpstream, feed_scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
-from tests.svm_upstreams import SvmChain, SvmUpstream
+from tests.svm_upstreams import SvmChain, SvmFeedUpstream
 from tests.web.worker import on_uvloop
 
 HASHES, FULL = Topic("newPendingTransactions", False), Topic("newPendingTransactions", True)
@@ -181,51 +179,6 @@ async def test_syncing_is_sent_on_change_in_geths_format() -> None:
 
 
 # Solana
-
-
-class SvmFeedUpstream(FeedUpstream, SvmUpstream):
-    """`landed`: a signature's notification comes in one piece with its confirmation. `waiting`: calls answered later."""
-
-    landed = False
-    waiting: list[tuple[web.WebSocketResponse, dict[str, Any]]] | None = None
-
-    async def _answer_on(self, socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
-        if self.waiting is not None:
-            self.waiting.append((socket, call))
-            return
-        if not self.landed:
-            await super()._answer_on(socket, call)
-            return
-        self.subscribed += 1
-        params = {
-            "subscription": self.subscription_id(self.subscribed),
-            "result": {"context": {"slot": 5}, "value": {"err": None}},
-        }
-        reply = {"jsonrpc": "2.0", "id": call["id"], "result": params["subscription"]}
-        notification = {"jsonrpc": "2.0", "method": "signatureNotification", "params": params}
-        transport = self._sockets[socket].transport
-        assert transport is not None
-        transport.write(frame(orjson.dumps(reply)) + frame(orjson.dumps(notification)))
-
-    async def answer_all(self) -> None:
-        waiting, self.waiting = self.waiting or [], None
-        for socket, call in waiting:
-            await self._answer_on(socket, call)
-
-    def subscription_id(self, serial: int) -> int:
-        return 100 + serial
-
-    def notification_method(self, method: str) -> str:
-        return method.replace("Subscribe", "Notification")
-
-    async def slot(self, number: int) -> None:
-        await self.notify(
-            lambda method, _: method == "slotSubscribe", {"parent": number - 1, "root": number - 32, "slot": number}
-        )
-
-    async def change(self, kind: str, params: list[Any], value: Any, slot: int = 5) -> None:
-        result = {"context": {"slot": slot}, "value": value}
-        await self.notify(lambda method, given: (method, given) == (kind, params), result)
 
 
 @asynccontextmanager

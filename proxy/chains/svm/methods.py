@@ -205,6 +205,8 @@ SVM = Family(
     is_empty=is_empty,
     head=HeadReader(number_call=("getSlot", b"[]"), read_number=read_slot, genesis_call=("getGenesisHash", b"[]")),
     addresses=FORMAT,
+    # A validator has two ports: its RPC port takes calls, its PubSub port subscriptions.
+    socket_calls=False,
     subscriptions=SubscriptionRules("svm", read_subscription, numeric_ids=True),
     tokens="svm",
     list_id=list_id,

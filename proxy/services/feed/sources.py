@@ -41,7 +41,7 @@ class FeedSources:
         self._route = route
         streamed = [
             FeedSource(each, streams=True)
-            for each in route.upstreams
+            for each in route.every_upstream
             if isinstance(each, WebSocketUpstream) and each.health.may_serve(subscribe_method)
         ]
         polled = [

@@ -1,6 +1,7 @@
 """Sending calls to a network's upstreams, and deciding what their replies mean.
 
-The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not sent. An
+The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not sent, or if
+the upstream does not have the method. An
 empty result from an upstream behind the network's head is verified with another upstream first; it is kept as the *spare* in
 case no upstream has a better one. Only valid replies to our own calls are passed on. Nothing here waits: callbacks change the
 state of a flight and send what has to be sent.
@@ -96,15 +97,16 @@ class Dispatcher(FlightHandler):
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
 
-    def _another(self, flight: Flight, now: float) -> Upstream | None:
-        """Another upstream for the flight, if one is left and the budget allows it."""
-        if not flight.policy.may_repeat or flight.tries >= MAX_TRIES:
+    def _another(self, flight: Flight, now: float, *, lacked: bool = False) -> Upstream | None:
+        """Another upstream for the flight, if one is left and the budget allows it. `lacked`: the last one does not have the
+        method, so even a write was not executed."""
+        if not (flight.policy.may_repeat or lacked) or flight.tries >= MAX_TRIES:
             return None
         upstream = self.choose(flight, now, flight.tried)
         return upstream if upstream is not None and self.budget.spend(now, flight.client) else None
 
-    def _send_another(self, flight: Flight, now: float) -> bool:
-        upstream = self._another(flight, now)
+    def _send_another(self, flight: Flight, now: float, *, lacked: bool = False) -> bool:
+        upstream = self._another(flight, now, lacked=lacked)
         if upstream is not None:
             self.send(flight, upstream, now)
         return upstream is not None
@@ -228,6 +230,8 @@ class Dispatcher(FlightHandler):
             upstream.health.rest(now, 1.0)
         elif verdict.blame:
             flight.suspect(upstream)
+        elif verdict.kind == "unsupported":
+            upstream.health.lacked(policy.method.name, now, certainly=verdict.lacks_method)
         else:
             upstream.health.succeeded(took_s)
             flight.blame_suspects(now)
@@ -244,10 +248,10 @@ class Dispatcher(FlightHandler):
             is_named=bytes(reply.id) == flight.id,
         )
         if verdict.retry_elsewhere:
-            if not verdict.blame:
-                flight.spare_error = translated
-            if flight.is_under_way() or self._send_another(flight, now):
+            flight.note_error(translated, verdict.weight)
+            if flight.is_under_way() or self._send_another(flight, now, lacked=verdict.lacks_method):
                 return
+            translated = flight.spare_error
         elif verdict.kind == "range_too_large" and self._split(flight, error):
             flight.handed_over = True
             return
@@ -305,10 +309,10 @@ class Dispatcher(FlightHandler):
         self._give_up(flight, InternalError(self._message(reason)))
 
     def _give_up(self, flight: Flight, fault: Fault) -> None:
-        """No upstream is left to try. A spare result or error is better than a fault."""
+        """No upstream is left to try. A spare result is better than a fault, and so is an error that is about the call."""
         if flight.spare is not None:
             self.land(flight, flight.spare)
-        elif flight.spare_error:
+        elif flight.spare_weight > dialect.TROUBLE:
             self.land_error(flight, flight.spare_error)
         else:
             self.land_fault(flight, fault)

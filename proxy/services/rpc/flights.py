@@ -49,7 +49,7 @@ class Flight:
     __slots__ = (
         "answered_by", "archive", "began", "client", "done", "first", "first_at", "handed_over", "handler", "id", "is_piece",
         "last_began", "least_head", "moves", "params", "policy", "reports_head", "second", "second_at", "slot", "spare",
-        "spare_error", "streaming", "suspects", "tried", "tries", "waiters",
+        "spare_error", "spare_weight", "streaming", "suspects", "tried", "tries", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,7 @@ class Flight:
         # A result or an error to use if no upstream gives a better one.
         self.spare: bytes | None = None
         self.spare_error = b""
+        self.spare_weight = 0
         # The upstreams that were tried, as a bit set of their indexes, and the number of attempts.
         self.tried = 0
         self.tries = 0
@@ -156,6 +157,11 @@ class Flight:
         for health in self.suspects:
             health.blamed(now, by_call=True)
         self.suspects = ()
+
+    def note_error(self, error: bytes, weight: int) -> None:
+        """Keep the most useful of the errors: see `ErrorMeaning.weight`."""
+        if weight > self.spare_weight:
+            self.spare_error, self.spare_weight = error, weight
 
     # Waiters
 

@@ -18,6 +18,7 @@ from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.method_policy import ANY_SCOPE, MethodPolicy
 from proxy.services.rpc.shared_lookup import SharedLookup
+from proxy.wire.upstream import Upstream
 
 _NONE: Mapping[str, MethodPolicy] = {}
 _NO_LIMIT = 1 << 62
@@ -38,7 +39,7 @@ class Route:
 
     __slots__ = (
         "_short", "any_scope", "broadcast", "coalesces", "dispatcher", "guard", "heads", "is_live", "max_body", "network",
-        "only", "policies", "shared_lookup", "state", "unknown", "upstreams",
+        "only", "policies", "shared_lookup", "state", "streams", "unknown", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,7 @@ class Route:
         unknown: MethodPolicy,
         broadcast: int,
         coalesces: bool,
+        streams: Sequence[Upstream] = (),
         any_scope: int = ANY_SCOPE,
         max_body: int = _NO_LIMIT,
     ) -> None:
@@ -60,6 +62,8 @@ class Route:
         self.dispatcher = dispatcher
         self.state = state = dispatcher.state
         self.upstreams = state.upstreams
+        # Upstreams that carry subscriptions and no calls.
+        self.streams = tuple(streams)
         self.heads = state.heads
         self.only = state.only
         # How many upstreams a signed transaction is sent to.
@@ -80,6 +84,10 @@ class Route:
 
     def __repr__(self) -> str:
         return f"<Route {self.state!r}>"
+
+    @property
+    def every_upstream(self) -> tuple[Upstream, ...]:
+        return (*self.upstreams, *self.streams)
 
     def _only_serves(self, policy: MethodPolicy) -> bool:
         return self.only is not None and self.only.health.may_serve(policy.method.name)
@@ -116,7 +124,7 @@ class Networks:
             if route.only is not None:
                 # The short path earns no retry budget, so retries on an only upstream are paid from this.
                 route.dispatcher.budget.earn()
-            for upstream in route.upstreams:
+            for upstream in route.every_upstream:
                 upstream.tick(now)
 
     def counts(self) -> list[tuple[str, str, int, int]]:
@@ -124,8 +132,9 @@ class Networks:
         return [
             (route.network.id, upstream.label, upstream.health.good, upstream.health.bad)
             for route in self.routes.values()
-            for upstream in route.upstreams
+            for upstream in route.every_upstream
         ]
 
     def close(self) -> Awaitable[object]:
-        return asyncio.gather(*[upstream.close() for route in self.routes.values() for upstream in route.upstreams])
+        every = [upstream for route in self.routes.values() for upstream in route.every_upstream]
+        return asyncio.gather(*[upstream.close() for upstream in every])

@@ -1,0 +1,128 @@
+"""Upstreams that do not have a method: they are passed over for it, and only for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.feed_upstreams import feed_scene
+from tests.flows.talk import Reply, rpc
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Refused
+from tests.svm_upstreams import SvmChain, SvmFeedUpstream, signed_transfer
+from tests.web.worker import on_uvloop
+
+SOLANA = "solana/mainnet"
+ADDRESS = "0x" + "ab" * 20
+PROOF = "eth_getProof"
+
+
+class PubSub(SvmFeedUpstream):
+    """Like a validator: calls on its WebSocket port get an error, quickly."""
+
+    async def _answer_on(self, socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
+        if not call["method"].endswith("ubscribe"):
+            error = {"code": -32601, "message": "Method not found"}
+            await socket.send_json({"jsonrpc": "2.0", "id": call["id"], "error": error})
+            return
+        await super()._answer_on(socket, call)
+
+
+def refused(code: int, message: str) -> Any:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(code, message)
+
+    return refuse
+
+
+def lacking(*_: Any) -> Any:
+    raise Refused(-32601, "the method does not exist/is not available")
+
+
+async def proof(of: Scene, number: int) -> Reply:
+    return await of.ask(PROOF, [ADDRESS, [], hex(number)])
+
+
+@on_uvloop
+async def test_calls_and_sends_never_go_to_a_websocket_upstream_of_solana() -> None:
+    chain = SvmChain()
+    async with feed_scene(["ws", "http"], kind=PubSub, chain=chain, network=SOLANA) as found:
+        for n in range(30):
+            raw = signed_transfer(str(chain.machine.latest_blockhash()), 1_000_000 + n)
+            reply = await found.worker.ask(rpc("sendTransaction", [raw, {"encoding": "base64"}]), network=SOLANA)
+            assert "result" in reply.json, reply.json
+            assert (await found.worker.ask(rpc("getSlot", []), network=SOLANA)).json["result"] == chain.head
+        assert [each.count("sendTransaction") for each in found.upstreams] == [0, 30]
+        route = found.worker.app.networks.routes[SOLANA]
+        assert [each.label for each in route.streams] == [f"{SOLANA}#1"]
+        assert [each.label for each in route.upstreams] == [f"{SOLANA}#2"]
+
+
+@on_uvloop
+async def test_upstream_without_a_method_is_asked_once_and_not_favoured() -> None:
+    async with scene(2) as found:
+        found.upstreams[0].answers[PROOF] = lacking
+        health = found.route.upstreams[0].health
+        before = health.latency_s, health.good
+        for n in range(40):
+            assert "result" in (await proof(found, n)).json
+        assert found.upstreams[0].count(PROOF) == 1
+        assert (health.latency_s, health.good, health.bad) == (*before, 0)
+        for n in range(40):
+            await found.look()  # Otherwise its latency stays as it was at the start, above that of the other.
+            await found.result("eth_getBalance", [ADDRESS, hex(n)])
+        assert found.upstreams[0].count("eth_getBalance") > 0
+
+
+@on_uvloop
+async def test_method_that_every_upstream_lacks_is_an_error_each_time() -> None:
+    async with scene(2) as found:
+        for each in found.upstreams:
+            each.answers[PROOF] = lacking
+        for n in range(4):
+            assert (await proof(found, n)).json["error"]["code"] == -32601
+        found.upstreams[1].answers.clear()
+        assert "result" in (await proof(found, 5)).json
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("eth_sendRawTransaction", ["0x01"]), ("eth_sendPrivateTransaction", [{"tx": "0x01"}]), ("eth_newFilter", [{}])],
+)
+def test_write_that_an_upstream_does_not_know_goes_to_another(method: str, params: list[Any]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(3) as found:
+            for each in found.upstreams[:2]:
+                each.answers[method] = lacking
+            assert "result" in (await found.ask(method, params)).json
+            assert found.upstreams[2].count(method) == 1
+
+    run()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("useful", "other"),
+    [
+        ((-32004, "Block not available for slot 5"), (-32601, "Method not found")),
+        ((-32004, "Block not available for slot 5"), (-32603, "Internal error")),
+        ((-32603, "Internal error"), (-32601, "Method not found")),
+    ],
+)
+def test_most_useful_error_is_passed_on(
+    useful: tuple[int, str], other: tuple[int, str], order: tuple[int, int]
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        options = [{"tier": tier} for tier in order]
+        async with scene(2, network=SOLANA, chain=SvmChain(), kind=SvmFeedUpstream, options=options) as found:
+            found.upstreams[0].answers["getBlock"] = refused(*useful)
+            found.upstreams[1].answers["getBlock"] = refused(*other)
+            reply = await found.ask("getBlock", [5])
+            assert (reply.json["error"]["code"], reply.json["error"]["message"]) == useful
+            assert [each.count("getBlock") for each in found.upstreams] == [1, 1]
+
+    run()
