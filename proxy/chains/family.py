@@ -1,9 +1,9 @@
 """The interface between the request flow and a family of chains.
 
-A family describes its JSON-RPC methods, its heads, its addresses and the features it supports. The flow queries a call's
-block, the lifetime of a result or the head in a reply through `Family`, never by the name of a method or a chain. A method
-that is not in the family's table does not exist. Adding a family takes one package here and one line in `families.py`; its
-networks and prices are data (`config/chains/*.toml`, `config/pricing.toml`).
+A family describes how calls refer to blocks, its heads, its addresses and the features it supports. The flow queries a call's
+block, the lifetime of a result or the head in a reply through `Family`, never by the name of a method or a chain. Adding a
+family takes one package here and one line in `families.py`; its networks and its methods are data (`config/chains/*.toml`,
+`config/methods/*.toml`). A method that is not in these files does not exist.
 
 Two things limit how long a result stays true. A result that depends on the *head* is valid until the head moves. Data at or
 below the *final* height cannot change, so such a result is valid forever. A tag (`latest`, and `finalized` as well) is a
@@ -35,8 +35,10 @@ TokenKind = Literal["evm", "svm"]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How one method behaves on every network of its family.
+    """How one method behaves on every network of its family: a row of `config/methods/*.toml`.
 
+    `price`: compute units per call. `scopes`: a key needs one of them; without any, the kind decides. `chains`: the chains that
+    have the method; without any, all chains of the family.
     `kind`: a read may be repeated; a write is sent once; a filter belongs to the upstream that created it; a subscription
     needs a WebSocket.
     `block_at`: index of the block parameter in the params, if there is one. `span`: that parameter is an object with a first
@@ -44,32 +46,37 @@ class Method:
     `cache`: what identifies the result. `static`: the network alone. `hash`: a hash in the params, so the block in the result
     decides the lifetime. `block`: the block parameter. `head`: only the head. `never`: the result is not cached.
     `fresh`: results at a moving block are not cached, because the caller's own writes must show at once (nonces).
-    `retry`: the call may be sent to another upstream.
-    `tip`: the result depends on the head: always without a block parameter, otherwise if that names a moving block.
     `empty`: an empty result is doubtful if the upstream that returned it is behind.
     `head`: whether the result contains the head (see `HeadResult`).
     `names_block`: the result names the block that a transaction is in, perhaps before that block's head was seen.
     `after_object`: the first param is an object and the block parameter follows it.
     `splits`: the first param is a log filter as of `eth_getLogs`. A range that an upstream refuses is split and joined.
     `creates_filter`: the result is the id of a new filter.
-    `sent_id`: derives the result of a repeated write from its params, so that sending it twice is the same as once.
+    `identified`: the params of a write identify it, so that sending it twice is the same as once: see `Family.sent_id`.
+    `answer`: the result as JSON, the same for all callers. Such a call is never sent to an upstream.
     """
 
     name: str
+    price: int = 0
     kind: MethodKind = "read"
+    scopes: tuple[str, ...] = ()
+    chains: tuple[str, ...] = ()
     block_at: int | None = None
     span: bool = False
     cache: CacheRule = "never"
     fresh: bool = False
-    retry: bool = False
-    tip: bool = False
     empty: bool = False
     head: HeadResult = "none"
     names_block: bool = False
     after_object: bool = False
     splits: bool = False
     creates_filter: bool = False
-    sent_id: Callable[[bytes], bytes | None] | None = None
+    identified: bool = False
+    answer: str = ""
+
+
+# The methods of one family, by name.
+MethodTable = Mapping[str, Method]
 
 
 class BlockRef(msgspec.Struct, frozen=True, gc=False):
@@ -168,6 +175,10 @@ class SubscriptionRules:
     numeric_ids: bool = False
 
 
+def _no_id(params: bytes) -> bytes | None:
+    return None
+
+
 def _chain_id(network: str, chain_id: int | None) -> int | None:
     return chain_id
 
@@ -181,6 +192,7 @@ class Family:
     `is_archive(ref, head)`: whether the call reads state that an ordinary upstream has pruned.
     `is_empty(method, result)`: whether an upstream that is behind would return the same.
     `verdicts`: codes of errors that are final, whichever upstream returns them and whatever their text.
+    `sent_id(params)`: derives the result of a repeated write that is `identified`; None if it cannot.
     `last_block(params, head)`: the last block of a method that `splits`.
     `latest`: the tag of the head block; empty if the family has none.
     `standard_errors`: upstream errors are translated to the API's codes (`core/dialect.py`); otherwise they pass unchanged.
@@ -189,7 +201,6 @@ class Family:
     """
 
     name: str
-    methods: Mapping[str, Method]
     block_ref: Callable[[Method, bytes], BlockRef]
     lifetime: Callable[[Method, bytes, bytes, BlockRef, int, int], Lifetime]
     is_archive: Callable[[BlockRef, int], bool]
@@ -197,6 +208,7 @@ class Family:
     head: HeadReader
     addresses: AddressFormat
     verdicts: frozenset[int] = frozenset()
+    sent_id: Callable[[bytes], bytes | None] = _no_id
     last_block: Callable[[bytes, int], int] | None = None
     latest: str = ""
     standard_errors: bool = False
@@ -205,7 +217,3 @@ class Family:
     tokens: TokenKind | None = None
     features: frozenset[Feature] = frozenset()
     list_id: Callable[[str, int | None], int | None] = _chain_id
-
-
-def table(*methods: Method) -> dict[str, Method]:
-    return {method.name: method for method in methods}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, MutableSequence, Sequence
 
+from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.compose.upstream_marks import BUNDLER, mark_of
@@ -60,7 +61,7 @@ class NetworkBuilder:
         state = self._state(network, calls, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
         return Route(
             network,
-            policies_of(network, self._tables.prices, self._tally),
+            policies_of(network, self._tables.methods[network.family], self._tally),
             Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
@@ -81,7 +82,7 @@ class NetworkBuilder:
         state = self._state(network, numbered, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
         return Route(
             network,
-            bundler_policies.policies_of(network, self._tables.prices, self._tally),
+            bundler_policies.policies_of(network, self._tables.methods[BUNDLER_FAMILY.name], self._tally),
             Dispatcher(state, call_timeout_s=settings.bundler.call_timeout_s),
             unknown=bundler_policies.unknown_of(network, self._tally),
             broadcast=1,

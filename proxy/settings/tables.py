@@ -1,20 +1,21 @@
-"""Loads the data files in config/: chains, plans, unit prices, wallet proxies and token logos."""
+"""Loads the data files in config/: chains, methods, plans, unit prices, wallet proxies and token logos."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import orjson
 
 from proxy.chains.families import FAMILIES
+from proxy.chains.family import MethodTable
 from proxy.chains.registry import Chain, Registry
 from proxy.core.access import Limits
 from proxy.core.pricing import UnitPrices
 from proxy.errors import StartError
+from proxy.settings.method_files import load_methods
 from proxy.settings.schemas import CONFIG, schema_faults
 from proxy.settings.toml_files import checked
 
@@ -40,9 +41,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The data files. `proxies`: creation code of wallet proxies by version. `logos`: by chain id and token address."""
+    """The data files. `methods`: by family. `proxies`: creation code of wallet proxies by version. `logos`: by chain id and
+    token address."""
 
     chains: Registry
+    methods: Mapping[str, MethodTable]
     plans: Mapping[str, Plan]
     prices: UnitPrices
     proxies: Mapping[str, bytes]
@@ -60,27 +63,25 @@ def load_tables(config: Path = CONFIG) -> Tables:
     logos = _logos(config / "tokens", faults)
     registry = Registry(chains)
     faults += registry.faults()
-    faults += _family_faults(registry, prices or {})
+    faults += _family_faults(registry)
+    methods = load_methods(config / "methods", faults)
     if faults:
         raise StartError(faults)
-    by_family = {name: prices.pop(name) for name in FAMILIES if name in prices}
     return Tables(
         registry,
+        methods,
         msgspec.convert(plans, dict[str, Plan]),
-        msgspec.convert({**prices, "families": by_family}, UnitPrices),
+        msgspec.convert(prices, UnitPrices),
         proxies,
         logos,
     )
 
 
-def _family_faults(registry: Registry, prices: Mapping[str, Any]) -> Iterator[str]:
-    """Chains of a family that does not exist, and methods without a price."""
+def _family_faults(registry: Registry) -> Iterator[str]:
+    """Report chains of a family that does not exist."""
     for chain in registry.chains.values():
         if chain.family not in FAMILIES:
             yield f"{chain.name}.toml: family: there is no family {chain.family!r}; use one of {', '.join(FAMILIES)}"
-    for name, family in FAMILIES.items() if prices else ():
-        if missing := sorted(set(family.methods).difference(prices.get(name, ()))):
-            yield f"pricing.toml: {name}: no price for {', '.join(missing)}"
 
 
 def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:

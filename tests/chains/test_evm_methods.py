@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -12,8 +10,9 @@ from hypothesis import strategies as st
 
 from proxy.chains.evm.methods import EARLIEST, EVM, LATEST, PENDING
 from proxy.chains.family import HASH, NONE, BlockRef
+from proxy.settings import load_tables
 
-METHODS = EVM.methods
+METHODS = load_tables().methods["evm"]
 ADDRESS = '"0x52908400098527886e0f7030069857d2e4169ee7"'
 BLOCK_HASH = '"0x' + "ab" * 32 + '"'
 HEAD, FINAL = 1000, 900
@@ -274,15 +273,9 @@ def test_empty_results_are_recognised(method: str, result: bytes, expected: bool
     assert EVM.is_empty(METHODS[method], result) is expected
 
 
-def test_reads_and_named_sends_may_be_asked_elsewhere_and_nothing_else() -> None:
-    for method in METHODS.values():
-        assert method.retry is (method.kind == "read" or method.name == "eth_sendRawTransaction")
+def test_only_a_signed_transaction_is_identified_by_its_params() -> None:
+    assert [method.name for method in METHODS.values() if method.identified] == ["eth_sendRawTransaction"]
 
 
 def test_only_reads_are_kept() -> None:
     assert {method.kind for method in METHODS.values() if method.cache != "never"} == {"read"}
-
-
-def test_every_method_has_a_price_and_every_price_a_method() -> None:
-    prices = tomllib.loads(Path("config/pricing.toml").read_text())
-    assert set(prices["evm"]) == set(METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -199,8 +200,9 @@ legacy_fees = false
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration with the shipped plans and prices and no chain."""
+    """A configuration with the shipped methods, plans and prices and no chain."""
     (tmp_path / "chains").mkdir()
+    shutil.copytree(settings.CONFIG / "methods", tmp_path / "methods")
     for name in ("plans.toml", "pricing.toml"):
         (tmp_path / name).write_bytes((settings.CONFIG / name).read_bytes())
     return tmp_path

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.chains.family import NONE, BlockRef
 from proxy.chains.svm.methods import LEDGER_KEPT_SLOTS, SVM
+from proxy.settings import load_tables
 
-METHODS = SVM.methods
+METHODS = load_tables().methods["svm"]
 HEAD, FINAL = 1000, 900
 
 
@@ -116,10 +114,5 @@ def test_empty_results_are_recognised_inside_their_context_too(method: str, resu
 
 
 def test_writes_may_never_be_sent_again() -> None:
-    assert all(method.retry is (method.kind == "read") for method in METHODS.values())
+    assert not any(method.identified for method in METHODS.values())
     assert {name for name, method in METHODS.items() if method.kind == "write"} == {"sendTransaction", "requestAirdrop"}
-
-
-def test_every_method_has_a_price_and_every_price_a_method() -> None:
-    prices = tomllib.loads(Path("config/pricing.toml").read_text())
-    assert set(prices["svm"]) == set(METHODS)

@@ -49,8 +49,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("third") / "config"
     shutil.copytree(CONFIG, found, ignore=shutil.ignore_patterns("tokens", "devnet"))
     shutil.copy(HERE / "toychain.toml", found / "chains")
-    with (found / "pricing.toml").open("a") as prices:
-        prices.write("\n" + (HERE / "prices.toml").read_text())
+    shutil.copy(HERE / "methods.toml", found / "methods" / "toy.toml")
     return found
 
 
@@ -152,9 +151,12 @@ def test_method_without_a_price_stops_the_start(config: Path, monkeypatch: pytes
     monkeypatch.setitem(FAMILIES, TOY.name, TOY)
     broken = tmp_path / "config"
     shutil.copytree(config, broken)
-    text = (config / "pricing.toml").read_text()
-    (broken / "pricing.toml").write_text(text.replace("toySend = 7\n", ""))
-    with pytest.raises(StartError, match=r"pricing\.toml: toy: no price for toySend"):
+    methods = broken / "methods" / "toy.toml"
+    methods.write_text(methods.read_text().replace("price = 7, ", ""))
+    with pytest.raises(StartError, match=r'toy\.toml: methods\.toySend: "price" is a required property'):
+        load_tables(broken)
+    methods.unlink()
+    with pytest.raises(StartError, match="config/methods: there are no methods of the family toy"):
         load_tables(broken)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from proxy import settings
-from proxy.core.pricing import UnitPrices
 
-PRICES: UnitPrices = settings.load_tables().prices
+TABLES = settings.load_tables()
+PRICES, METHODS = TABLES.prices, TABLES.methods
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ PRICES: UnitPrices = settings.load_tables().prices
     ],
 )
 def test_evm_methods_cost_what_is_published(method: str, units: int) -> None:
-    assert PRICES.of_family("evm")[method] == units
+    assert METHODS["evm"][method].price == units
 
 
 @pytest.mark.parametrize(("method", "units"), [("getSlot", 2), ("getBlock", 4), ("getProgramAccounts", 20)])
 def test_svm_methods_cost_what_is_published(method: str, units: int) -> None:
-    assert PRICES.of_family("svm")[method] == units
+    assert METHODS["svm"][method].price == units
 
 
 def test_archive_read_costs_at_least_twenty() -> None:
@@ -38,13 +38,8 @@ def test_archive_read_costs_at_least_twenty() -> None:
 
 
 def test_no_price_is_more_than_the_smallest_plan_holds() -> None:
-    smallest = min(plan.units_per_second for plan in settings.load_tables().plans.values())
-    methods = [units for prices in PRICES.families.values() for units in prices.values()]
-    every = [*methods, *PRICES.rest.values(), *PRICES.bundler.values()]
+    smallest = min(plan.units_per_second for plan in TABLES.plans.values())
+    methods = [method.price for table in METHODS.values() for method in table.values()]
+    every = [*methods, *PRICES.rest.values(), *PRICES.paymaster.values()]
     assert min(every) >= 0
     assert max(every) <= smallest
-
-
-def test_unknown_family_has_no_prices() -> None:
-    with pytest.raises(KeyError):
-        PRICES.of_family("move")

@@ -222,7 +222,26 @@ async def test_huge_call_data_is_taken_up_to_the_cap_and_refused_beyond_it(datab
         assert found.sends() == 1
 
 
-@pytest.mark.parametrize("method", ["eth_chainId", "pimlico_getUserOperationGasPrice", "debug_bundler_clearState"])
+@pytest.mark.parametrize(
+    "method",
+    ["eth_chainId", "web3_clientVersion", "pimlico_getUserOperationGasPrice", "rundler_getUserOperationStatus"],
+)
+@on_uvloop
+async def test_gas_price_and_status_methods_are_passed_to_the_bundler(database: str, method: str) -> None:
+    async with bundler_scene(database) as found:
+        found.bundlers[0].answers[method] = lambda _: {"the": "bundler"}
+        assert (await found.ask(method)).json["result"] == {"the": "bundler"}
+
+        def lacking(_: Any) -> Any:
+            raise Refused(-32601, "Method not found")
+
+        found.bundlers[0].answers[method] = lacking
+        assert error_of(await found.ask(method))["code"] == -32601
+
+
+@pytest.mark.parametrize(
+    "method", ["eth_blockNumber", "pimlico_sendCompressedUserOperation", "debug_bundler_clearState"]
+)
 @on_uvloop
 async def test_any_other_method_does_not_exist(database: str, method: str) -> None:
     async with bundler_scene(database) as found:
@@ -295,7 +314,7 @@ async def test_items_of_a_batch_are_checked_each_on_its_own(database: str) -> No
         calls: list[tuple[str, list[Any]]] = [
             (SEND, [OPERATION, EP07]),
             (SEND, [{**OPERATION, "nonce": "3"}, EP07]),
-            ("eth_chainId", []),
+            ("eth_blockNumber", []),
             (ENTRY_POINTS_METHOD, []),
             (RECEIPT, [HASH]),
         ]

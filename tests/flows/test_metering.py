@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.chains.families import FAMILIES
 from proxy.core.access import Limits
 from proxy.telemetry import CallCollector
 from tests.flows.talk import Reply, rpc
@@ -20,7 +19,8 @@ from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import TABLES, on_uvloop
 
-EVM = TABLES.prices.of_family("evm")
+METHODS = {name: method for name, method in TABLES.methods["evm"].items() if not method.chains}
+EVM = {name: method.price for name, method in METHODS.items()}
 ADDRESS = "0x" + "ab" * 20
 TX = "0x" + "cd" * 32
 ARCHIVE = TABLES.prices.archive_minimum
@@ -43,8 +43,8 @@ def charged(of: Scene) -> int:
 
 
 def params_of(method: str) -> list[Any]:
-    at = FAMILIES["evm"].methods[method].block_at
-    if at is None or FAMILIES["evm"].methods[method].span:
+    at = METHODS[method].block_at
+    if at is None or METHODS[method].span:
         return [{}] if at is not None else [TX]
     return [*[ADDRESS] * at, "latest"]
 
@@ -53,7 +53,7 @@ def params_of(method: str) -> list[Any]:
 async def test_every_method_costs_its_listed_price() -> None:
     async with scene(1) as found, await found.worker.talk() as talk:
         for name, price in EVM.items():
-            kind = FAMILIES["evm"].methods[name].kind
+            kind = METHODS[name].kind
             request = rpc(name, params_of(name))
             reply = await talk.ask(found.worker.post(request, network=found.network))
             assert reply.status == 200, (name, reply)
@@ -95,9 +95,7 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
 @on_uvloop
 async def test_expensive_method_costs_no_archive_surcharge() -> None:
     async with scene(1) as found:
-        dear = next(
-            name for name, price in EVM.items() if price > ARCHIVE and FAMILIES["evm"].methods[name].block_at == 0
-        )
+        dear = next(name for name, price in EVM.items() if price > ARCHIVE and METHODS[name].block_at == 0)
         assert units(await found.ask(dear, ["0x1"])) == EVM[dear]
 
 

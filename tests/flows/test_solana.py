@@ -15,7 +15,7 @@ from tests.svm_upstreams import PAYEE, PAYER, SvmChain, SvmUpstream, signed_tran
 from tests.web.worker import TABLES, on_uvloop
 
 NETWORK = "solana/mainnet"
-SVM = TABLES.prices.of_family("svm")
+SVM = {name: method.price for name, method in TABLES.methods["svm"].items()}
 SEND = "sendTransaction"
 BASE64 = {"encoding": "base64"}
 

@@ -12,7 +12,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from proxy import settings
-from proxy.chains.families import FAMILIES
+from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.compose.app import App
 from proxy.core.access import SCOPES
 from proxy.settings import SCHEMAS
@@ -150,14 +150,9 @@ def test_priced_operations_are_exactly_those_with_a_key() -> None:
     assert set(PRICES.rest) == set(KEY_OPERATIONS) - BY_METHOD
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_priced_methods_are_exactly_those_of_the_family(family: str) -> None:
-    assert set(PRICES.of_family(family)) == set(FAMILIES[family].methods)
-
-
-def test_every_bundler_method_has_a_price() -> None:
+def test_every_bundler_method_is_described() -> None:
     methods = DOCUMENT["paths"]["/bundler/{chain}/{network}"]["post"]["x-rpc-methods"]
-    assert set(PRICES.bundler) == set(methods)
+    assert set(settings.load_tables().methods[BUNDLER.name]) == set(methods)
 
 
 def test_every_paymaster_method_has_a_price() -> None:

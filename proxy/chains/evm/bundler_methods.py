@@ -1,4 +1,4 @@
-"""The five methods of a bundler (ERC-7769), as a family. No other method exists on /bundler.
+"""The methods of a bundler (ERC-7769), as a family. Those that are not in `config/methods` do not exist on /bundler.
 
 No result is cached, because the results for an operation change when it is mined. A send is a write: it is never
 repeated after it may have been sent. Errors pass unchanged, because their codes are defined by the ERC.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
-from proxy.chains.family import NONE, BlockRef, Family, Method, table
+from proxy.chains.family import NONE, BlockRef, Family, Method
 from proxy.core.caching import Lifetime
 
 SEND = "eth_sendUserOperation"
@@ -39,13 +39,6 @@ def _is_empty(method: Method, result: bytes) -> bool:
 
 BUNDLER = Family(
     name="erc4337",
-    methods=table(
-        Method(SEND, "write"),
-        Method(ESTIMATE, retry=True),
-        Method(BY_HASH, retry=True),
-        Method(RECEIPT, retry=True),
-        Method(ENTRY_POINTS, retry=True),
-    ),
     block_ref=_no_block,
     lifetime=_not_kept,
     is_archive=_no_archive,

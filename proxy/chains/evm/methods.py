@@ -1,6 +1,7 @@
-"""The methods of EVM chains, and how their params and results refer to blocks.
+"""How the params and results of EVM methods refer to blocks.
 
-Methods outside the table are refused: `personal_*`, `admin_*`, `engine_*`, `eth_sign*` and others.
+The methods are listed in `config/methods`. Those that need a node's own keys or change the node are not: `personal_*`,
+`admin_*`, `engine_*`, `eth_sign*` and others.
 
 A block parameter is a hex number, a tag, a hash, or an object (EIP-1898: `blockNumber` or `blockHash`; a log filter:
 `fromBlock`, `toBlock` or `blockHash`). Anything else counts as `latest`: the upstream will return an error, and if it
@@ -19,7 +20,7 @@ from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
 from proxy.chains.evm.log_range import quantity
 from proxy.chains.evm.transactions import hash_of_sent
-from proxy.chains.family import HASH, NONE, BlockRef, Family, HeadResult, Method, SubscriptionRules, table
+from proxy.chains.family import HASH, NONE, BlockRef, Family, Method, SubscriptionRules
 from proxy.core.caching import Lifetime
 
 # geth's default: the states of the last 128 blocks are kept, head included.
@@ -202,68 +203,6 @@ def _number(value: Any) -> int | None:
     return -1 if number is None else number
 
 
-def _never(*names: str) -> tuple[Method, ...]:
-    """Calls about the upstream itself."""
-    return tuple(Method(name, retry=True) for name in names)
-
-
-def _static(*names: str) -> tuple[Method, ...]:
-    return tuple(Method(name, cache="static", retry=True) for name in names)
-
-
-def _at_head(*names: str, head: HeadResult = "none") -> tuple[Method, ...]:
-    return tuple(Method(name, cache="head", retry=True, tip=True, head=head) for name in names)
-
-
-def _by_hash(*names: str, names_block: bool = False) -> tuple[Method, ...]:
-    return tuple(Method(name, cache="hash", retry=True, empty=True, names_block=names_block) for name in names)
-
-
-def _at_block(place: int, *names: str, **flags: Any) -> tuple[Method, ...]:
-    return tuple(Method(name, block_at=place, cache="block", retry=True, tip=True, **flags) for name in names)
-
-
-METHODS = table(
-    *_never("web3_clientVersion", "net_listening", "eth_syncing", "eth_protocolVersion"),
-    *_static("web3_sha3", "net_version", "eth_chainId"),
-    *_at_head("eth_blockNumber", head="number"),
-    *_at_head("eth_gasPrice", "eth_maxPriorityFeePerGas", "eth_blobBaseFee", "trace_rawTransaction"),
-    *_by_hash("eth_getTransactionByHash", "eth_getTransactionReceipt", names_block=True),
-    *_by_hash(
-        "eth_getBlockByHash", "eth_getBlockTransactionCountByHash", "eth_getUncleCountByBlockHash",
-        "eth_getUncleByBlockHashAndIndex", "eth_getTransactionByBlockHashAndIndex", "trace_get", "trace_transaction",
-        "trace_replayTransaction", "debug_traceBlockByHash", "debug_traceTransaction", "debug_getRawTransaction",
-    ),
-    *_at_block(0, "eth_getLogs", empty=True, span=True, splits=True),
-    *_at_block(0, "trace_filter", empty=True, span=True),
-    *_at_block(0, "eth_getBlockByNumber", empty=True, head="block"),
-    *_at_block(
-        0,
-        "eth_getBlockTransactionCountByNumber", "eth_getUncleCountByBlockNumber", "eth_getUncleByBlockNumberAndIndex",
-        "eth_getTransactionByBlockNumberAndIndex", "eth_getBlockReceipts", "trace_block",
-        "trace_replayBlockTransactions", "debug_traceBlockByNumber", "debug_getRawBlock", "debug_getRawHeader",
-        "debug_getRawReceipts",
-        empty=True,
-    ),
-    *_at_block(1, "eth_getTransactionCount", fresh=True),
-    *_at_block(1, "eth_getCode", empty=True),
-    *_at_block(1, "eth_call", empty=True, after_object=True),
-    *_at_block(1, "eth_estimateGas", "eth_createAccessList", "debug_traceCall", after_object=True),
-    *_at_block(1, "eth_getBalance", "eth_simulateV1", "eth_feeHistory", "trace_callMany"),
-    *_at_block(2, "eth_getStorageAt", "eth_getProof", "trace_call"),
-    *(
-        Method(name, "filter", creates_filter=True)
-        for name in ("eth_newFilter", "eth_newBlockFilter", "eth_newPendingTransactionFilter")
-    ),
-    *(Method(name, "filter") for name in ("eth_getFilterChanges", "eth_getFilterLogs", "eth_uninstallFilter")),
-    # The hash identifies a signed transaction, so sending it twice has the same effect as sending it once.
-    Method("eth_sendRawTransaction", "write", retry=True, sent_id=hash_of_sent),
-    # These are meant for one relay only: a second one must not see them.
-    *(Method(name, "write") for name in ("eth_sendPrivateTransaction", "eth_cancelPrivateTransaction")),
-    *(Method(name, "subscription") for name in ("eth_subscribe", "eth_unsubscribe")),
-)  # fmt: skip
-
-
 def last_block(params: bytes, head: int) -> int:
     """The last block of a log query. An upstream that does not have it yet would silently leave it out."""
     found = log_range.parse(params, head)
@@ -272,11 +211,11 @@ def last_block(params: bytes, head: int) -> int:
 
 EVM = Family(
     name="evm",
-    methods=METHODS,
     block_ref=block_ref,
     lifetime=lifetime,
     is_archive=is_archive,
     is_empty=is_empty,
+    sent_id=hash_of_sent,
     last_block=last_block,
     latest=LATEST.tag,
     standard_errors=True,

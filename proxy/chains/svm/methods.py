@@ -1,4 +1,4 @@
-"""The methods of Solana-like chains, and how their params and results refer to slots.
+"""How the params and results of the methods of Solana-like chains refer to slots. `config/methods` lists the methods.
 
 A write is never repeated: a signature that may have landed must not be sent again.
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.family import BlockRef, Family, HeadReader, Method, SubscriptionParams, SubscriptionRules, table
+from proxy.chains.family import BlockRef, Family, HeadReader, Method, SubscriptionParams, SubscriptionRules
 from proxy.chains.svm.address import FORMAT, LIST_IDS
 from proxy.core.caching import Lifetime
 
@@ -132,55 +132,6 @@ def _slot_of(result: bytes) -> int:
         return -1
 
 
-def _never(*names: str) -> tuple[Method, ...]:
-    """Questions about the upstream itself, and the state of a signature that the caller waits for."""
-    return tuple(Method(name, retry=True) for name in names)
-
-
-def _at_head(*names: str, empty: bool = False) -> tuple[Method, ...]:
-    return tuple(Method(name, cache="head", retry=True, tip=True, empty=empty) for name in names)
-
-
-def _at_slot_param(*names: str) -> tuple[Method, ...]:
-    """Pinned to a slot for pricing and routing, but what they answer is an estimate, a vote or a list that still grows."""
-    return tuple(Method(name, block_at=0, cache="head", retry=True, empty=True) for name in names)
-
-
-METHODS = table(
-    Method("getBlock", block_at=0, cache="block", retry=True, empty=True),
-    Method("getTransaction", cache="hash", retry=True, empty=True),
-    *(Method(name, cache="static", retry=True) for name in ("getGenesisHash", "getEpochSchedule")),
-    *_never(
-        "getClusterNodes", "getFirstAvailableBlock", "getHealth", "getHighestSnapshotSlot", "getIdentity",
-        "getMaxRetransmitSlot", "getMaxShredInsertSlot", "getVersion", "minimumLedgerSlot",
-    ),
-    # Polled after a send: an answer from before it landed must not be given again.
-    Method("getSignatureStatuses", retry=True, tip=True),
-    *_at_slot_param("getBlockCommitment", "getBlocks", "getBlocksWithLimit", "getBlockTime"),
-    *_at_head(
-        "getBlockHeight", "getBlockProduction", "getEpochInfo", "getFeeForMessage", "getInflationGovernor",
-        "getInflationRate", "getInflationReward", "getLargestAccounts", "getLatestBlockhash", "getLeaderSchedule",
-        "getMinimumBalanceForRentExemption", "getRecentPerformanceSamples", "getRecentPrioritizationFees",
-        "getSlot", "getSlotLeader", "getSlotLeaders", "getStakeMinimumDelegation", "getSupply",
-        "getTransactionCount", "getVoteAccounts", "isBlockhashValid", "simulateTransaction",
-    ),
-    *_at_head(
-        "getAccountInfo", "getBalance", "getMultipleAccounts", "getProgramAccounts", "getSignaturesForAddress",
-        "getTokenAccountBalance", "getTokenAccountsByDelegate", "getTokenAccountsByOwner",
-        "getTokenLargestAccounts", "getTokenSupply",
-        empty=True,
-    ),
-    *(Method(name, "write") for name in ("sendTransaction", "requestAirdrop")),
-    *(
-        Method(name, "subscription")
-        for name in (
-            "slotSubscribe", "slotUnsubscribe", "accountSubscribe", "accountUnsubscribe", "logsSubscribe",
-            "logsUnsubscribe", "signatureSubscribe", "signatureUnsubscribe",
-        )
-    ),
-)  # fmt: skip
-
-
 def read_slot(result: bytes) -> int | None:
     return _number(result)
 
@@ -198,7 +149,6 @@ def list_id(network: str, chain_id: int | None) -> int | None:
 
 SVM = Family(
     name="svm",
-    methods=METHODS,
     block_ref=block_ref,
     lifetime=lifetime,
     is_archive=is_archive,

@@ -1,34 +1,28 @@
-"""The policies of a bundler's methods: their prices and scopes."""
+"""The policies of a bundler's methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from proxy.chains.evm.bundler_methods import BUNDLER, BY_HASH, ESTIMATE, RECEIPT, SEND
-from proxy.chains.family import Method
+from proxy.chains.family import Method, MethodTable
 from proxy.chains.registry import Network
 from proxy.core import access
-from proxy.core.pricing import UnitPrices
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.telemetry import Tally
 
-SENDING = access.SCOPE_BIT["bundler:send"]
 # A key that may send operations, or read the chain, may also read operations.
-READING = SENDING | access.SCOPE_BIT["rpc:read"]
-ANY_SCOPE = READING
+ANY_SCOPE = access.SCOPE_BIT["bundler:send"] | access.SCOPE_BIT["rpc:read"]
 
 
-def policies_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
+def policies_of(network: Network, methods: MethodTable, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     policies = {}
-    for name, method in BUNDLER.methods.items():
-        scope = SENDING if method.kind == "write" else READING
-        policy = policies[name] = MethodPolicy(
-            method, BUNDLER, prices.bundler[name], tally(network.id, name), scope=scope
-        )
+    for name, method in methods.items():
+        policy = policies[name] = MethodPolicy(method, BUNDLER, tally(network.id, name))
         policy.is_checked = name in (SEND, ESTIMATE)
         policy.looks_up_null = name in (BY_HASH, RECEIPT)
     return policies
 
 
 def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:
-    return MethodPolicy(Method("other"), BUNDLER, 0, tally(network.id, "other"))
+    return MethodPolicy(Method("other"), BUNDLER, tally(network.id, "other"))

@@ -86,6 +86,9 @@ class Forwarder:
             assert key is not None  # A filter belongs to a key: services make none here.
             self._filters.forward(caller, route, key, policy, params, now)
             return None
+        elif policy.answer:
+            caller.on_result(policy.answer)
+            return None
         elif route.broadcast > 1 and policy.may_broadcast:
             Broadcast(caller).send(route, policy, params, now, client=key.account.id if key else "")
             return None

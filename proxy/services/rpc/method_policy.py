@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from proxy.chains.families import family_of
-from proxy.chains.family import Family, Method
+from proxy.chains.family import Family, Method, MethodTable
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.jsonrpc import request_tail
-from proxy.core.pricing import UnitPrices
 from proxy.telemetry import Tally
 
 _SCOPES = {
@@ -38,21 +37,31 @@ def _latest_shape(method: Method, tag: bytes) -> tuple[int, bytes, bytes]:
     return ord('"'), b"[" if method.block_at == 0 else b",", b'"%b"]' % tag
 
 
+def _scope_of(method: Method) -> int:
+    """The scopes of which a key needs one, as bits."""
+    scope = 0
+    for name in method.scopes:
+        scope |= access.SCOPE_BIT[name]
+    return scope or _SCOPES[method.kind]
+
+
 class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
-        "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked", "is_head_number",
-        "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
+        "answer", "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
+        "is_head_number", "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
         "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units",
     )  # fmt: skip
 
-    def __init__(self, method: Method, family: Family, units: int, tally: Tally, *, scope: int = 0) -> None:
+    def __init__(self, method: Method, family: Family, tally: Tally) -> None:
         self.method = method
         self.family = family
-        self.units = units
+        self.units = method.price
         self.tally = tally
-        self.scope = scope or _SCOPES[method.kind]
+        self.scope = _scope_of(method)
+        # The result of calls that are never sent to an upstream; empty for all others.
+        self.answer = method.answer.encode()
         self.request_tail = request_tail(method.name)
         self.may_repeat = method.kind == "read"
         # Whether replies may be cached or shared at all.
@@ -97,23 +106,22 @@ class MethodPolicy:
     @property
     def may_broadcast(self) -> bool:
         """Whether the call may be sent to several upstreams: its params identify it, so that it is executed once."""
-        return self.method.sent_id is not None
+        return self.method.identified
 
     def already_known(self, params: bytes) -> bytes | None:
         """The result of a write that the upstream has received before."""
-        sent_id = self.method.sent_id
-        return None if sent_id is None else sent_id(params)
+        return self.family.sent_id(params) if self.method.identified else None
 
 
 def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:
     """The policy of all methods that do not exist. They share one tally, because callers can invent names."""
-    return MethodPolicy(Method("other"), family_of(network), 0, tally(network.id, "other"))
+    return MethodPolicy(Method("other"), family_of(network), tally(network.id, "other"))
 
 
-def policies_of(network: Network, prices: UnitPrices, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
+def policies_of(network: Network, methods: MethodTable, tally: Callable[[str, str], Tally]) -> dict[str, MethodPolicy]:
     family = family_of(network)
-    units = prices.of_family(network.family)
     return {
-        name: MethodPolicy(method, family, units[name], tally(network.id, name))
-        for name, method in family.methods.items()
+        name: MethodPolicy(method, family, tally(network.id, name))
+        for name, method in methods.items()
+        if not method.chains or network.chain.name in method.chains
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.chains.family import NONE, AddressFormat, BlockRef, Family, HeadReader, Method, table
+from proxy.chains.family import NONE, AddressFormat, BlockRef, Family, HeadReader, Method
 from proxy.core.caching import Lifetime
 
 NEWEST = BlockRef("tag", tag="newest")
@@ -54,12 +54,6 @@ def parse(text: str) -> bytes | None:
 
 TOY = Family(
     name="toy",
-    methods=table(
-        Method("toyHeight", cache="head", retry=True, tip=True, head="number"),
-        Method("toyGenesis", cache="static", retry=True),
-        Method("toyBalance", block_at=1, cache="block", retry=True, tip=True),
-        Method("toySend", "write"),
-    ),
     block_ref=block_ref,
     lifetime=lifetime,
     is_archive=is_archive,

@@ -1,0 +1,70 @@
+"""Loads the JSON-RPC methods of each chain family from `config/methods/*.toml`.
+
+A file names a family, perhaps the chains that have its methods, and the methods. A chain that is not configured is ignored.
+Several files may add methods to a family, but no method is defined twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.chains.evm.bundler_methods import BUNDLER
+from proxy.chains.families import FAMILIES
+from proxy.chains.family import Method, MethodTable
+from proxy.settings.toml_files import checked
+
+
+def load_methods(directory: Path, faults: list[str]) -> dict[str, MethodTable]:
+    """The methods by family. Adds the faults of every file to `faults`."""
+    tables: dict[str, dict[str, Method]] = {name: {} for name in (*FAMILIES, BUNDLER.name)}
+    for path in sorted(directory.glob("*.toml")):
+        data = checked("methods", path, faults)
+        if data:
+            faults += [f"{path.name}: {fault}" for fault in _file_faults(data, tables)]
+            tables.setdefault(data["family"], {}).update((method.name, method) for method in _methods_in(data))
+    faults += [f"config/methods: there are no methods of the family {name}" for name in tables if not tables[name]]
+    return dict(tables)
+
+
+def _methods_in(data: Mapping[str, Any]) -> Iterator[Method]:
+    shared = {"chains": data.get("chains", [])}
+    for name, row in data["methods"].items():
+        yield msgspec.convert({"name": name, **shared, **row}, Method)
+
+
+def _file_faults(data: Mapping[str, Any], tables: Mapping[str, MethodTable]) -> Iterator[str]:
+    family = data["family"]
+    if family not in tables:
+        yield f"family: there is no family {family!r}; use one of {', '.join(tables)}"
+    for method in _methods_in(data):
+        if method.name in tables.get(family, ()):
+            yield f"methods.{method.name}: already defined in another file"
+        yield from (f"methods.{method.name}: {fault}" for fault in _method_faults(method))
+
+
+def _method_faults(method: Method) -> Iterator[str]:
+    is_read, has_block = method.kind == "read", method.block_at is not None
+    if not is_read and (method.cache != "never" or method.answer):
+        yield f"a {method.kind} has neither cache nor answer"
+    if not has_block and (method.cache == "block" or method.span or method.after_object or method.head == "block"):
+        yield "block_at is missing: say which param names the block"
+    if method.splits and not method.span:
+        yield "splits needs span"
+    if method.creates_filter and method.kind != "filter":
+        yield 'creates_filter needs kind = "filter"'
+    if method.identified and method.kind != "write":
+        yield 'identified needs kind = "write"'
+    if method.answer and not _is_json(method.answer):
+        yield "answer must be JSON"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True
