@@ -22,6 +22,8 @@ TOKEN_BYTES = 32
 _TOKEN = re.compile(r"(?:adm_)?[A-Za-z0-9_-]{43}", re.ASCII)
 # Long enough that guessing is hopeless at the rate that is allowed; and not so long that hashing it takes a while.
 SHORTEST_PASSWORD, LONGEST_PASSWORD = 12, 200
+# How long a place from which a holder has signed in counts as known: 90 days.
+PLACE_S = 90 * 86_400.0
 # Methods that change nothing (RFC 9110, 9.2.1).
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import datetime
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
+from proxy.core.sessions import PLACE_S
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, Pool
 
 SessionRow = dict[str, Any]
-# How long a place from which a holder has signed in counts as known: 90 days.
-PLACE_S = 90 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +126,35 @@ class SessionStore:
 
     async def count_try(self, kind: str, subject: str, *, most: int, within_s: float) -> float:
         """Count an attempt and return zero, or return the seconds until the next attempt is allowed."""
-        digest = self.digest(kind, subject.lower())
+        digest = self._try(kind, subject)
         async with self._pool.connection() as connection:
             return float(await connection.fetchval(sql.sessions.count_try, digest, within_s, within_s / most) or 0.0)
 
-    async def is_known_place(self, email: str, place: str) -> bool:
-        """Whether the holder has signed in from there."""
-        digests = self.digests("place", f"{email.lower()}\0{place}")
+    async def clear_tries(self, kind: str, subjects: Sequence[str]) -> None:
+        digests = [self._try(kind, subject) for subject in subjects]
         async with self._pool.connection() as connection:
-            return bool(await connection.fetchval(sql.sessions.is_known_place, digests, PLACE_S))
+            await connection.execute(sql.sessions.clear_tries, digests)
 
-    async def add_place(self, email: str, place: str) -> None:
+    def _try(self, kind: str, subject: str) -> bytes:
+        return self.digest(kind, subject.lower())
+
+    async def known_places(self, email: str, places: Sequence[str]) -> list[str]:
+        """Return the places from which the holder has signed in."""
+        digests = {digest: place for place in places for digest in self._place(email, place)}
+        if not digests:
+            return []
         async with self._pool.connection() as connection:
-            await connection.execute(sql.sessions.add_place, self.digest("place", f"{email.lower()}\0{place}"))
+            rows = await connection.fetch(sql.sessions.known_places, [*digests], PLACE_S)
+        known = {digests[row["place"]] for row in rows}
+        return [place for place in places if place in known]
+
+    async def add_places(self, email: str, places: Sequence[str]) -> None:
+        digests = [self._place(email, place)[0] for place in places]
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.add_places, digests)
+
+    def _place(self, email: str, place: str) -> list[bytes]:
+        return self.digests("place", f"{email.lower()}\0{place}")
 
     # Admin tokens
 

@@ -953,7 +953,7 @@ create unlogged table sign_in_tries (
     edge timestamptz not null
 );
 
--- Addresses from which holders have signed in, as digests with their e-mail address.
+-- Addresses and browsers from which holders have signed in, as digests with their e-mail address.
 create table sign_in_places (
     place bytea primary key,
     seen_at timestamptz not null default now()

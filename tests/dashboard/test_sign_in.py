@@ -19,7 +19,8 @@ async def test_holder_signs_in_with_a_password_and_out_again(service: DashboardS
     assert session.data["csrf_token"] == holder.csrf
     cookies = dict(holder.cookies)
     assert (await holder.post("/account/sign-out")).data == {"signed_out": True}
-    assert not holder.cookies
+    # The browser stays known.
+    assert [*holder.cookies] == ["penstock_device"]
     holder.cookies = cookies
     (await holder.get("/account/session")).fault(401)
 
@@ -342,3 +343,40 @@ async def test_wrong_passwords_of_strangers_do_not_keep_a_holder_out(service: Da
     statuses = [(await holder.post("/account/sign-in", wrong)).status for _ in range(11)]
     assert statuses[0] == 401
     assert statuses[-1] == 429
+
+
+async def test_browser_of_the_holder_is_known_wherever_it_is(service: DashboardService) -> None:
+    """Strangers use up the account's count and that of the address that they share with the holder."""
+    holder = await service.holder()
+    right = {"email": holder.account["email"], "password": PASSWORD}
+    wrong = {**right, "password": "a guess, a guess"}
+    stranger = Client(service)
+    statuses = [(await stranger.post("/account/sign-in", wrong)).status for _ in range(40)]
+    assert statuses[-1] == 429
+    holder.address = stranger.address
+    assert (await holder.post("/account/sign-in", right)).status == 200
+    # A made-up device token is no known one, and a planted one does not become known.
+    thief = Client(service)
+    thief.cookies["penstock_device"] = holder.cookies["penstock_device"][::-1]
+    (await thief.post("/account/sign-in", right)).fault(429)
+    planted = "A" * 43
+    fresh = await service.holder()
+    fresh.cookies["penstock_device"] = planted
+    assert (await fresh.post("/account/sign-in", {**right, "email": fresh.account["email"]})).status == 200
+    assert fresh.cookies["penstock_device"] != planted
+
+
+async def test_right_password_at_a_known_place_clears_its_count(service: DashboardService) -> None:
+    holder = await service.holder()
+    right = {"email": holder.account["email"], "password": PASSWORD}
+    for _ in range(3):
+        for _ in range(9):
+            (await holder.post("/account/sign-in", {**right, "password": "a guess, a guess"})).fault(401)
+        assert (await holder.post("/account/sign-in", right)).status == 200
+
+
+async def test_device_cookie_is_no_session(service: DashboardService) -> None:
+    holder = await service.holder()
+    stranger = Client(service)
+    stranger.cookies["penstock_session"] = stranger.cookies["penstock_device"] = holder.cookies["penstock_device"]
+    (await stranger.get("/account/session")).fault(401)

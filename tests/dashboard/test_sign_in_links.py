@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from proxy.compose.dashboard import url_of
-from proxy.services.accounts.sign_in import SignIn
+from proxy.services.accounts.sign_in import SignIn, SignInPlace
 from proxy.settings import DashboardSettings
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
@@ -27,7 +27,7 @@ async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_ser
     keys, tasks = KeyStore(pool, pepper=PEPPER, plans=("free",)), Tasks()
     await keys.create_account(name="a", email="Kim@Example.com", plan="free")
     sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
-    await sign_in.ask_link("kim@example.com", address="192.0.2.1")
+    await sign_in.ask_link("kim@example.com", at=SignInPlace("192.0.2.1"))
     (mail,) = await until(lambda: mail_server.mails)
     assert mail["X-Rcpt"] == "Kim@Example.com"
     await tasks.close()
@@ -39,7 +39,7 @@ async def test_link_that_cannot_be_sent_is_logged_once(
     tasks = Tasks()
     sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
     with caplog.at_level(logging.WARNING):
-        await sign_in.ask_link("a\0b@example.com", address="192.0.2.1")
+        await sign_in.ask_link("a\0b@example.com", at=SignInPlace("192.0.2.1"))
         # No task is left that would retry.
         await until(lambda: repr(tasks) == "<Tasks >")
     assert [record.getMessage() for record in caplog.records] == ["sign-in link not sent"]

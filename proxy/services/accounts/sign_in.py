@@ -2,14 +2,16 @@
 
 Sign-in never reveals whether an e-mail address has an account: a wrong password and an unknown address cost the same work and
 return the same error, and every request for a link gets the same reply. Attempts are counted before anything is checked, by
-client address and by e-mail, in the database that all workers share. Addresses from which the holder has signed in before have
-their own count, so strangers cannot keep a holder out by wrong passwords. Password hashing is slow and memory-hungry by design,
-so it runs on threads, a few at a time.
+client address and by e-mail, in the database that all workers share. Each place from which the holder has signed in before, a
+browser with its device cookie or an address, has its own count, which a sign-in clears: strangers cannot keep a holder out by
+wrong passwords, not even from the holder's own address. Password hashing is slow and memory-hungry by design, so it runs on
+threads, a few at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import logging
 import math
@@ -17,7 +19,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
@@ -26,11 +28,11 @@ from proxy.core import sessions
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from proxy.settings import DashboardSettings
-from proxy.store.sessions import Session, SessionStore
+from proxy.store.sessions import AccountHolder, Session, SessionStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
-__all__ = ("Session", "SignIn", "SignedIn")
+__all__ = ("Session", "SignIn", "SignInPlace", "SignedIn")
 
 log = logging.getLogger("penstock.sessions")
 
@@ -45,6 +47,8 @@ MOST_WAITING = 100
 # Window for attempts per e-mail address. Attempts per client address are counted over a minute.
 EMAIL_WINDOW_S = 600.0
 KEEP_EVERY_S = 300.0
+# The count of wrong passwords at a known place.
+_KNOWN_TRY = "known try"
 
 _WRONG = "the e-mail address or the password is wrong"
 _WRONG_LINK = "this link has been used or has expired: request a new one"
@@ -79,11 +83,28 @@ def link_of(where: str, token: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class SignInPlace:
+    """The origin of a sign-in: a client address, and the cookies of a browser. Each may be empty or made up."""
+
+    address: str
+    device: str = ""
+    # The token of the browser's session, which a new one replaces.
+    before: str = ""
+
+    @property
+    def places(self) -> list[str]:
+        """The names under which a holder's places are remembered, the surest first."""
+        device = [f"device {self.device}"] if sessions.is_token(self.device) else []
+        return [*device, sessions.place_of(self.address)] if self.address else device
+
+
+@dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A session and its cookie token."""
+    """A session, its cookie token, and for a holder the token of the browser, by which it is known the next time."""
 
     token: str
     session: Session
+    device: str = ""
 
 
 class SignIn:
@@ -104,19 +125,19 @@ class SignIn:
 
     # Signing in
 
-    async def by_password(self, email: str, password: str, *, address: str, before: str) -> SignedIn:
-        """Sign in by password. Ends the session of the browser's previous cookie, `before`."""
-        await self._count(address, email)
+    async def by_password(self, email: str, password: str, *, at: SignInPlace) -> SignedIn:
+        """Sign in by password. Ends the browser's previous session."""
+        await self._count(at, email)
         holder = await self._store.find_holder(email)
         wanted = holder.hash if holder is not None and holder.hash else await self._dummy()
         is_right = await self._in_thread(lambda: verify_password(wanted, password))
         if holder is None or not holder.hash or not is_right:
             raise Unauthorized(_WRONG)
-        return await self._begin_holder(holder.id, email=holder.email, address=address, before=before)
+        return await self._begin_holder(holder, at)
 
-    async def ask_link(self, email: str, *, address: str) -> None:
+    async def ask_link(self, email: str, *, at: SignInPlace) -> None:
         """Send a sign-in link in the background. Returns at once: timing must not reveal whether there is an account."""
-        await self._count(address, email, kind="link")
+        await self._count(at, email, kind="link")
         self._tasks.start(f"link {secrets.token_hex(4)}", lambda: self._send_link(email))
 
     async def _send_link(self, email: str) -> None:
@@ -152,9 +173,9 @@ class SignIn:
             id=f"link-{secrets.token_hex(8)}", to=email, subject="Your sign-in link", text=text, html=html
         )
 
-    async def by_link(self, token: str, *, password: str | None, address: str, before: str) -> SignedIn:
+    async def by_link(self, token: str, *, password: str | None, at: SignInPlace) -> SignedIn:
         """Sign in by link. If a password is given, it becomes the account's new password."""
-        await self._count(address)
+        await self._count(at)
         hashed = None
         if password is not None and sessions.is_token(token):
             hashed = await self._hash(password, email=await self._store.link_email(token))
@@ -163,20 +184,26 @@ class SignIn:
             raise Unauthorized(_WRONG_LINK)
         if hashed is not None:
             await self._store.set_password(account, hashed)
-        holder = await self._store.read_holder(account)
-        return await self._begin_holder(account, email=holder.email, address=address, before=before)
+        return await self._begin_holder(await self._store.read_holder(account), at)
 
-    async def by_admin_token(self, token: str, *, address: str, before: str) -> SignedIn:
-        await self._count(address)
+    async def by_admin_token(self, token: str, *, at: SignInPlace) -> SignedIn:
+        await self._count(at)
         operator = await self._store.find_token(token) if sessions.is_token(token) else None
         if operator is None:
             raise Unauthorized(_NO_OPERATOR)
-        return await self._begin(operator=operator[0], before=before)
+        return await self._begin(operator=operator[0], before=at.before)
 
-    async def _begin_holder(self, account: str, *, email: str, address: str, before: str) -> SignedIn:
-        """Begin a holder's session. Its address is a known place from now on."""
-        await self._store.add_place(email, sessions.place_of(address))
-        return await self._begin(account=account, before=before)
+    async def _begin_holder(self, holder: AccountHolder, at: SignInPlace) -> SignedIn:
+        """Begin a holder's session. Its address and its browser are known places from now on, without failed attempts.
+
+        A browser keeps its device token only if it is known: one that was planted there must not become known.
+        """
+        known = await self._store.known_places(holder.email, at.places)
+        device = at.device if f"device {at.device}" in known else new_token()
+        places = dataclasses.replace(at, device=device).places
+        await self._store.add_places(holder.email, places)
+        await self._store.clear_tries(_KNOWN_TRY, [_subject(holder.email, place) for place in places])
+        return dataclasses.replace(await self._begin(account=holder.id, before=at.before), device=device)
 
     async def _begin(self, *, account: str | None = None, operator: str | None = None, before: str) -> SignedIn:
         """Start a session under a fresh token, so that a token planted in the browser is worthless (session fixation)."""
@@ -217,7 +244,7 @@ class SignIn:
         holder = await self._store.read_holder(by.session.id)
         if holder.hash:
             # Only the holder's own sessions get here: strangers cannot use up this count.
-            await self._count(email=by.session.email, kind="change")
+            await self._count(SignInPlace(""), by.session.email, kind="change")
             is_right = await self._in_thread(lambda: verify_password(holder.hash, current or ""))
             if not is_right:
                 raise InvalidRequest("current_password: is wrong")
@@ -239,19 +266,22 @@ class SignIn:
 
     # Shared steps
 
-    async def _count(self, address: str = "", email: str = "", *, kind: str = "try") -> None:
+    async def _count(self, at: SignInPlace, email: str = "", *, kind: str = "try") -> None:
         """Count an attempt, by client address and by e-mail. Links are counted apart, so wrong passwords cannot block them, and
-        so are attempts from each known place of the holder."""
+        so are attempts from each known place of the holder. A known browser may share its address with strangers."""
         most = self._settings.tries
-        if address and (wait := await self._store.count_try("address", address, most=2 * most, within_s=60.0)):
-            _too_many(wait)
-        if not email:
-            return
-        place = sessions.place_of(address) if address else ""
-        if place and await self._store.is_known_place(email, place):
-            kind, email = f"known {kind}", f"{email}\0{place}"
-        if wait := await self._store.count_try(kind, email, most=most, within_s=EMAIL_WINDOW_S):
-            _too_many(wait)
+        known = await self._store.known_places(email, at.places) if email else []
+        is_known_device = bool(known) and known[0].startswith("device ")
+        if at.address and not is_known_device:
+            await self._take("address", at.address, most=2 * most, within_s=60.0)
+        if known:
+            await self._take(f"known {kind}", _subject(email, known[0]), most=most, within_s=EMAIL_WINDOW_S)
+        elif email:
+            await self._take(kind, email, most=most, within_s=EMAIL_WINDOW_S)
+
+    async def _take(self, kind: str, subject: str, *, most: int, within_s: float) -> None:
+        if wait := await self._store.count_try(kind, subject, most=most, within_s=within_s):
+            raise RateLimited("too many sign-in attempts: wait a while", retry_after_s=math.ceil(wait))
 
     async def _hash(self, password: str, *, email: str = "") -> str:
         return await self._in_thread(lambda: hash_password(password, email=email))
@@ -272,5 +302,5 @@ class SignIn:
             self._waiting -= 1
 
 
-def _too_many(wait_s: float) -> NoReturn:
-    raise RateLimited("too many sign-in attempts: wait a while", retry_after_s=math.ceil(wait_s))
+def _subject(email: str, place: str) -> str:
+    return f"{email}\0{place}"

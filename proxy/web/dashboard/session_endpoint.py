@@ -20,7 +20,7 @@ from proxy.core.access import ALL_SCOPES, Account, Key, Limits
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.admission import Admission
-from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
+from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPlace
 from proxy.settings import DashboardSettings
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate, Handler
@@ -28,7 +28,8 @@ from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import fault_reply, json_reply
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
-COOKIES = {"account": "penstock_session", "admin": "penstock_admin"}
+# `device` is no session: it only shows that the holder has signed in with this browser before.
+COOKIES = {"account": "penstock_session", "admin": "penstock_admin", "device": "penstock_device"}
 CSRF = "X-CSRF-Token"
 _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
@@ -40,6 +41,7 @@ class SessionRequest:
     session: Session | None
     # The cookie as received; it may be invalid.
     token: str
+    device: str
     address: str
     secure: bool
     path: Mapping[str, str]
@@ -54,6 +56,10 @@ class SessionRequest:
     @property
     def signed_in(self) -> SignedIn:
         return SignedIn(self.token, self.who)
+
+    @property
+    def place(self) -> SignInPlace:
+        return SignInPlace(self.address, self.device, before=self.token)
 
     @property
     def page(self) -> Page:
@@ -132,7 +138,7 @@ class SessionEndpoints:
         if changes:
             self._refuse_foreign(request)
         kind = "admin" if operation.path.startswith("/admin") else "account"
-        token = request.cookies.get(cookie_name(kind, secure=secure), "")
+        token, device = (request.cookies.get(cookie_name(each, secure=secure), "") for each in (kind, "device"))
         session = None
         if operation.session != "none":
             bearer = _bearer(request) if operation.session == "admin" else ""
@@ -143,7 +149,7 @@ class SessionEndpoints:
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
         body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
-        return SessionRequest(session, token, address, secure, path, query, body)
+        return SessionRequest(session, token, device, address, secure, path, query, body)
 
     def _refuse_foreign(self, request: web.Request) -> None:
         fetch_site, origin = request.headers.get("Sec-Fetch-Site", ""), request.headers.get("Origin", "")

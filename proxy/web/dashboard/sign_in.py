@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from multidict import CIMultiDict
+
 from proxy.core import sessions
+from proxy.core.sessions import PLACE_S
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, set_cookie
 from proxy.web.rest.endpoint import RestReply
@@ -31,24 +34,20 @@ class SignInHandlers:
 
     async def by_password(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._sign_in.by_password(
-            body["email"], body["password"], address=request.address, before=request.token
-        )
+        found = await self._sign_in.by_password(body["email"], body["password"], at=request.place)
         return self._session_reply(request, found)
 
     async def ask_link(self, request: SessionRequest) -> RestReply:
-        await self._sign_in.ask_link(request.body["email"], address=request.address)
+        await self._sign_in.ask_link(request.body["email"], at=request.place)
         return RestReply({"sent": True}, status=202)
 
     async def by_link(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._sign_in.by_link(
-            body["token"], password=body.get("password"), address=request.address, before=request.token
-        )
+        found = await self._sign_in.by_link(body["token"], password=body.get("password"), at=request.place)
         return self._session_reply(request, found)
 
     async def by_admin_token(self, request: SessionRequest) -> RestReply:
-        found = await self._sign_in.by_admin_token(request.body["token"], address=request.address, before=request.token)
+        found = await self._sign_in.by_admin_token(request.body["token"], at=request.place)
         return self._session_reply(request, found)
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
@@ -66,7 +65,10 @@ class SignInHandlers:
         return _shown(SignedIn(request.token, session))
 
     def _session_reply(self, request: SessionRequest, found: SignedIn) -> RestReply:
-        return RestReply(_shown(found), headers=self._cookie(request, found.session, found.token))
+        headers = CIMultiDict(self._cookie(request, found.session, found.token))
+        if found.device:
+            headers.extend(set_cookie("device", found.device, secure=request.secure, lasts_s=PLACE_S))
+        return RestReply(_shown(found), headers=headers)
 
     def _cookie(self, request: SessionRequest, session: Session, token: str) -> dict[str, str]:
         kind = "admin" if session.is_operator else "account"

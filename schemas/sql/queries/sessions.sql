@@ -67,13 +67,14 @@ select coalesce(
     (select extract(epoch from edge - now())::float8 + $3 from sign_in_tries where subject = $1)
 );
 
--- is_known_place
-select exists (
-    select from sign_in_places where place = any ($1::bytea[]) and seen_at > now() - make_interval(secs => $2)
-);
+-- clear_tries
+delete from sign_in_tries where subject = any ($1::bytea[]);
 
--- add_place
-insert into sign_in_places (place) values ($1) on conflict (place) do update set seen_at = now();
+-- known_places
+select place from sign_in_places where place = any ($1::bytea[]) and seen_at > now() - make_interval(secs => $2);
+
+-- add_places
+insert into sign_in_places (place) select unnest($1::bytea[]) on conflict (place) do update set seen_at = now();
 
 -- add_token
 insert into admin_tokens (id, name, digest, hint) values ($1, $2, $3, $4) returning id, name, hint, created_at;
