@@ -194,6 +194,7 @@ class Family:
     `verdicts`: codes of errors that are final, whichever upstream returns them and whatever their text.
     `sent_id(params)`: derives the result of a repeated write that is `identified`; None if it cannot.
     `last_block(params, head)`: the last block of a method that `splits`.
+    `within_head(params, head)`: params of such a method, or of a new filter, that end near the head.
     `latest`: the tag of the head block; empty if the family has none.
     `standard_errors`: upstream errors are translated to the API's codes (`core/dialect.py`); otherwise they pass unchanged.
     `socket_calls`: WebSocket upstreams reply to calls too. Otherwise they carry subscriptions only.
@@ -210,6 +211,7 @@ class Family:
     verdicts: frozenset[int] = frozenset()
     sent_id: Callable[[bytes], bytes | None] = _no_id
     last_block: Callable[[bytes, int], int] | None = None
+    within_head: Callable[[bytes, int], bytes] | None = None
     latest: str = ""
     standard_errors: bool = False
     socket_calls: bool = True

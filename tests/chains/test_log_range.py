@@ -163,3 +163,22 @@ def test_our_refusal_names_a_range_in_data_and_in_the_phrase_that_indexers_read(
 )  # fmt: skip
 def test_quantity_reads_hex_and_nothing_else(raw: bytes, expected: int | None) -> None:
     assert log_range.quantity(raw) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        ("0x0", "0xfffffffffffffff", '{"fromBlock":"0x0","toBlock":"latest","address":"0x1"}'),
+        ("0x64", "0x84d", '{"fromBlock":"0x64","toBlock":"latest","address":"0x1"}'),
+        ("0xffffffff", "0xffffffffff", '{"fromBlock":"0xffffffff","toBlock":"0x1000003e7","address":"0x1"}'),
+        ("0x0", "0x84c", None),
+        ("0x0", "latest", None),
+        ("0x5", "0x1", None),
+        ("latest", "pending", None),
+    ],
+)
+def test_range_far_beyond_the_head_ends_near_it(first: str, last: str, expected: str | None) -> None:
+    head = 2124 - 1000
+    params = f'[{{"fromBlock":"{first}","toBlock":"{last}","address":"0x1"}}]'.encode()
+    assert log_range.within_head(params, head) == (params if expected is None else f"[{expected}]".encode())
+    assert log_range.within_head(params, 0) == params

@@ -217,6 +217,7 @@ EVM = Family(
     is_empty=is_empty,
     sent_id=hash_of_sent,
     last_block=last_block,
+    within_head=log_range.within_head,
     latest=LATEST.tag,
     standard_errors=True,
     head=HEAD,

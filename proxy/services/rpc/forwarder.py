@@ -74,6 +74,8 @@ class Forwarder:
         state = route.state
         if state.shared_head.moves != state.seen_moves:
             state.catch_up()
+        if policy.by_range or policy.method.creates_filter:
+            params = policy.within_head(params, route.heads.tip)
         if policy.shared:
             slot = slot or key_of(policy.request_tail, params)
             if not fresh and _is_known(caller, route, slot):

@@ -103,6 +103,11 @@ class MethodPolicy:
         last_block = self.family.last_block
         return head if last_block is None else last_block(params, head)
 
+    def within_head(self, params: bytes, head: int) -> bytes:
+        """Params that name no blocks far beyond the head, with the same result."""
+        within_head = self.family.within_head
+        return params if within_head is None else within_head(params, head)
+
     @property
     def may_broadcast(self) -> bool:
         """Whether the call may be sent to several upstreams: its params identify it, so that it is executed once."""
