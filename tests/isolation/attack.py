@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import orjson
+
+from tests.flows.talk import Talk, request
 from tests.rpc_scene import Load, Scene
+from tests.rpc_upstreams import value_of
+from tests.sockets import Bare, bare
+from tests.web.worker import LIVE, Worker
 
 # A reply that takes longer has waited for a worker that served someone else only.
 STALL_S = 2.5
@@ -44,3 +53,58 @@ async def steady_load(scene: Scene, calls: int, *, at_once: int = 4) -> Load:
     assert not load.wrong, load
     assert max(load.took_s) < STALL_S, load
     return load
+
+
+# A call of the good client that was never made before, and its result.
+GoodCall = tuple[dict[str, Any], Any]
+_serial = itertools.count(1 << 40)
+BATCH = 5
+
+
+def good_call() -> GoodCall:
+    params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
+    return {"method": "eth_call", "params": params}, value_of("eth_call", params)
+
+
+async def good_traffic(
+    running: Worker, calls: int, *, make: Callable[[], GoodCall] = good_call, path: str = f"/v1/rpc/{LIVE}"
+) -> None:
+    """Calls of the good client over HTTP and, where there is one, a socket; single and in batches. None may fail."""
+    async with contextlib.AsyncExitStack() as stack:
+        talks = [await stack.enter_async_context(await running.talk()) for _ in range(4)]
+        ways = [_over_http(running, talk, path) for talk in talks]
+        if "/rpc/" in path:
+            network = path.removeprefix("/v1/rpc/")
+            ways += [_over_socket(await stack.enter_async_context(bare(running, network=network))) for _ in range(4)]
+        async with asyncio.TaskGroup() as group:
+            for number, way in enumerate(ways):
+                share = calls // len(ways)
+                group.create_task(_ask(way, [make() for _ in range(share)], size=BATCH if number % 2 else 1))
+
+
+def _over_http(running: Worker, talk: Talk, path: str) -> Callable[[bytes], Awaitable[Any]]:
+    async def ask(body: bytes) -> Any:
+        reply = await talk.ask(request("POST", path, body, key=running.keys["main"]))
+        assert reply.status == 200, (reply.status, reply.body)
+        return reply.json
+
+    return ask
+
+
+def _over_socket(socket: Bare) -> Callable[[bytes], Awaitable[Any]]:
+    async def ask(body: bytes) -> Any:
+        socket.write(body)
+        return await socket.json()
+
+    return ask
+
+
+async def _ask(way: Callable[[bytes], Awaitable[Any]], calls: list[GoodCall], *, size: int) -> None:
+    for start in range(0, len(calls), size):
+        some = calls[start : start + size]
+        bodies = [{"jsonrpc": "2.0", "id": number, **call} for number, (call, _) in enumerate(some)]
+        began = time.monotonic()
+        reply = await way(orjson.dumps(bodies if size > 1 else bodies[0]))
+        assert time.monotonic() - began < STALL_S, began
+        expected = [{"jsonrpc": "2.0", "id": number, "result": result} for number, (_, result) in enumerate(some)]
+        assert reply == (expected if size > 1 else expected[0]), (reply, expected)

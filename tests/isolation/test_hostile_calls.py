@@ -1,24 +1,30 @@
-"""Random malformed, extreme and hostile calls of one key count against no upstream that serves another key."""
+"""Random malformed, extreme and hostile calls of one key fail no call of another: 10,000 good calls over all cases here."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from tests.bundler_scene import ENTRY_POINTS_METHOD, ScriptedBundler
+from proxy.dev.funded_accounts import FUNDED
+from proxy.services.rpc.tracker import Tracker
+from tests.bundler_scene import ENTRY_POINTS, ENTRY_POINTS_METHOD, ScriptedBundler
 from tests.flows.talk import request, rpc
-from tests.isolation.attack import beside, steady_load
+from tests.flows.test_feed_devchain import DEV, dev_chain
+from tests.isolation.attack import GoodCall, beside, good_traffic
 from tests.isolation.upstreams import KINDS, HostileAwareUpstream, StrictUpstream
 from tests.rpc_scene import scene
 from tests.rpc_upstreams import Chain, scripted
 from tests.sockets import bare
 from tests.web.worker import LIVE, on_uvloop, worker
 
-CALLS = 300
+# Good calls in each of the 26 cases.
+CALLS = 400
 HOSTILE_METHODS = (
     "eth_chainId", "eth_call", "eth_getBalance", "eth_getLogs", "eth_getBlockByNumber", "eth_blockNumber", "eth_gasPrice",
     "eth_sendRawTransaction", "eth_newFilter", "eth_getFilterChanges", "debug_traceTransaction", "net_version",
@@ -55,7 +61,7 @@ def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwar
                         await talk.ask(found.worker.post(hostile_call(rng), key="attacker"))
 
             async with beside(attack, at_once=2):
-                await steady_load(found, CALLS)
+                await good_traffic(found.worker, CALLS)
             if count == 1:
                 assert (
                     found.route.upstreams[0].health.takes_calls_softly(0.0)
@@ -80,7 +86,7 @@ def test_hostile_batches_of_one_key_fail_no_call_of_another(kind: type[HostileAw
                         await talk.ask(found.worker.post(b"[" + items + b"]", key="attacker"))
 
             async with beside(attack, at_once=2):
-                await steady_load(found, CALLS)
+                await good_traffic(found.worker, CALLS)
 
     run()
 
@@ -101,7 +107,7 @@ def test_hostile_calls_on_a_socket_fail_no_call_of_another(kind: type[HostileAwa
                         await socket.json()
 
             async with beside(attack, at_once=2):
-                await steady_load(found, CALLS)
+                await good_traffic(found.worker, CALLS)
 
     run()
 
@@ -130,10 +136,34 @@ async def test_hostile_calls_to_a_bundler_fail_no_call_of_another() -> None:
                     call = {**orjson.loads(hostile_call(rng)), "method": rng.choice(methods)}
                     await talk.ask(post(orjson.dumps(call), "attacker"))
 
-        async with beside(attack, at_once=2), await running.talk() as talk:
-            for _ in range(CALLS):
-                reply = await talk.ask(post(rpc(ENTRY_POINTS_METHOD), "main"))
-                assert (reply.status, "result" in reply.json) == (200, True), reply.body
+        def entry_points() -> GoodCall:
+            return {"method": ENTRY_POINTS_METHOD, "params": []}, list(ENTRY_POINTS.values())
+
+        async with beside(attack, at_once=2):
+            await good_traffic(running, CALLS, make=entry_points, path=f"/v1/bundler/{LIVE}")
+
+
+@on_uvloop
+async def test_hostile_calls_to_a_real_node_fail_no_call_of_another(tmp_path: Path) -> None:
+    rng = random.Random(17)
+    async with dev_chain(tmp_path) as chain, worker({DEV: [chain.url]}) as running:
+        running.add_key("attacker")
+        await chain.send(to=FUNDED.address)
+        await Tracker(running.app.networks.routes[DEV]).look()
+        numbers = itertools.count(1 << 100)
+
+        def balance() -> GoodCall:
+            return {"method": "eth_getBalance", "params": [f"0x{next(numbers):040x}", "latest"]}, "0x0"
+
+        async def attack() -> None:
+            async with await running.talk() as talk:
+                for _ in range(20):
+                    await talk.ask(running.post(hostile_call(rng), key="attacker", network=DEV))
+                items = b",".join(hostile_call(rng) for _ in range(20))
+                await talk.ask(running.post(b"[" + items + b"]", key="attacker", network=DEV))
+
+        async with beside(attack, at_once=2):
+            await good_traffic(running, CALLS, make=balance, path=f"/v1/rpc/{DEV}")
 
 
 @pytest.mark.parametrize("params", ["{}", '{"a":1}', "1", '"x"', "true"])
