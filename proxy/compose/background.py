@@ -22,7 +22,7 @@ from proxy.compose.delivery import DeliveryFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
-from proxy.processes.supervisor import READY
+from proxy.processes.supervised_process import READY
 from proxy.processes.worker import first_line, watch_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications

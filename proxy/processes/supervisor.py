@@ -7,9 +7,6 @@ refused, workers accept those already queued, and only then do the sockets close
 
 Besides workers there are *parts* (see `background`): processes that do not listen, such as the follower. The supervisor's role
 decides which of them run, so that one machine can serve and another can follow.
-
-A worker is tied to its supervisor by standard input. It reads its settings from there, and stops at end of file, so killing the
-supervisor leaves no orphan. It writes one line to standard output when it is ready.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import signal
 import socket
 import struct
 import sys
@@ -27,83 +23,23 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import orjson
-
 from proxy.errors import StartError
+from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
 from proxy.settings import Settings
 from proxy.store import windows
-from proxy.tasks import ROLES, Tasks, send_signal
+from proxy.tasks import ROLES, Tasks
 from proxy.telemetry import Scrape
 
 log = logging.getLogger("penstock.supervisor")
 
 BACKLOG = 4096
-# Loading 100,000 keys takes about a second; a database that is just coming up takes a few.
-READY_TIMEOUT_S = 60.0
-# Added to the drain time before a worker is killed.
-STOP_GRACE_S = 5.0
 # A worker that ran this long was healthy: its successor starts immediately.
 HEALTHY_S = 5.0
 LONGEST_PAUSE_S = 5.0
-READY = b"ready\n"
 # How long an unfinished TCP handshake may take to reach the queue, and how long a queue may take to empty.
 HANDSHAKE_S, QUEUE_S = 0.2, 2.0
 # Settings of the supervisor itself, which a reload does not change.
 FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metrics.port")
-
-
-class WorkerFailed(Exception):
-    """A worker or part ended before it was ready."""
-
-
-class Worker:
-    """A running process, worker or part, and the settings that it was started with."""
-
-    def __init__(self, process: asyncio.subprocess.Process, settings: Settings, *, name: str = "worker") -> None:
-        self._process = process
-        self.name = name
-        self._is_stopping = False
-        self.settings = settings
-        self.pid = process.pid
-        self.began = time.monotonic()
-
-    def __repr__(self) -> str:
-        state = "running" if self._process.returncode is None else f"ended with {self._process.returncode}"
-        return f"<Worker {self.pid} {state}>"
-
-    async def ready(self) -> None:
-        """Send the process its settings and wait until it is ready; kill it if it does not report in time."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
-        line = b""
-        try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
-                line = await self._process.stdout.readline()
-        except TimeoutError:
-            pass
-        finally:
-            if line != READY:
-                send_signal(self._process, signal.SIGKILL)
-                await self._process.wait()
-        if line != READY:
-            raise WorkerFailed(f"{self.name} {self.pid} ended before it was ready")
-
-    async def ended(self) -> int:
-        return await self._process.wait()
-
-    async def stop(self) -> None:
-        """Send SIGTERM once, which drains the process, and kill it after the deadline."""
-        if not self._is_stopping:
-            self._is_stopping = True
-            send_signal(self._process, signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self.settings.server.drain_s + STOP_GRACE_S):
-                await self._process.wait()
-        except TimeoutError:
-            log.warning(f"{self.name} killed after its drain deadline", extra={"worker": self.pid})
-            send_signal(self._process, signal.SIGKILL)
-            await self._process.wait()
 
 
 class Supervisor:
@@ -120,9 +56,9 @@ class Supervisor:
         self._listeners: list[socket.socket] = []
         self._windows_fd = -1
         # Workers by the index of their listening socket, parts by name.
-        self._workers: dict[int | str, Worker] = {}
+        self._workers: dict[int | str, SupervisedProcess] = {}
         # Replaced processes that are still draining.
-        self._retiring: set[Worker] = set()
+        self._retiring: set[SupervisedProcess] = set()
         self._reload: dict[int | str, asyncio.Event] = {}
         self._metrics_dir: tempfile.TemporaryDirectory[str] | None = None
         self._scrape: Scrape | None = None
@@ -197,7 +133,7 @@ class Supervisor:
     async def _fill(self, place: int | str) -> None:
         self._workers[place] = await self._spawn(place)
 
-    async def _spawn(self, place: int | str) -> Worker:
+    async def _spawn(self, place: int | str) -> SupervisedProcess:
         fds = () if isinstance(place, str) else (self._listeners[place].fileno(), self._windows_fd)
         log_to = open(self._log_to, "ab") if self._log_to else None  # noqa: SIM115
         try:
@@ -213,7 +149,7 @@ class Supervisor:
         finally:
             if log_to:
                 log_to.close()
-        worker = Worker(process, self.settings, name=place if isinstance(place, str) else "worker")
+        worker = SupervisedProcess(process, self.settings, name=place if isinstance(place, str) else "worker")
         await worker.ready()
         return worker
 
@@ -252,7 +188,7 @@ class Supervisor:
             if lived_s > HEALTHY_S:
                 pause_s = 0.0
 
-    async def _until_ended_or_reload(self, worker: Worker, place: int | str) -> bool:
+    async def _until_ended_or_reload(self, worker: SupervisedProcess, place: int | str) -> bool:
         """Return True on a reload, False if the process ended."""
         reload = self._reload[place]
         async with asyncio.TaskGroup() as group:
@@ -264,7 +200,7 @@ class Supervisor:
         reload.clear()
         return is_reload
 
-    async def _replace(self, place: int | str, old: Worker) -> None:
+    async def _replace(self, place: int | str, old: SupervisedProcess) -> None:
         try:
             await self._fill(place)
         except WorkerFailed as exc:
@@ -274,12 +210,12 @@ class Supervisor:
         self._retiring.add(old)
         self._tasks.start(f"retiring-{old.pid}", lambda: self._retire(old))
 
-    async def _retire(self, old: Worker) -> None:
+    async def _retire(self, old: SupervisedProcess) -> None:
         await old.stop()
         self._retiring.discard(old)
         self._has_ended(old)
 
-    def _has_ended(self, worker: Worker) -> None:
+    def _has_ended(self, worker: SupervisedProcess) -> None:
         if self._scrape is not None:
             self._scrape.worker_ended(worker.pid)
 

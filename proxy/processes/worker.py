@@ -15,7 +15,7 @@ from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.compose.app import App
 from proxy.errors import Unavailable
-from proxy.processes.supervisor import READY, STOP_GRACE_S
+from proxy.processes.supervised_process import READY, STOP_GRACE_S
 from proxy.settings import Settings, Tables
 from proxy.store.windows import UnsharedWindows, Windows
 from proxy.tasks import unless_stopped

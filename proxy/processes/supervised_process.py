@@ -1,0 +1,79 @@
+"""A process under the supervisor, a worker or a part, seen from the supervisor.
+
+It is tied to its supervisor by standard input. It reads its settings from there, and stops at end of file, so killing the
+supervisor leaves no orphan. It writes one line to standard output when it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+
+import orjson
+
+from proxy.settings import Settings
+from proxy.tasks import send_signal
+
+log = logging.getLogger("penstock.supervisor")
+
+# Loading 100,000 keys takes about a second; a database that is just coming up takes a few.
+READY_TIMEOUT_S = 60.0
+# Added to the drain time before a process is killed.
+STOP_GRACE_S = 5.0
+READY = b"ready\n"
+
+
+class WorkerFailed(Exception):
+    """A worker or part ended before it was ready."""
+
+
+class SupervisedProcess:
+    """A running process, worker or part, and the settings that it was started with."""
+
+    def __init__(self, process: asyncio.subprocess.Process, settings: Settings, *, name: str = "worker") -> None:
+        self._process = process
+        self.name = name
+        self._is_stopping = False
+        self.settings = settings
+        self.pid = process.pid
+        self.began = time.monotonic()
+
+    def __repr__(self) -> str:
+        state = "running" if self._process.returncode is None else f"ended with {self._process.returncode}"
+        return f"<SupervisedProcess {self.name} {self.pid} {state}>"
+
+    async def ready(self) -> None:
+        """Send the process its settings and wait until it is ready; kill it if it does not report in time."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
+        line = b""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            pass
+        finally:
+            if line != READY:
+                send_signal(self._process, signal.SIGKILL)
+                await self._process.wait()
+        if line != READY:
+            raise WorkerFailed(f"{self.name} {self.pid} ended before it was ready")
+
+    async def ended(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Send SIGTERM once, which drains the process, and kill it after the deadline."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            send_signal(self._process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self.settings.server.drain_s + STOP_GRACE_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning(f"{self.name} killed after its drain deadline", extra={"worker": self.pid})
+            send_signal(self._process, signal.SIGKILL)
+            await self._process.wait()
