@@ -44,6 +44,8 @@ feed_blocks_stuck_total = Counter(
 )
 keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")
 database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
+# The metric is the least of all processes: one that has just started must not report an outage before its first probe.
+database_up.set(1)
 follower_leads = Gauge(
     "penstock_follower_leads", "Whether this follower indexes the network", ["network"], multiprocess_mode="livemax"
 )
@@ -297,13 +299,16 @@ class AccessLines:
 class Scrape:
     """The supervisor's Prometheus endpoint: the summed files of all workers, and its own counters."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
         self._registry = CollectorRegistry()
-        MultiProcessCollector(self._registry, path=directory)  # type: ignore[no-untyped-call]
-        self._registry.register(CallCollector(Path(directory)))
-        # A metric of the supervisor, not in the workers' files.
+        MultiProcessCollector(self._registry, path=self._directory)  # type: ignore[no-untyped-call]
+        self._registry.register(CallCollector(directory))
+        # Metrics of the supervisor, not in the workers' files.
         self._restarts = Counter("penstock_worker_restarts", "Worker processes replaced", registry=self._registry)
+        self._hangs = Counter(
+            "penstock_worker_hangs", "Worker processes killed because they did not respond", registry=self._registry
+        )
 
     def serve(self, host: str, port: int) -> int:
         """Serve from a thread, and return the port."""
@@ -316,6 +321,11 @@ class Scrape:
         self._server.server_close()
 
     def worker_ended(self, pid: int) -> None:
-        """Remove the gauges of an ended worker from the sums."""
+        """Remove the gauges of an ended process from the sums."""
         multiprocess.mark_process_dead(pid, path=self._directory)  # type: ignore[no-untyped-call]
+
+    def worker_replaced(self) -> None:
         self._restarts.inc()
+
+    def worker_hung(self) -> None:
+        self._hangs.inc()

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG = (
     "tests/flows/test_dev.py",
     "tests/flows/test_serve.py",
+    "tests/flows/test_worker_faults.py",
     "tests/follower/test_failover.py",
     "tests/flows/test_feed_heads.py",
     "tests/flows/test_upstream_faults.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 
@@ -11,10 +12,16 @@ def register(commands: Any) -> None:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--windows-fd", type=int, required=True)
     parser.add_argument("--alone", action="store_true", help="the only worker: use the windows without locks")
+    parser.add_argument("--copies", type=Path, help="the directory for copies of what was read from Postgres")
+    parser.add_argument(
+        "--predecessor", type=int, default=0, help="the process id of the worker that this one replaces"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from proxy.processes import worker
+    from proxy.store.local_copy import CopyDirectory
 
-    return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd, alone=args.alone)
+    copies = CopyDirectory(args.copies, args.predecessor) if args.copies else None
+    return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd, alone=args.alone, copies=copies)

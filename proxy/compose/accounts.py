@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from proxy.services.accounts.admission import Admission, AuthFailures
+from proxy.services.accounts.key_copy import KeyCopy
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
 from proxy.store.keys import KeyStore
+from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
@@ -17,11 +19,20 @@ from proxy.tasks import Tasks
 
 
 class AccountsFeature:
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, windows: Windows) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Tables,
+        pool: Pool,
+        windows: Windows,
+        *,
+        copies: CopyDirectory | None = None,
+    ) -> None:
         given = settings.keys
         peppers = {"pepper": given.pepper, "previous_pepper": given.previous_pepper}
         self.keys = KeyStore(pool, plans=tuple(tables.plans), **peppers)
-        self.keyring = Keyring(self.keys, windows, plans=tables.plans, reload_s=given.reload_s, **peppers)
+        copy = KeyCopy(copies.copy_of("keys") if copies else None)
+        self.keyring = Keyring(self.keys, windows, plans=tables.plans, reload_s=given.reload_s, copy=copy, **peppers)
         self.quotas = Quotas(
             QuotaStore(pool),
             chunk=settings.quotas.chunk,

@@ -6,6 +6,7 @@ Constructors only assign. Opening sockets and starting loops are steps of `start
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,7 @@ from proxy.compose.gas import GasFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
+from proxy.errors import Unavailable
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.readiness import Readiness
@@ -33,6 +35,7 @@ from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import SCHEMAS, Settings, Tables
 from proxy.store.cache import SharedReplies
+from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import Windows
@@ -54,6 +57,10 @@ from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.socket_context import SocketContext
 from proxy.wire.write_buffer import WriteBuffer
 
+log = logging.getLogger("penstock.worker")
+
+# How long a worker waits for Postgres before it starts with its predecessor's keys. Reading 100,000 keys takes a second.
+LOAD_S = 5.0
 # How often the deadlines and hedges of calls are checked.
 SWEEP_S = 0.02
 TALLY_S = 1.0
@@ -64,7 +71,10 @@ AFTER_DRAIN_S = 0.1
 class App:
     """One worker: everything between its listening socket and its upstreams."""
 
-    def __init__(self, settings: Settings, tables: Tables, windows: Windows) -> None:
+    def __init__(
+        self, settings: Settings, tables: Tables, windows: Windows, copies: CopyDirectory | None = None
+    ) -> None:
+        """`copies`: where a successor finds what this worker has read from Postgres."""
         self.settings = settings
         self._tables = tables
         self.tasks = Tasks()
@@ -78,6 +88,7 @@ class App:
             acquire_timeout_s=settings.database.acquire_timeout_s,
         )
         self.notices = Notices(self.pool)
+        self._copies = copies
         self._build_accounts(windows)
         builder = NetworkBuilder(
             settings, tables, self.write_buffer, tally=self.tallies.of, shared_heads=windows.shared_heads
@@ -90,7 +101,7 @@ class App:
         self._server: asyncio.Server | None = None
 
     def _build_accounts(self, windows: Windows) -> None:
-        self.accounts = AccountsFeature(self.settings, self._tables, self.pool, windows)
+        self.accounts = AccountsFeature(self.settings, self._tables, self.pool, windows, copies=self._copies)
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
         self.usage = self.accounts.usage
@@ -119,6 +130,7 @@ class App:
             bundlers=self.smart_wallets.bundlers,
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
+            copies=self._copies,
         )
 
     def _build_web(self) -> None:
@@ -229,10 +241,21 @@ class App:
     async def start(self, listener: socket.socket) -> None:
         """Load what the first request needs, start the loops that keep it up to date, and listen."""
         await self.pool.open()
-        await self.keyring.load()
+        await self._load()
         self.readiness.keys_loaded = True
         self._follow()
         await self.listen(listener)
+
+    async def _load(self) -> None:
+        """Load the keys. A successor that gets none from Postgres in time uses the copy of its predecessor."""
+        try:
+            async with asyncio.timeout(LOAD_S if self.keyring.copy.exists else None):
+                await self.keyring.load()
+        except (Unavailable, TimeoutError):
+            if not await self.keyring.load_copy():
+                raise
+            log.warning("Postgres does not answer: started with the keys that the previous worker had")
+        await self.dashboard.cordons.load_copy()
 
     def _follow(self) -> None:
         """Start the loops that follow the database and the heads of the networks."""

@@ -7,7 +7,6 @@ with workers.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
@@ -22,8 +21,7 @@ from proxy.compose.delivery import DeliveryFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
-from proxy.processes.supervised_process import READY
-from proxy.processes.worker import first_line, watch_supervisor
+from proxy.processes.worker import first_line, report_ready, watch_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
@@ -195,7 +193,6 @@ async def _run(settings: Settings, tables: Tables, part: str) -> None:
     await running.open(needs_upstreams=part not in WITHOUT_UPSTREAMS)
     if (starting := PARTS[part](running)) is not None:
         await starting
-    sys.stdout.buffer.write(READY)
-    sys.stdout.buffer.flush()
+    report_ready(running.tasks)
     await stop.wait()
     await running.close()

@@ -15,6 +15,7 @@ from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
 from proxy.settings import Settings, Tables
 from proxy.store.fleet import FleetStore
+from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
@@ -44,6 +45,7 @@ class DashboardFeature:
         bundlers: Networks,
         figures: Callable[[], dict[str, Any]],
         tasks: Tasks,
+        copies: CopyDirectory | None = None,
     ) -> None:
         self._settings = settings
         self._tables = tables
@@ -54,7 +56,8 @@ class DashboardFeature:
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         fleet = FleetStore(pool)
-        self.cordons = Cordons(fleet, (networks, bundlers))
+        copy = copies.copy_of("cordons") if copies else None
+        self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
         self.fleet = FleetView(
             fleet,
             networks=networks,

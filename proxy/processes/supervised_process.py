@@ -1,7 +1,7 @@
 """A process under the supervisor, a worker or a part, seen from the supervisor.
 
 It is tied to its supervisor by standard input. It reads its settings from there, and stops at end of file, so killing the
-supervisor leaves no orphan. It writes one line to standard output when it is ready.
+supervisor leaves no orphan. It writes one line to standard output when it is ready, and from then on a heartbeat.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ READY_TIMEOUT_S = 60.0
 # Added to the drain time before a process is killed.
 STOP_GRACE_S = 5.0
 READY = b"ready\n"
+# Sent by the process's event loop, this often.
+BEAT, BEAT_S = b".", 0.25
+# How often silence is measured. The supervisor counts these steps instead of reading the clock: if the whole machine was
+# paused, no process has been silent for long.
+STEP_S = 0.5
 
 
 class WorkerFailed(Exception):
@@ -41,7 +46,7 @@ class SupervisedProcess:
         self.began = time.monotonic()
 
     def __repr__(self) -> str:
-        state = "running" if self._process.returncode is None else f"ended with {self._process.returncode}"
+        state = f"ended with {self._process.returncode}" if self.has_ended else "running"
         return f"<SupervisedProcess {self.name} {self.pid} {state}>"
 
     async def ready(self) -> None:
@@ -64,6 +69,31 @@ class SupervisedProcess:
 
     async def ended(self) -> int:
         return await self._process.wait()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
+    async def hung(self) -> None:
+        """Return when the process has sent no heartbeat for `server.worker_timeout_s`, or has ended."""
+        silent_s = 0.0
+        while silent_s < self.settings.server.worker_timeout_s and not self.has_ended:
+            silent_s = 0.0 if await self._is_heard() else silent_s + STEP_S
+
+    async def _is_heard(self) -> bool:
+        """Whether a heartbeat arrives within one step."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(STEP_S):
+                if await self._process.stdout.read(4096):
+                    return True
+        except TimeoutError:
+            return False
+        await self._process.wait()
+        return False
+
+    def kill(self) -> None:
+        send_signal(self._process, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Send SIGTERM once, which drains the process, and kill it after the deadline."""

@@ -1,9 +1,10 @@
 """The supervisor: runs worker processes on one port.
 
 The supervisor owns everything that must outlive a worker: the listening sockets, one per worker on the same port
-(SO_REUSEPORT), and the shared windows. If a worker dies, its queue of connections stays in the kernel for its successor. A
-replacement causes no gap, because both workers listen on the same socket for a moment. On shutdown, new connections are
-refused, workers accept those already queued, and only then do the sockets close. No connection is lost in between.
+(SO_REUSEPORT), the shared windows, and the directory with the workers' copies of the keys. If a worker dies or hangs, its queue
+of connections stays in the kernel for its successor, which can start without Postgres. A replacement causes no gap: both
+workers listen on the same socket for a moment. On shutdown, new connections are refused, workers accept those already queued,
+and only then do the sockets close. No connection is lost in between.
 
 Besides workers there are *parts* (see `background`): processes that do not listen, such as the follower. The supervisor's role
 decides which of them run, so that one machine can serve and another can follow.
@@ -18,15 +19,17 @@ import os
 import socket
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from proxy.errors import StartError
+from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
 from proxy.settings import Settings
 from proxy.store import windows
+from proxy.store.local_copy import CopyDirectory
 from proxy.tasks import ROLES, Tasks
 from proxy.telemetry import Scrape
 
@@ -40,6 +43,8 @@ LONGEST_PAUSE_S = 5.0
 HANDSHAKE_S, QUEUE_S = 0.2, 2.0
 # Settings of the supervisor itself, which a reload does not change.
 FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metrics.port")
+
+ProcessChange = Literal["ended", "hung", "reload"]
 
 
 class Supervisor:
@@ -55,18 +60,24 @@ class Supervisor:
         self._tasks = Tasks()
         self._listeners: list[socket.socket] = []
         self._windows_fd = -1
+        # The process id of the last worker or part at each place that was ready.
+        self._last_ready: dict[int | str, int] = {}
         # Workers by the index of their listening socket, parts by name.
         self._workers: dict[int | str, SupervisedProcess] = {}
         # Replaced processes that are still draining.
         self._retiring: set[SupervisedProcess] = set()
         self._reload: dict[int | str, asyncio.Event] = {}
-        self._metrics_dir: tempfile.TemporaryDirectory[str] | None = None
+        self._directory = RunDirectory()
         self._scrape: Scrape | None = None
         self.port = 0
         self.metrics_port = 0
 
     def __repr__(self) -> str:
         return f"<Supervisor port {self.port}, {len(self._workers)} of {len(self.places)} processes>"
+
+    @property
+    def _copies(self) -> CopyDirectory:
+        return CopyDirectory(self._directory.path)
 
     @property
     def places(self) -> tuple[int | str, ...]:
@@ -82,8 +93,8 @@ class Supervisor:
             self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
             self.port = self._listeners[0].getsockname()[1]
         self._windows_fd = windows.create()
-        self._metrics_dir = tempfile.TemporaryDirectory(prefix="penstock-metrics-")
-        self.metrics_port = self._serve_metrics(self._metrics_dir.name)
+        self._directory.open()
+        self.metrics_port = self._serve_metrics(self._directory.path)
         self._reload = {place: asyncio.Event() for place in self.places}
         written = self._log_size()
         results = await asyncio.gather(*(self._fill(place) for place in self.places), return_exceptions=True)
@@ -113,8 +124,7 @@ class Supervisor:
         if self._scrape is not None:
             self._scrape.close()
             self._scrape = None
-        if self._metrics_dir is not None:
-            self._metrics_dir.cleanup()
+        self._directory.remove()
 
     async def _close_listeners(self) -> None:
         """Refuse new connections, let the workers accept the queued ones, then close the sockets."""
@@ -131,7 +141,10 @@ class Supervisor:
         self._listeners.clear()
 
     async def _fill(self, place: int | str) -> None:
-        self._workers[place] = await self._spawn(place)
+        worker = await self._spawn(place)
+        self._copies.remove(self._last_ready.get(place, 0))
+        self._workers[place] = worker
+        self._last_ready[place] = worker.pid
 
     async def _spawn(self, place: int | str) -> SupervisedProcess:
         fds = () if isinstance(place, str) else (self._listeners[place].fileno(), self._windows_fd)
@@ -142,7 +155,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_to,
-                pass_fds=fds,
+                pass_fds=(*fds, self._directory.lock_fd),
                 env=self._environment(),
                 start_new_session=True,
             )
@@ -150,20 +163,25 @@ class Supervisor:
             if log_to:
                 log_to.close()
         worker = SupervisedProcess(process, self.settings, name=place if isinstance(place, str) else "worker")
-        await worker.ready()
+        try:
+            await worker.ready()
+        except BaseException:
+            self._forget(worker)
+            self._copies.remove(worker.pid)
+            raise
         return worker
 
     def _arguments(self, place: int | str, fds: tuple[int, ...]) -> tuple[str, ...]:
         if isinstance(place, str):
             return "background", place
         alone = ("--alone",) if self.count == 1 else ()
-        return "worker", "--listen-fd", str(fds[0]), "--windows-fd", str(fds[1]), *alone
+        copies = ("--copies", str(self._copies.path), "--predecessor", str(self._last_ready.get(place, 0)))
+        return "worker", "--listen-fd", str(fds[0]), "--windows-fd", str(fds[1]), *copies, *alone
 
     def _environment(self) -> Mapping[str, str]:
-        assert self._metrics_dir is not None
         root = str(Path(__file__).resolve().parent.parent)
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-        return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": self._metrics_dir.name, "PYTHONPATH": path}
+        return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._directory.path), "PYTHONPATH": path}
 
     async def _keep_running(self, place: int | str) -> None:
         """Keep one process running: replace it when it dies or the settings change."""
@@ -178,27 +196,40 @@ class Supervisor:
                 except WorkerFailed as exc:
                     log.error("process did not start", extra={"reason": str(exc), "again_in_s": pause_s})
                 continue
-            if await self._until_ended_or_reload(worker, place):
-                await self._replace(place, worker)
-                continue
+            match await self._until_changed(worker, place):
+                case "reload":
+                    await self._replace(place, worker)
+                    continue
+                case "hung":
+                    self._give_up(worker)
+                case "ended":
+                    self._has_ended(worker)
             lived_s = time.monotonic() - worker.began
             log.error(f"{worker.name} died", extra={"worker": worker.pid, "lived_s": round(lived_s, 1)})
-            self._has_ended(worker)
             del self._workers[place]
             if lived_s > HEALTHY_S:
                 pause_s = 0.0
 
-    async def _until_ended_or_reload(self, worker: SupervisedProcess, place: int | str) -> bool:
-        """Return True on a reload, False if the process ended."""
+    async def _until_changed(self, worker: SupervisedProcess, place: int | str) -> ProcessChange:
         reload = self._reload[place]
         async with asyncio.TaskGroup() as group:
-            waits = [group.create_task(worker.ended()), group.create_task(reload.wait())]
+            waits = [group.create_task(each) for each in (worker.ended(), worker.hung(), reload.wait())]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        is_reload = reload.is_set()
-        reload.clear()
-        return is_reload
+        if reload.is_set():
+            reload.clear()
+            return "reload"
+        return "ended" if worker.has_ended else "hung"
+
+    def _give_up(self, worker: SupervisedProcess) -> None:
+        """Kill a process that does not respond. Its successor does not wait for its end, which the kernel can delay."""
+        silent_s = worker.settings.server.worker_timeout_s
+        log.error(f"{worker.name} does not respond: killing it", extra={"worker": worker.pid, "silent_s": silent_s})
+        worker.kill()
+        if self._scrape is not None:
+            self._scrape.worker_hung()
+        self._retire_soon(worker)
 
     async def _replace(self, place: int | str, old: SupervisedProcess) -> None:
         try:
@@ -207,6 +238,9 @@ class Supervisor:
             log.error("reload failed: keeping the old process and its settings", extra={"reason": str(exc)})
             self.settings = old.settings
             return
+        self._retire_soon(old)
+
+    def _retire_soon(self, old: SupervisedProcess) -> None:
         self._retiring.add(old)
         self._tasks.start(f"retiring-{old.pid}", lambda: self._retire(old))
 
@@ -217,9 +251,15 @@ class Supervisor:
 
     def _has_ended(self, worker: SupervisedProcess) -> None:
         if self._scrape is not None:
+            self._scrape.worker_replaced()
+        self._forget(worker)
+
+    def _forget(self, worker: SupervisedProcess) -> None:
+        """Leave a process that has ended out of the metrics of running ones."""
+        if self._scrape is not None:
             self._scrape.worker_ended(worker.pid)
 
-    def _serve_metrics(self, directory: str) -> int:
+    def _serve_metrics(self, directory: Path) -> int:
         wanted = self.settings.metrics
         scrape = Scrape(directory)
         try:

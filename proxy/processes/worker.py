@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-import sys
+from contextlib import suppress
 
 import orjson
 import uvloop
@@ -15,15 +15,16 @@ from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.compose.app import App
 from proxy.errors import Unavailable
-from proxy.processes.supervised_process import READY, STOP_GRACE_S
+from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.settings import Settings, Tables
+from proxy.store.local_copy import CopyDirectory
 from proxy.store.windows import UnsharedWindows, Windows
-from proxy.tasks import unless_stopped
+from proxy.tasks import Tasks, unless_stopped
 
-STDIN = 0
+STDIN, STDOUT = 0, 1
 
 
-def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
+def main(*, listen_fd: int, windows_fd: int, alone: bool, copies: CopyDirectory | None) -> int:
     line = first_line()
     if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
@@ -32,7 +33,8 @@ def main(*, listen_fd: int, windows_fd: int, alone: bool) -> int:
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, tables, listen_fd, (UnsharedWindows if alone else Windows)(windows_fd)))
+            windows = (UnsharedWindows if alone else Windows)(windows_fd)
+            runner.run(_serve(settings, tables, listen_fd, windows, copies))
     finally:
         listener.stop()
     return 0
@@ -46,14 +48,15 @@ def first_line() -> bytes:
     return bytes(line)
 
 
-async def _serve(settings: Settings, tables: Tables, listen_fd: int, windows: Windows) -> None:
+async def _serve(
+    settings: Settings, tables: Tables, listen_fd: int, windows: Windows, copies: CopyDirectory | None
+) -> None:
     stop = watch_supervisor(settings)
-    app = App(settings, tables, windows)
+    app = App(settings, tables, windows, copies)
     if not await unless_stopped(stop, _start(app, socket.socket(fileno=listen_fd))):
         await app.pool.close()
         return
-    sys.stdout.buffer.write(READY)
-    sys.stdout.buffer.flush()
+    report_ready(app.tasks)
     await stop.wait()
     await app.stop()
 
@@ -67,6 +70,21 @@ async def _start(app: App, listener: socket.socket) -> bool:
         except Unavailable:
             await app.pool.close()
             await asyncio.sleep(0.5)
+
+
+def report_ready(tasks: Tasks) -> None:
+    """Report to the supervisor that this process is ready, and from then on that its event loop runs."""
+    os.set_blocking(STDOUT, False)
+    os.write(STDOUT, READY)
+    tasks.start("heartbeat", _beat)
+
+
+async def _beat() -> None:
+    while True:
+        await asyncio.sleep(BEAT_S)
+        # The pipe of a supervisor that does not read may be full.
+        with suppress(OSError):
+            os.write(STDOUT, BEAT)
 
 
 def watch_supervisor(settings: Settings) -> asyncio.Event:

@@ -2,7 +2,7 @@
 
 A *cordon* takes an upstream out of use without a change of the settings. It is a row in Postgres. A notice reaches every
 process that calls upstreams, and a poll every few seconds makes up for a missed one. While Postgres is unavailable the last
-known cordons stay in force.
+known cordons stay in force, also in a worker that starts meanwhile: it reads its predecessor's copy.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from proxy.core.routing import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
 from proxy.store.fleet import CHANNEL, FleetStore
+from proxy.store.local_copy import LocalCopy
 from proxy.store.notices import Notices
 from proxy.tasks import until_set
 
@@ -34,8 +35,10 @@ POLL_S = 5.0
 class Cordons:
     """Applies the operators' cordons to the upstreams of this process."""
 
-    def __init__(self, store: FleetStore, networks: Iterable[Networks]) -> None:
+    def __init__(self, store: FleetStore, networks: Iterable[Networks], *, copy: LocalCopy | None = None) -> None:
         self._store = store
+        self._copy = copy
+        self._copied: frozenset[str] | None = None
         self._networks = tuple(networks)
         self._wake = asyncio.Event()
 
@@ -54,7 +57,18 @@ class Cordons:
 
     async def refresh(self) -> None:
         """Read the cordons and apply them."""
-        wanted = await self._store.cordons(within_s=5.0)
+        wanted = frozenset(await self._store.cordons(within_s=5.0))
+        self._apply(wanted)
+        if self._copy is not None and wanted != self._copied:
+            await self._copy.replace(dict.fromkeys(wanted, True))
+            self._copied = wanted
+
+    async def load_copy(self) -> None:
+        """Apply the cordons that the worker's predecessor knew."""
+        if self._copy is not None:
+            self._apply(frozenset(await self._copy.read()))
+
+    def _apply(self, wanted: frozenset[str]) -> None:
         now = time.monotonic()
         for health in self._healths():
             if health.cordoned != (health.mark in wanted):

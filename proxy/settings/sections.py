@@ -24,6 +24,7 @@ class ServerSettings:
     max_connections: int
     connections_per_address: int
     drain_s: float
+    worker_timeout_s: float
     trusted_proxies: tuple[str, ...]
 
 

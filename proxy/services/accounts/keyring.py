@@ -2,7 +2,8 @@
 
 Keys are loaded once and then kept current in two ways: Postgres sends a notification for every change (LISTEN), and every few
 seconds all changes since the last read are read again, which covers missed notifications. While Postgres is down, known keys
-keep working. A lookup costs one dictionary access for a key seen before and one digest for a new one, never a query.
+keep working, also in a worker that starts meanwhile: it loads the copy that its predecessor left (`key_copy`). A lookup costs
+one dictionary access for a key seen before and one digest for a new one, never a query.
 
 While the pepper is rotated, a key may be found by its digest under the previous pepper. The digest under the current one is
 then stored, so that the previous pepper is no longer needed for this key. Both digests find the key until the rotation ends.
@@ -17,11 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-import asyncpg
-
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
 from proxy.core.usage import KeyTallies, TouchedTallies
 from proxy.errors import Unavailable
+from proxy.services.accounts.key_copy import KeyCopy, KeyRecord
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.tasks import until_set
@@ -57,8 +57,10 @@ class Keyring:
         pepper: str,
         previous_pepper: str = "",
         reload_s: float,
+        copy: KeyCopy | None = None,
     ) -> None:
         self._store = store
+        self.copy = copy or KeyCopy()
         self._slots = slots
         self._plans = plans
         self._pepper = pepper.encode()
@@ -118,10 +120,21 @@ class Keyring:
 
     async def load(self) -> None:
         """Read all keys. A worker starts serving after this has succeeded once."""
-        since = await self._store.clock() - OVERLAP
-        rows = await self._store.load(utc_day())
+        day, since = utc_day(), await self._store.clock() - OVERLAP
+        rows = await self._store.load(day)
         self._apply(rows)
         self._since = since
+        await self.copy.replace(rows, since, day)
+
+    async def load_copy(self) -> bool:
+        """Load the predecessor's keys instead; return False if there are none. `follow` then reads what changed since."""
+        day = utc_day()
+        if (found := await self.copy.read(day)) is None:
+            return False
+        rows, self._since = found
+        self._apply(rows)
+        await self.copy.replace(rows, self._since, day)
+        return True
 
     def listen(self, notices: Notices) -> None:
         """Have changes of keys and accounts notified to this keyring."""
@@ -160,17 +173,19 @@ class Keyring:
     async def _catch_up(self) -> None:
         keys, accounts = self._noted_keys, self._noted_accounts
         self._noted_keys, self._noted_accounts = set(), set()
+        day = utc_day()
         try:
             now = await self._store.clock()
-            rows = await self._store.load_changed(utc_day(), keys=[*keys], accounts=[*accounts], since=self._since)
+            rows = await self._store.load_changed(day, keys=[*keys], accounts=[*accounts], since=self._since)
         except Unavailable:
             self._noted_keys |= keys
             self._noted_accounts |= accounts
             raise
         self._since = now - OVERLAP
         self._apply(rows)
+        await self.copy.append(rows, self._since, day)
 
-    def _apply(self, rows: Iterable[asyncpg.Record]) -> None:
+    def _apply(self, rows: Iterable[KeyRecord]) -> None:
         now = time.monotonic()
         for row in rows:
             old = self._by_id.get(row["id"])
@@ -217,7 +232,7 @@ class Keyring:
         for notify in self.on_removed:
             notify(key)
 
-    def _key(self, row: asyncpg.Record, now: float) -> Key | None:
+    def _key(self, row: KeyRecord, now: float) -> Key | None:
         expires_in_s = row["expires_in_s"]
         if row["status"] == "revoked" or (expires_in_s is not None and expires_in_s <= 0):
             return None
@@ -240,7 +255,7 @@ class Keyring:
             fence=fence_of(row["allowed_ips"], row["allowed_origins"]),
         )
 
-    def _account(self, row: asyncpg.Record, plan: Limits) -> Account:
+    def _account(self, row: KeyRecord, plan: Limits) -> Account:
         """The record that all keys of an account share. It holds the daily quota."""
         own = row["requests_per_day"]
         day_limit = plan.requests_per_day if own is None else own
