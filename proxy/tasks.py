@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from proxy.errors import Unavailable
 
 log = logging.getLogger("penstock.process")
 
@@ -26,11 +30,18 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 CANCEL_AGAIN_S = 1.0
 
+# The client whose request the current task serves: an account, or an address before the account is known. Empty in background
+# work. The database pool shares its connections by it.
+client_of_task: ContextVar[str] = ContextVar("client_of_task", default="")
+
 T = TypeVar("T")
 
 
 class Tasks:
-    """Supervised loops. A loop that raises is logged and restarted after a growing pause; one that returns is finished."""
+    """Supervised loops. A loop that raises is logged and restarted after a growing pause; one that returns is finished.
+
+    A loop that fails because Postgres is away is logged once, in one line, until it has run for a while.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -46,14 +57,17 @@ class Tasks:
     async def _run(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
+            began = time.monotonic()
             try:
                 return await loop()
             except asyncio.CancelledError:
                 raise
-            except Exception:
-                log.exception("loop failed", extra={"loop": name, "again_in_s": pause_s})
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            except Exception as exc:
+                if time.monotonic() - began > LONGEST_PAUSE_S:
+                    pause_s = FIRST_PAUSE_S
+                _report(name, exc, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def close(self) -> None:
         """Cancel all loops, again and again until they end: a cancellation can be lost if an await finishes with it."""
@@ -62,6 +76,13 @@ class Tasks:
                 task.cancel()
             await asyncio.wait(running, timeout=CANCEL_AGAIN_S)
         self._tasks.clear()
+
+
+def _report(name: str, exc: Exception, pause_s: float) -> None:
+    if not isinstance(exc, Unavailable):
+        log.error("loop failed", extra={"loop": name, "again_in_s": pause_s}, exc_info=exc)
+    elif pause_s == FIRST_PAUSE_S:
+        log.warning("loop interrupted: it goes on when it can", extra={"loop": name, "reason": str(exc)})
 
 
 async def until_set(event: asyncio.Event, *, within_s: float) -> bool:

@@ -46,6 +46,9 @@ keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode=
 database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
 # The metric is the least of all processes: one that has just started must not report an outage before its first probe.
 database_up.set(1)
+database_refusals_total = Counter(
+    "penstock_database_refusals_total", "Uses of the database that failed or were refused, by reason", ["reason"]
+)
 follower_leads = Gauge(
     "penstock_follower_leads", "Whether this follower indexes the network", ["network"], multiprocess_mode="livemax"
 )

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -71,8 +72,8 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record
 
 
 @asynccontextmanager
-async def pooled(url: str, *, size: int = 10, acquire_timeout_s: float = 5.0) -> AsyncIterator[Pool]:
-    pool = Pool(url, size=size, acquire_timeout_s=acquire_timeout_s)
+async def pooled(url: str, *, size: int = 10, acquire_timeout_s: float = 5.0, **more: Any) -> AsyncIterator[Pool]:
+    pool = Pool(url, size=size, acquire_timeout_s=acquire_timeout_s, **more)
     await pool.open()
     try:
         yield pool

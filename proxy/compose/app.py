@@ -86,6 +86,8 @@ class App:
             settings.database.url,
             size=settings.database.pool_size,
             acquire_timeout_s=settings.database.acquire_timeout_s,
+            request_timeout_s=settings.database.request_timeout_s,
+            per_client=settings.database.per_client,
         )
         self.notices = Notices(self.pool)
         self._copies = copies

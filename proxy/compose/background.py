@@ -60,6 +60,7 @@ class Background:
             settings.database.url,
             size=settings.database.pool_size,
             acquire_timeout_s=settings.database.acquire_timeout_s,
+            request_timeout_s=settings.database.request_timeout_s,
             application="penstock-background",
         )
         write_buffer = WriteBuffer(asyncio.get_running_loop())

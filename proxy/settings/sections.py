@@ -39,6 +39,8 @@ class DatabaseSettings:
     url: str
     pool_size: int
     acquire_timeout_s: float
+    request_timeout_s: float
+    per_client: int
 
 
 @dataclass(frozen=True, slots=True)

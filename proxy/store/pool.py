@@ -1,23 +1,34 @@
 """A process's connections to Postgres.
 
-Driver errors are translated here. If Postgres is down or every connection stays in use, callers get `Unavailable` within the
-acquire timeout; nothing waits longer for a database that does not answer. A value that Postgres cannot store is an
-`InvalidRequest`.
+Driver errors are translated here, so that clients get the reason in plain words: a 503 if Postgres is away, slow or does not
+accept writes, or if no connection is free in time; a 429 if the client itself has too many requests that wait; a 400 for a
+value that cannot be stored. A request holds a connection for a bounded time: if Postgres stops answering, it is dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeAlias
 
 import asyncpg
 
-from proxy.errors import InvalidRequest, Unavailable
+from proxy import telemetry
+from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
+from proxy.store.connection_queue import ConnectionQueue, TooManyWaiting
+from proxy.tasks import client_of_task
+
+log = logging.getLogger("penstock.database")
 
 # Quoted: the class is generic only in its stubs.
 DatabaseConnection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+PoolConnection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+# How long one statement may take, and how long a cancelled one may take to end.
+COMMAND_S, RELEASE_S = 10.0, 0.25
 # How long background work may wait for a connection: connecting to a remote database takes a while.
 PATIENT_S = 5.0
 # Errors of asyncpg and the operating system that all mean that the database is unavailable.
@@ -36,15 +47,58 @@ AWAY = (
 )
 
 
+# Errors that mean that Postgres answers but cannot do its work: the disk is full, memory is short, it is a standby.
+UNABLE = (
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
+    asyncpg.DeadlockDetectedError,
+)
+
+
 @contextmanager
 def translated() -> Iterator[None]:
     try:
         yield
+    except TimeoutError as exc:
+        raise refusal("slow") from exc
     except AWAY as exc:
-        raise Unavailable("the database is not reachable at the moment; try again shortly") from exc
+        raise refusal("away") from exc
+    except UNABLE as exc:
+        _report(exc)
+        raise refusal("unable") from exc
     except asyncpg.DataError as exc:
         # The program's own values always fit; this one came from a client: a number over 64 bits, or text with U+0000.
         raise InvalidRequest("a value is too large, or has characters that cannot be stored, such as U+0000") from exc
+
+
+# Each error of this kind is logged at most once in this time: a full disk fails every write.
+REPORT_S = 10.0
+_reported: dict[type[Exception], float] = {}
+
+
+def _report(exc: Exception) -> None:
+    """Log an error that operators have to act on."""
+    now = time.monotonic()
+    if now - _reported.get(type(exc), -REPORT_S) >= REPORT_S:
+        _reported[type(exc)] = now
+        log.error("the database refuses statements", extra={"error": type(exc).__name__, "reason": str(exc)[:300]})
+
+
+_WORDS = {
+    "away": "the database is not reachable at the moment; try again shortly",
+    "slow": "the database did not answer in time; try again shortly",
+    "unable": "the database cannot do this at the moment; try again later",
+    "busy": "all database connections are in use; try again shortly",
+    "client": "too many of your requests are waiting for the database: wait for replies before you send more",
+}
+
+
+def refusal(reason: str) -> Fault:
+    """The error for a request that the database does not serve, counted by its reason."""
+    telemetry.database_refusals_total.labels(reason).inc()
+    return RateLimited(_WORDS[reason], retry_after_s=1) if reason == "client" else Unavailable(_WORDS[reason])
 
 
 async def _no_reset(connection: object) -> None:
@@ -54,19 +108,33 @@ async def _no_reset(connection: object) -> None:
 class Pool:
     """Connections opened on first use, so that a worker can start and serve without a database."""
 
-    def __init__(self, url: str, *, size: int, acquire_timeout_s: float, application: str = "penstock") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int,
+        acquire_timeout_s: float,
+        request_timeout_s: float = COMMAND_S,
+        per_client: int = sys.maxsize,
+        application: str = "penstock",
+    ) -> None:
+        """`per_client`: how many requests of a client may hold a connection or wait for one."""
         self.url = url
         self._size = size
         self._acquire_timeout_s = acquire_timeout_s
+        self._request_timeout_s = request_timeout_s
+        self._per_client = per_client
         self._application = application
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._queue = ConnectionQueue(size, per_client=per_client)
 
     async def open(self) -> None:
+        self._queue = ConnectionQueue(self._size, per_client=self._per_client)
         self._pool = await asyncpg.create_pool(
             self.url,
             min_size=0,
             max_size=self._size,
-            command_timeout=10.0,
+            command_timeout=COMMAND_S,
             timeout=2.0,
             server_settings={"application_name": self._application},
             reset=_no_reset,
@@ -92,12 +160,26 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self, *, within_s: float | None = None) -> AsyncIterator[DatabaseConnection]:
-        """Borrow a connection for a few statements; raise `Unavailable` if none is free in time."""
-        if self._pool is None:
+        """Borrow a connection for a few statements. With `within_s` the wait may be longer, and the use is not limited."""
+        pool, queue, client = self._pool, self._queue, client_of_task.get()
+        if pool is None:
             raise Unavailable("the database is not open yet; try again shortly")
-        with translated():
-            async with self._pool.acquire(timeout=within_s or self._acquire_timeout_s) as connection:
-                yield connection  # type: ignore[misc]
+        wait_s = within_s or self._acquire_timeout_s
+        await _turn(queue, client, wait_s)
+        try:
+            with translated():
+                connection = await pool.acquire(timeout=wait_s)
+                try:
+                    async with _limited(connection, None if within_s else self._request_timeout_s):
+                        yield connection  # type: ignore[misc]
+                except asyncpg.ReadOnlySQLTransactionError:
+                    # After a failover: new connections may reach the server that accepts writes.
+                    await pool.expire_connections()
+                    raise
+                finally:
+                    await pool.release(connection, timeout=RELEASE_S)
+        finally:
+            queue.leave(client)
 
     async def dedicated(self) -> DatabaseConnection:
         """Open a connection outside the pool, for LISTEN. The caller closes it."""
@@ -110,3 +192,26 @@ class Pool:
         if self._pool is None:
             return "<Pool closed>"
         return f"<Pool {self._pool.get_size() - self._pool.get_idle_size()} busy of at most {self._size}>"
+
+
+async def _turn(queue: ConnectionQueue, client: str, wait_s: float) -> None:
+    try:
+        await queue.enter(client, within_s=wait_s)
+    except TooManyWaiting:
+        raise refusal("client") from None
+    except TimeoutError:
+        raise refusal("busy") from None
+
+
+@asynccontextmanager
+async def _limited(connection: PoolConnection, within_s: float | None) -> AsyncIterator[None]:
+    """Cancel statements after this time. If the server does not even react to that, drop the connection."""
+    if within_s is None:
+        yield
+        return
+    dropping = asyncio.get_running_loop().call_later(within_s + RELEASE_S, connection.terminate)
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    finally:
+        dropping.cancel()

@@ -31,6 +31,7 @@ from proxy.errors import (
 )
 from proxy.services.accounts.admission import Admission
 from proxy.settings import ServerSettings
+from proxy.tasks import client_of_task
 from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
 from proxy.web.request_ids import new_request_id
@@ -164,12 +165,15 @@ class Gate:
         origin = request.headers.get("Origin", "")
         key = self._admission.who(in_query or _presented(request), address, time.monotonic(), origin=origin)
         request[KEY] = key
+        client_of_task.set(key.account.id)
         return key
 
     def enter(self, request: web.Request, operation: str) -> str:
         """Record the operation for the metrics, and return the client's address."""
         request[_OPERATION] = operation
-        return self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
+        address = self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
+        client_of_task.set(address)
+        return address
 
     def is_secure(self, request: web.Request) -> bool:
         """Whether the client used https, also as reported by a trusted proxy."""

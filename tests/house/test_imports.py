@@ -15,7 +15,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
     "chains": {"core", "errors"},
-    "tasks": set(),
+    "tasks": {"errors"},
     "telemetry": {"core"},
     "settings": {"chains", "core", "errors"},
     "store": {"chains", "core", "errors", *SUPPORT},

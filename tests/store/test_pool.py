@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from proxy.errors import InvalidRequest, Unavailable
-from proxy.store.pool import Pool
+from proxy.store.pool import COMMAND_S, Pool
 from tests import database as database_room
 from tests.database import Server, pooled
 from tests.service import until
@@ -100,6 +100,41 @@ async def test_silent_database_blocks_no_caller_for_long(line: Pool, cable: Cabl
             await answer(hurried)
         assert time.monotonic() - began < 3.0
     cable.muted = False
+    assert await answer(line) == 42
+
+
+async def test_database_that_falls_silent_is_given_up_in_a_transaction(line: Pool, cable: Cable) -> None:
+    """Neither the statement nor its rollback nor a cancellation gets an answer."""
+
+    async def write() -> None:
+        async with pool.connection() as connection, connection.transaction():
+            cable.muted = True
+            await connection.execute("select 1")
+
+    async with pooled(line.url, size=1, request_timeout_s=0.2) as pool:
+        assert await answer(pool) == 42
+        async with asyncio.timeout(COMMAND_S / 2):
+            assert isinstance(await _raised(write()), Unavailable)
+            cable.muted = False
+            assert await answer(pool) == 42
+
+
+async def test_slow_statement_is_cancelled_and_keeps_the_connection(database: str) -> None:
+    async with pooled(database, size=1, request_timeout_s=0.1) as pool:
+        async with pool.connection() as connection:
+            backend = connection.get_server_pid()
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            async with pool.connection() as connection:
+                await connection.execute("select pg_sleep(60)")
+        async with pool.connection() as connection:
+            assert connection.get_server_pid() == backend
+
+
+@pytest.mark.parametrize("code", ["disk_full", "out_of_memory", "read_only_sql_transaction", "io_error", "58000"])
+async def test_database_that_cannot_do_its_work_is_unavailable(line: Pool, code: str) -> None:
+    with pytest.raises(Unavailable, match="cannot do this at the moment"):
+        async with line.connection() as connection:
+            await connection.execute(f"do $$ begin raise exception 'full' using errcode = '{code}'; end $$")
     assert await answer(line) == 42
 
 

@@ -30,7 +30,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.store.operations import OperationStore, SentOperation
-from proxy.tasks import Tasks
+from proxy.tasks import Tasks, client_of_task
 
 log = logging.getLogger("penstock.bundler")
 
@@ -106,6 +106,7 @@ class BundlerGuard:
 
     async def _send(self, caller: Caller, key: Key, policy: MethodPolicy, given: BundlerParams) -> None:
         """Send the operation and answer the caller once. No exception leaves this, because the task would be run again."""
+        client_of_task.set(key.account.id)
         try:
             outcome = await self._outcome(key, policy, given)
         except Fault as fault:

@@ -31,7 +31,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.store.operations import OperationRow, OperationStore
-from proxy.tasks import Tasks
+from proxy.tasks import Tasks, client_of_task
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.bundler")
@@ -78,6 +78,7 @@ class OperationLookup:
 
     async def _answer(self, route: Route, flight: Flight, name: bytes) -> None:
         """No exception leaves this, because the task would be run again."""
+        client_of_task.set(flight.client)
         found = jsonrpc.NULL
         try:
             left_s = flight.began + route.dispatcher.call_timeout_s - time.monotonic()

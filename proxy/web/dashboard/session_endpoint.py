@@ -22,6 +22,7 @@ from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPlace
 from proxy.settings import DashboardSettings
+from proxy.tasks import client_of_task
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
@@ -143,6 +144,7 @@ class SessionEndpoints:
         if operation.session != "none":
             bearer = _bearer(request) if operation.session == "admin" else ""
             session = await self._session(operation, token, bearer, address)
+            client_of_task.set(session.id)
             # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token")

@@ -1,8 +1,8 @@
 """The common part of every REST operation, so that a handler contains only its own logic.
 
 A request passes, in this order: authentication, the scope, the units, then validation of the path, the query and the body
-against the API spec. Handlers return data, which is encoded as JSON here. A request that fails on our side or is forbidden
-costs nothing; an invalid one costs one unit.
+against the API spec. Handlers return data, which is encoded as JSON here. A request that fails on our side, or is
+forbidden or refused, costs nothing; an invalid one costs one unit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.core import access
 from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.core.usage import Tally
-from proxy.errors import Fault, Forbidden, InternalError
+from proxy.errors import Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import CACHE, UNITS, Gate
@@ -144,7 +144,7 @@ class RestEndpoints:
 
     def _settle(self, key: Key, units: int, fault: Fault) -> int:
         """Refund a request that ended in a fault, and return what it still costs."""
-        if isinstance(fault, InternalError | Forbidden):
+        if isinstance(fault, InternalError | Forbidden | RateLimited):
             self._admission.refund(key, 1, units)
             return 0
         self._admission.refund(key, 0, units - ERROR_UNITS)

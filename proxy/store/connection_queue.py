@@ -1,0 +1,88 @@
+"""Shares the connections of a pool between clients: a client is an account, or the address of a request without one.
+
+Each client has its own queue, and the queues are served in turn, so a flood of one client delays only itself. A client may hold
+no more connections than are free: alone it gets half of them, and the next one always finds some, also if every statement of
+the first is slow. The process itself is a client without these limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+
+# The process itself: loops that no request waits for.
+OWN_WORK = ""
+
+
+class TooManyWaiting(Exception):
+    """The client has as many requests in the queue and in progress as it may."""
+
+
+class ConnectionQueue:
+    def __init__(self, size: int, *, per_client: int) -> None:
+        self._free = size
+        self._per_client = per_client
+        self._held: Counter[str] = Counter()
+        # In the order of their next turns.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def __repr__(self) -> str:
+        waiting = sum(map(len, self._waiting.values()))
+        return f"<ConnectionQueue {self._free} free, {self._held.total()} held, {waiting} waiting>"
+
+    async def enter(self, client: str, *, within_s: float) -> None:
+        """Wait for a turn. Raises TimeoutError if it does not come in time, TooManyWaiting at once."""
+        if (turn := self._request(client)) is None:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await turn
+        except BaseException:
+            self._withdraw(client, turn)
+            raise
+
+    def leave(self, client: str) -> None:
+        """Return a connection, and give turns to clients that wait."""
+        self._free += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        self._serve()
+
+    def _request(self, client: str) -> asyncio.Future[None] | None:
+        """Take a connection and return None, or join the client's queue and return the future of its turn."""
+        queue = self._waiting.get(client, ())
+        if client != OWN_WORK and self._held[client] + len(queue) >= self._per_client:
+            raise TooManyWaiting
+        if not queue and self._may_hold_one_more(client):
+            self._take(client)
+            return None
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        return turn
+
+    def _withdraw(self, client: str, turn: asyncio.Future[None]) -> None:
+        """Give up a turn, also one that came at the moment of the timeout."""
+        if turn.done() and not turn.cancelled():
+            self.leave(client)
+            return
+        queue = self._waiting[client]
+        queue.remove(turn)
+        if not queue:
+            del self._waiting[client]
+
+    def _may_hold_one_more(self, client: str) -> bool:
+        return self._free > (0 if client == OWN_WORK else self._held[client])
+
+    def _take(self, client: str) -> None:
+        self._free -= 1
+        self._held[client] += 1
+
+    def _serve(self) -> None:
+        while (client := next(filter(self._may_hold_one_more, self._waiting), None)) is not None:
+            queue = self._waiting.pop(client)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[client] = queue
+            self._take(client)
+            turn.set_result(None)
