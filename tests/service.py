@@ -25,7 +25,7 @@ from proxy.__main__ import main
 
 # Standard output belongs to the process, so only one thread at a time may redirect it.
 _stdout_lock = threading.Lock()
-# Every account needs its own e-mail address.
+# Every account needs its own email address.
 _serial = itertools.count(1)
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 90.0

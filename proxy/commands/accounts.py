@@ -58,7 +58,7 @@ def register(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = _action(actions, "create", "create an account", _create)
     create.add_argument("--name", required=True, help="the name of the customer or team")
-    create.add_argument("--email", required=True, help="the holder's e-mail address, for signing in and for notices")
+    create.add_argument("--email", required=True, help="the holder's email address, for signing in and for notices")
     create.add_argument("--plan", default="free", help="a plan of config/plans.toml (default: free)")
     add_limits(create, day=True)
     _action(actions, "list", "list all accounts", _list)
@@ -66,7 +66,7 @@ def register(commands: Any) -> None:
     change = _action(actions, "set", "change an account", _set)
     _with_id(change)
     change.add_argument("--name", help="the new name")
-    change.add_argument("--email", help="the new e-mail address")
+    change.add_argument("--email", help="the new email address")
     change.add_argument("--plan", help="the new plan, one of config/plans.toml")
     add_limits(change, day=True)
     for name, about, disabled in (

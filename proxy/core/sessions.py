@@ -59,7 +59,7 @@ def password_fault(password: str, *, email: str = "") -> str:
     if len(set(password)) < 5:
         return "must have 5 different characters or more"
     if email and password.lower() in (email.lower(), email.lower().partition("@")[0]):
-        return "must not be the e-mail"
+        return "must not be the email"
     return ""
 
 

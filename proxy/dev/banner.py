@@ -25,7 +25,7 @@ class ReadyFile:
     upstream_url: str
     bundler_url: str | None
     keys: dict[str, str]
-    # Dashboard sign-in: e-mail and password of an account's holder, and the token of an operator.
+    # Dashboard sign-in: email and password of an account's holder, and the token of an operator.
     sign_in: dict[str, str]
     contracts: DevContracts
 

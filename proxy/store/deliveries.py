@@ -149,9 +149,9 @@ class DeliveryStore:
     async def finish_with(
         self, result: AttemptResult, cause: WebhookEnd, about: Mapping[str, Any], at: datetime.datetime | None = None
     ) -> bool:
-        """Record an attempt that changes its webhook, and queue the e-mail about it, in one transaction.
+        """Record an attempt that changes its webhook, and queue the email about it, in one transaction.
 
-        Returns whether this attempt changed the webhook: if several fail at once, only one does, and one e-mail is sent.
+        Returns whether this attempt changed the webhook: if several fail at once, only one does, and one email is sent.
         """
         claimed = result.claimed
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():

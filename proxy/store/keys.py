@@ -246,7 +246,7 @@ class KeyStore:
 
 
 async def _claim_email(connection: DatabaseConnection, email: str, account_id: str | None = None) -> None:
-    """Reserve an e-mail address until the end of the transaction. It signs in to one account, so it must be unique."""
+    """Reserve an email address until the end of the transaction. It signs in to one account, so it must be unique."""
     await connection.execute(sql.accounts.lock_emails)
     if await connection.fetchval(sql.accounts.is_email_taken, email, account_id):
         raise InvalidRequest(f"email: another account already uses {email}")
@@ -267,7 +267,7 @@ def _email(value: str) -> str:
     value = _text(value, "email")
     local, _, host = value.partition("@")
     if not local or not host or " " in value:
-        raise InvalidRequest(f"email {value!r} is not an e-mail address")
+        raise InvalidRequest(f"email {value!r} is not an email address")
     return value
 
 

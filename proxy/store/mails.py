@@ -1,4 +1,4 @@
-"""The e-mail queue in Postgres. A mail is added in the transaction of the change it reports, and sent afterwards."""
+"""The email queue in Postgres. A mail is added in the transaction of the change it reports, and sent afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class QueuedMail:
-    """An e-mail to an account's holder. `tries`: how often it was claimed, including this time."""
+    """An email to an account's holder. `tries`: how often it was claimed, including this time."""
 
     id: int
     kind: str

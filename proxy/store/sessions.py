@@ -113,7 +113,7 @@ class SessionStore:
             return await connection.fetchval(sql.sessions.add_link, digest, account_id, lasts_s)  # type: ignore[no-any-return]
 
     async def link_email(self, token: str) -> str:
-        """Return the e-mail address of a link's account, or an empty text if the link is not valid. The link is not used up."""
+        """Return the email address of a link's account, or an empty text if the link is not valid. The link is not used up."""
         async with self._pool.connection() as connection:
             return await connection.fetchval(sql.sessions.read_link_email, self.digests("link", token)) or ""
 

@@ -886,7 +886,7 @@ begin
     where account_id = account and day = of_day;
 end $$;
 
--- E-mails to account holders, inserted in the transaction that causes them.
+-- Emails to account holders, inserted in the transaction that causes them.
 create table mails (
     id bigint generated always as identity primary key,
     account_id text not null references accounts (id),
@@ -947,13 +947,13 @@ create table sign_in_links (
 
 create index sign_in_links_by_end on sign_in_links (expires_at);
 
--- Sign-in attempts by IP address and e-mail address, as digests. `edge` is the time up to which the bucket is used.
+-- Sign-in attempts by IP address and email address, as digests. `edge` is the time up to which the bucket is used.
 create unlogged table sign_in_tries (
     subject bytea primary key,
     edge timestamptz not null
 );
 
--- Addresses and browsers from which holders have signed in, as digests with their e-mail address.
+-- Addresses and browsers from which holders have signed in, as digests with their email address.
 create table sign_in_places (
     place bytea primary key,
     seen_at timestamptz not null default now()

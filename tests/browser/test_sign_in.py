@@ -17,7 +17,7 @@ async def test_wrong_password_shows_an_error_and_keeps_the_input(site: Site, pag
     await page.get_by_label("Email").fill("growth@example.com")
     await page.get_by_label("Password").fill("not the password")
     await visitor.button("Sign in").click()
-    await expect(page.get_by_role("alert")).to_contain_text("the e-mail address or the password is wrong")
+    await expect(page.get_by_role("alert")).to_contain_text("the email address or the password is wrong")
     await expect(page.get_by_label("Email")).to_have_value("growth@example.com")
     visitor.assert_no_faults()
 

@@ -1,8 +1,8 @@
 """Sign-in: passwords, one-time links, operators' tokens, and sessions.
 
-Sign-in never reveals whether an e-mail address has an account: a wrong password and an unknown address cost the same work and
+Sign-in never reveals whether an email address has an account: a wrong password and an unknown address cost the same work and
 return the same error, and every request for a link gets the same reply. Attempts are counted before anything is checked, by
-client address and by e-mail, in the database that all workers share. Each place from which the holder has signed in before, a
+client address and by email, in the database that all workers share. Each place from which the holder has signed in before, a
 browser with its device cookie or an address, has its own count, which a sign-in clears: strangers cannot keep a holder out by
 wrong passwords, not even from the holder's own address. Password hashing is slow and memory-hungry by design, so it runs on
 threads, a few at a time.
@@ -44,13 +44,13 @@ _hasher = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
 AT_ONCE = 2
 # Queued hashes per worker: about two seconds of work.
 MOST_WAITING = 100
-# Window for attempts per e-mail address. Attempts per client address are counted over a minute.
+# Window for attempts per email address. Attempts per client address are counted over a minute.
 EMAIL_WINDOW_S = 600.0
 KEEP_EVERY_S = 300.0
 # The count of wrong passwords at a known place.
 _KNOWN_TRY = "known try"
 
-_WRONG = "the e-mail address or the password is wrong"
+_WRONG = "the email address or the password is wrong"
 _WRONG_LINK = "this link has been used or has expired: request a new one"
 _NO_OPERATOR = "this admin token is not valid"
 _SIGNED_OUT = "you are not signed in, or your session has expired: sign in again"
@@ -267,7 +267,7 @@ class SignIn:
     # Shared steps
 
     async def _count(self, at: SignInPlace, email: str = "", *, kind: str = "try") -> None:
-        """Count an attempt, by client address and by e-mail. Links are counted apart, so wrong passwords cannot block them, and
+        """Count an attempt, by client address and by email. Links are counted apart, so wrong passwords cannot block them, and
         so are attempts from each known place of the holder. A known browser may share its address with strangers."""
         most = self._settings.tries
         known = await self._store.known_places(email, at.places) if email else []

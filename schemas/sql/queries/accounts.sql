@@ -5,11 +5,11 @@ values ($1, $2, $3, $4, nullif($5::integer, -1), nullif($6::integer, -1), nullif
 returning *;
 
 -- lock_emails
--- Serialise changes of e-mail addresses until the end of the transaction.
+-- Serialise changes of email addresses until the end of the transaction.
 select pg_advisory_xact_lock(hashtextextended('e-mails of accounts', 0));
 
 -- is_email_taken
--- Whether another account has the e-mail address. Accounts that shared one before this was checked may keep it.
+-- Whether another account has the email address. Accounts that shared one before this was checked may keep it.
 select exists (select from accounts where lower(email) = lower($1) and id is distinct from $2)
     and not exists (select from accounts where lower(email) = lower($1) and id = $2);
 
@@ -44,7 +44,7 @@ select count(*) from accounts a
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0;
 
 -- page_accounts
--- Accounts whose id, name or e-mail address contains the text, newest first, with today's requests and leased quota.
+-- Accounts whose id, name or email address contains the text, newest first, with today's requests and leased quota.
 select a.*, (
     select count(*) from keys k
     where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())

@@ -1,4 +1,4 @@
--- E-mails to account holders.
+-- Emails to account holders.
 
 -- add
 insert into mails (account_id, kind, about)

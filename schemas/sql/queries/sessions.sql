@@ -1,5 +1,5 @@
 -- find_holder
--- The account that an e-mail address signs in to: the oldest that is not disabled.
+-- The account that an email address signs in to: the oldest that is not disabled.
 select a.id, a.email, p.hash from accounts a left join account_passwords p on p.account_id = a.id
 where lower(a.email) = lower($1) and not a.disabled order by a.created_at, a.id limit 1;
 
