@@ -24,6 +24,7 @@ from types import ModuleType
 # every attribute is looked up by name.
 MODULES = (
     "proxy.core.access",
+    "proxy.core.concurrency",
     "proxy.core.limits",
     "proxy.core.routing",
     "proxy.core.usage",
@@ -42,6 +43,7 @@ MODULES = (
     "proxy.wire.http1",
     "proxy.wire.http_connection",
     "proxy.wire.http_upstream",
+    "proxy.wire.waiting_calls",
     "proxy.wire.websocket_upstream",
     "proxy.wire.write_buffer",
     "proxy.wire.upstream",

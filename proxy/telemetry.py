@@ -98,7 +98,7 @@ class Tallies:
     def of(self, network: str, method: str) -> Tally:
         return self._all.setdefault((network, method), Tally(network, method))
 
-    def write(self, path: Path, upstreams: Sequence[tuple[str, str, int, int]] = ()) -> None:
+    def write(self, path: Path, upstreams: Sequence[tuple[str, str, int, int, int]] = ()) -> None:
         """Write the file atomically, so that a scrape never reads half of it."""
         rows = [
             [*t.labels, t.results, t.errors, t.faults, t.hits, t.joins, t.units, t.seconds, t.buckets]
@@ -153,9 +153,10 @@ class CallCollector(Collector):
     def _upstreams(self) -> Counter_[tuple[str, str]]:
         found: Counter_[tuple[str, str]] = Counter_()
         for data in self._files():
-            for _network, label, good, bad in data["upstreams"]:
-                found[label, "answered"] += good
-                found[label, "failed"] += bad
+            for _network, label, *counts in data["upstreams"]:
+                # A worker of an older version counts no refusals.
+                for outcome, count in zip(("answered", "failed", "refused"), counts, strict=False):
+                    found[label, outcome] += count
         return found
 
 

@@ -300,7 +300,7 @@ def test_calls_of_all_workers_are_added_up(tmp_path: Path) -> None:
             tally.count(outcome, cache, units, 0.002)
         tallies.of(network, "eth_getLogs").count("results", "hit", 8, 99.0)
         tallies.of(network, "never_called")
-        tallies.write(tmp_path / f"calls-{worker}.json", [(network, f"{network}#1", 5, 2)])
+        tallies.write(tmp_path / f"calls-{worker}.json", [(network, f"{network}#1", 5, 2, 1)])
     found = scraped(tmp_path)
     assert not [name for name in found if "never_called" in name]
     for name, value in {
@@ -318,6 +318,7 @@ def test_calls_of_all_workers_are_added_up(tmp_path: Path) -> None:
         ("penstock_call_seconds_sum", network, "eth_getLogs"): 297.0,
         ("penstock_upstream_calls_total", f"{network}#1", "answered"): 15,
         ("penstock_upstream_calls_total", f"{network}#1", "failed"): 6,
+        ("penstock_upstream_calls_total", f"{network}#1", "refused"): 3,
     }.items():
         assert found[name] == pytest.approx(value), name
 

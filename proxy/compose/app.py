@@ -312,7 +312,7 @@ class App:
             self.usage.gather()
             self.tallies.write(Path(directory) / f"calls-{os.getpid()}.json", self._counts())
 
-    def _counts(self) -> list[tuple[str, str, int, int]]:
+    def _counts(self) -> list[tuple[str, str, int, int, int]]:
         return [*self.networks.counts(), *self.smart_wallets.bundlers.counts()]
 
     async def stop(self) -> None:

@@ -7,8 +7,8 @@ with every call; a `Group` is the upstreams of one network and chooses among the
 to expect: so upstreams that are equally fast share by weight, a slow or loaded one is passed by, and one that looks
 best to everybody is not run over. *Breaker.* Closed while calls succeed; open after a run of failures or when most
 fail; then one trial call at a time, and each failed trial doubles the pause. A call that another upstream answered
-first, although it was asked later, counts as failed: so one that has fallen silent is left alone long before its calls
-time out.
+first, although it was asked later, counts as failed if its upstream answered nothing else meanwhile: so one that has fallen
+silent is left alone long before its calls time out, and one that is overloaded is slow, not broken.
 
 *Blame.* Nothing that clients choose takes an upstream from the others. Clients can send calls that fail: params that an
 upstream rejects, crashes on, or works on for minutes; and one attacker may have many accounts. So a breaker opens *fully*
@@ -193,10 +193,14 @@ class UpstreamHealth:
             self.failed(now, by_call=True)
 
     def late(self, after_s: float, now: float) -> None:
-        """Another upstream answered the call, although it was asked later."""
+        """Another upstream answered the call, although it was asked later, and this one has answered nothing meanwhile."""
+        self.slow(after_s)
+        self.failed(now, by_call=True)
+
+    def slow(self, after_s: float) -> None:
+        """A call was not answered within this time."""
         if after_s > self.latency_s:
             self.latency_s += FOLLOW * (after_s - self.latency_s)
-        self.failed(now, by_call=True)
 
     def open(self, now: float, *, softly: bool = False) -> None:
         """Open the breaker: no calls for a while, twice as long as last time."""

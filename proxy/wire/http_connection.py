@@ -71,7 +71,7 @@ class HttpConnection(UpstreamConnection):
                 self.idle_since = upstream.now
                 upstream.idle.append(self)
             else:
-                upstream.release(self)
+                upstream.release(self, sink)
             sink.on_reply(self, self._known, data[len(self._known_bytes) :])  # type: ignore[arg-type]
             return
         try:
@@ -114,6 +114,10 @@ class HttpConnection(UpstreamConnection):
             self.idle_since = self.upstream.now
             self.transport.resume_reading()
 
+    @property
+    def has_replied(self) -> bool:
+        return self._known is not None
+
     def is_stuck(self, now: float, after_s: float) -> bool:
         return not self._paused and now - self.idle_since > after_s
 
@@ -123,6 +127,8 @@ class HttpConnection(UpstreamConnection):
         if sink in self.sinks:
             self.sinks[self.sinks.index(sink)] = ABSENT_SINK
             if all(other is ABSENT_SINK for other in self.sinks):
+                if self._head is None:
+                    self.upstream.abandoned(sink)
                 self.abort()
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
@@ -172,7 +178,7 @@ class HttpConnection(UpstreamConnection):
                     raise BadReply("no call is in flight")
                 sink = self.sinks.popleft()
                 at = body_end
-                self._after_reply(head)
+                self._after_reply(head, sink)
                 sink.on_reply(self, head, data[body_at:body_end])
                 if head.close:
                     return
@@ -201,12 +207,12 @@ class HttpConnection(UpstreamConnection):
         self._known_total = len(raw) + head.length if is_plain else -1
         return head
 
-    def _after_reply(self, head: ReplyHead) -> None:
+    def _after_reply(self, head: ReplyHead, sink: ReplySink) -> None:
         """Return the connection to the pool before its sink is notified, which may send the next call on it."""
         if head.close:
             self.upstream.retire(self)
         else:
-            self.upstream.release(self)
+            self.upstream.release(self, sink)
 
     def _is_between_replies(self) -> bool:
         return self._head is None and not self._part
@@ -267,6 +273,8 @@ class HttpConnection(UpstreamConnection):
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
         self._streams = self.sinks[0].on_large(self, head, beginning)
+        if self._streams:
+            self.sent_at = 0.0  # How long it takes now depends on its reader.
         self._collected = [] if self._streams else [beginning]
         if head.length > MAX_REPLY_BYTES and not self._streams:
             raise BadReply(TOO_LARGE)
@@ -278,7 +286,7 @@ class HttpConnection(UpstreamConnection):
         # The reader may have paused the connection at the last piece: the next reply must be read.
         self.resume()
         sink = self.sinks.popleft()
-        self._after_reply(head)
+        self._after_reply(head, sink)
         if self._streams:
             self._streams = False
             sink.on_end(self)
@@ -288,6 +296,8 @@ class HttpConnection(UpstreamConnection):
 
 class _AbsentSink:
     """Takes the place of a sink that left."""
+
+    client = ""
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
 

@@ -27,16 +27,18 @@ STALE = "connection closed between calls"
 OUT_OF_STEP = "malformed reply before"
 # The reply exceeds MAX_REPLY_BYTES. The client may have requested it on purpose.
 TOO_LARGE = "too large"
-# The call was not sent because too many wait already: that is our load, not the upstream's failure.
-CROWDED = "too many calls are waiting"
+# The call was not sent because all connections are busy: that is our load, not the upstream's failure.
+CROWDED = "all connections are busy"
 
 # A part of a large reply. A view avoids a copy.
 Piece: TypeAlias = bytes | memoryview
 
 
 class ReplySink(Protocol):
-    """Receives the reply to one request."""
+    """Receives the reply to one request. `client`: the account whose call it is; empty for our own calls."""
 
+    @property
+    def client(self) -> str: ...
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool: ...
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
@@ -48,7 +50,7 @@ class ReplySink(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """A connection as its sinks and its upstream's pool use it."""
 
-    __slots__ = ("id_index", "idle_since", "sinks", "transport", "upstream")
+    __slots__ = ("id_index", "idle_since", "sent_at", "sinks", "transport", "upstream")
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -57,8 +59,14 @@ class UpstreamConnection(asyncio.Protocol):
         self.sinks: deque[ReplySink] = deque()
         # When data last arrived: between calls, or in the middle of a streamed reply.
         self.idle_since = 0.0
+        # When a call was last sent here that had waited for a connection.
+        self.sent_at = 0.0
         # The last id that the short path used here.
         self.id_index = 0
+
+    @property
+    def has_replied(self) -> bool:
+        return True
 
     def leave(self, sink: ReplySink) -> None:
         """Discard the sink's reply."""
@@ -90,7 +98,7 @@ class Upstream:
     pipelining) increase throughput by half on an upstream of your own, but a slow call delays those behind it.
     """
 
-    __slots__ = ("batches", "depth", "health", "idle", "label", "now", "private_words", "rests")
+    __slots__ = ("batches", "depth", "health", "idle", "label", "now", "private_words", "rests", "shed")
 
     def __init__(self, health: UpstreamHealth, *, depth: int, batch: int) -> None:
         self.health = health
@@ -102,6 +110,8 @@ class Upstream:
         self.idle: list[UpstreamConnection] = []
         # Whether a connection that received its reply can go straight to `idle`: one call each, and no call waits.
         self.rests = depth == 1
+        # Calls that were refused because all connections were busy for too long.
+        self.shed = 0
         # The time of the last sweep: precise enough to measure how long a connection was idle.
         self.now = time.monotonic()
 
@@ -118,6 +128,19 @@ class Upstream:
         just met such a connection, and goes to a new one or to one that has just replied.
         """
         raise NotImplementedError
+
+    def probe(self, sink: ReplySink, *body: bytes) -> None:
+        """Send a call of ours that must not wait for those of clients."""
+        self.submit(sink, *body)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether calls wait for other calls to end."""
+        return False
+
+    def has_replied_since(self, moment: float) -> bool:
+        """Whether the upstream has answered any call since then."""
+        return False
 
     def leave(self, sink: ReplySink) -> None:
         """Discard the sink's reply, or its call if that was not sent yet."""
@@ -136,9 +159,12 @@ class Upstream:
 
     # Called by connections
 
-    def release(self, connection: UpstreamConnection) -> None:
-        """The connection can take a call."""
+    def release(self, connection: UpstreamConnection, ended: ReplySink | None) -> None:
+        """The connection can take a call. `ended`: the sink that its last reply belongs to."""
         raise NotImplementedError
+
+    def abandoned(self, sink: ReplySink) -> None:
+        """A connection is closed because its call is not wanted any more. The upstream may still work on it."""
 
     def retire(self, connection: UpstreamConnection) -> None:
         """Close the connection: the upstream asked for it, or it has been idle too long."""

@@ -256,7 +256,7 @@ async def test_calls_are_counted_by_outcome_cache_and_upstream() -> None:
             for upstream in found.upstreams:
                 upstream.gate.set()
         assert (tally(found, "eth_getStorageAt").joins, tally(found, "eth_getStorageAt").results) == (4, 5)
-        answered = sum(good for _, _, good, _ in found.worker.app.networks.counts())
+        answered = sum(good for _, _, good, *_ in found.worker.app.networks.counts())
         assert answered == sum(len(each.calls) for each in found.upstreams) - looks(found)
 
 
@@ -290,7 +290,7 @@ def test_metric_labels_are_closed_sets(tmp_path: Path) -> None:
             assert {each[-1] for each in before if each[0] == "penstock_cache_total"} == {"hit", "join"}
             upstreams = {each[1:] for each in before if each[0] == "penstock_upstream_calls_total"}
             labels = [f"{found.network}#{n}" for n in (1, 2)]
-            assert upstreams == {(label, outcome) for label in labels for outcome in ("answered", "failed")}
+            assert upstreams == {(label, outcome) for label in labels for outcome in ("answered", "failed", "refused")}
 
     run()
 

@@ -117,7 +117,7 @@ async def test_batch_that_waits_for_a_connection_has_its_deadline_there_too() ->
             assert isinstance(upstream, HttpUpstream)
             await until(lambda: len(upstream._waiting) == 1, every_s=0.001)
             # Older than any deadline, while the one that has the connection is young.
-            waiting: Any = upstream._waiting[0].sink
+            waiting: Any = upstream._waiting.all()[0].sink
             waiting.began -= 1000.0
             assert all("error" in item for item in (await second).json)
             assert not first.done()

@@ -26,6 +26,7 @@ class RecordedCall:
     """The sink of one call, with the events it received in order."""
 
     takes_large: bool = False
+    client: str = ""
     events: list[str] = field(default_factory=list)
     status: int = 0
     body: bytes = b""

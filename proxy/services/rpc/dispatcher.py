@@ -98,12 +98,14 @@ class Dispatcher(FlightHandler):
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
 
     def _another(self, flight: Flight, now: float, *, lacked: bool = False) -> Upstream | None:
-        """Another upstream for the flight, if one is left and the budget allows it. `lacked`: the last one does not have the
-        method, so even a write was not executed."""
+        """Another upstream for the flight, if one is left, has room, and the budget allows it. `lacked`: the last one does not
+        have the method, so even a write was not executed."""
         if not (flight.policy.may_repeat or lacked) or flight.tries >= MAX_TRIES:
             return None
         upstream = self.choose(flight, now, flight.tried)
-        return upstream if upstream is not None and self.budget.spend(now, flight.client) else None
+        if upstream is None or upstream.is_crowded:
+            return None
+        return upstream if self.budget.spend(now, flight.client) else None
 
     def _send_another(self, flight: Flight, now: float, *, lacked: bool = False) -> bool:
         upstream = self._another(flight, now, lacked=lacked)
@@ -122,7 +124,7 @@ class Dispatcher(FlightHandler):
                 connection.fail("the reply stopped")
         elif now - flight.began > self.call_timeout_s:
             for upstream in flight.under_way():
-                upstream.health.overdue(flight.began, now)
+                _count_overdue(upstream, flight.began, now)
             reason = f"no upstream replied within {self.call_timeout_s:g} s"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
         elif self._is_late(flight, now):
@@ -144,7 +146,7 @@ class Dispatcher(FlightHandler):
             oldest = flight.first if flight.first_at < flight.second_at else flight.second
             began = flight.ended(oldest)
             oldest.leave(flight)
-            oldest.health.late(now - began, now)
+            _count_late(oldest, began, now)
         self.send(flight, upstream, now)
 
     # Replies and failures
@@ -204,10 +206,13 @@ class Dispatcher(FlightHandler):
         if reason == STALE and flight.policy.may_repeat and not flight.is_under_way() and flight.tries < MAX_TRIES:
             self.send(flight, upstream, now, fresh=True)
             return
+        if reason == CROWDED:
+            self._after_refusal(flight, now)
+            return
         if blame and reason == TOO_LARGE:
             flight.suspect(upstream)
         elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
-            upstream.health.failed(now, by_call=sent or reason == CROWDED)
+            upstream.health.failed(now, by_call=sent)
         if flight.streaming:
             flight.streaming = False
             flight.done = True
@@ -215,6 +220,16 @@ class Dispatcher(FlightHandler):
             flight.waiters[0].on_stream_broken()
             return
         self._after_failure(flight, now, f"an upstream failed: {reason}", sent=sent)
+
+    def _after_refusal(self, flight: Flight, now: float) -> None:
+        """The call waited for too long. It goes to an upstream that has room, or its client tries again later."""
+        if flight.is_under_way() or flight.handed_over:
+            return
+        upstream = self.choose(flight, now, flight.tried) if flight.tries < MAX_TRIES else None
+        if upstream is not None and not upstream.is_crowded:
+            self.send(flight, upstream, now)
+            return
+        self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
 
     def rate_limited(self, flight: Flight, upstream: Upstream, now: float, retry_after_s: int) -> None:
         """The upstream limits our rate. This does not count as a failure."""
@@ -386,4 +401,19 @@ class Dispatcher(FlightHandler):
             began = flight.ended(upstream)
             upstream.leave(flight)
             if began < answered_began:
-                upstream.health.late(now - began, now)
+                _count_late(upstream, began, now)
+
+
+def _count_overdue(upstream: Upstream, began: float, now: float) -> None:
+    """An upstream that has answered other calls meanwhile is slow, not broken."""
+    if upstream.has_replied_since(began):
+        upstream.health.complained()
+    else:
+        upstream.health.overdue(began, now)
+
+
+def _count_late(upstream: Upstream, began: float, now: float) -> None:
+    if upstream.has_replied_since(began):
+        upstream.health.slow(now - began)
+    else:
+        upstream.health.late(now - began, now)

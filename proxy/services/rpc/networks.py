@@ -127,10 +127,10 @@ class Networks:
             for upstream in route.every_upstream:
                 upstream.tick(now)
 
-    def counts(self) -> list[tuple[str, str, int, int]]:
-        """For each upstream: its network, its label, and how many calls succeeded and failed."""
+    def counts(self) -> list[tuple[str, str, int, int, int]]:
+        """For each upstream: its network, its label, and how many calls succeeded, failed, and were refused as too many."""
         return [
-            (route.network.id, upstream.label, upstream.health.good, upstream.health.bad)
+            (route.network.id, upstream.label, upstream.health.good, upstream.health.bad, upstream.shed)
             for route in self.routes.values()
             for upstream in route.every_upstream
         ]

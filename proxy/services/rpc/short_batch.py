@@ -62,6 +62,10 @@ class ShortBatch:
     def __repr__(self) -> str:
         return f"<ShortBatch of {len(self._calls)}{'' if self._body else ', in flight'}>"
 
+    @property
+    def client(self) -> str:
+        return self._client
+
     def send(self, upstream: Upstream, now: float) -> None:
         self.began = now
         self._upstream = upstream
@@ -119,7 +123,9 @@ class ShortBatch:
         return results
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        self._take_over().on_fail(upstream, reason, sent=sent)
+        # A refusal is reported one loop turn later: the client may have left meanwhile.
+        if self._upstream is not None:
+            self._take_over().on_fail(upstream, reason, sent=sent)
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         upstream = self._upstream

@@ -1,8 +1,8 @@
 """Polling the head of each upstream a few times per block, so that lagging upstreams are avoided and old replies discarded.
 
-Probes bypass admission and routing and go straight to their upstream. A failed probe does not count against the upstream: its
-traffic shows its health better. One upstream is also polled for the hash of its head, because numbers alone do not show a
-reorganisation.
+Probes bypass admission and routing and go straight to their upstream, never behind calls that wait. A failed probe does not
+count against the upstream: its traffic shows its health better. One upstream is also polled for the hash of its head, because
+numbers alone do not show a reorganisation.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ PATIENCE_S = 0.25
 class Probe:
     """One call to one upstream. Its result is None if the call failed."""
 
+    client = ""
+
     def __init__(self, upstream: Upstream, method: str, params: bytes = b"[]") -> None:
         self._id = b"%d" % next_id()
         self._upstream = upstream
@@ -37,7 +39,7 @@ class Probe:
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     async def send(self) -> bytes | None:
-        self._upstream.submit(self, self._body)
+        self._upstream.probe(self, self._body)
         try:
             async with asyncio.timeout(REPLY_S):
                 return await self._result

@@ -50,6 +50,10 @@ class UpstreamBatch:
     def __repr__(self) -> str:
         return f"<UpstreamBatch of {len(self._flights)}>"
 
+    @property
+    def client(self) -> str:
+        return self._flights[0].client
+
     def send(self, upstream: Upstream, now: float) -> None:
         self._began = now
         parts: list[bytes] = []

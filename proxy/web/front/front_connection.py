@@ -88,6 +88,12 @@ class FrontConnection(asyncio.Protocol):
         return self._reader.bytes_ahead
 
     @property
+    def client(self) -> str:
+        """The account whose call is under way."""
+        head = self._replies.head
+        return "" if head is None else head.key.account.id
+
+    @property
     def transport(self) -> asyncio.Transport | None:
         return self._replies.transport
 

@@ -1,0 +1,124 @@
+"""How many calls an upstream is given at a time, learnt from how long it takes to answer them.
+
+The operator sets the most. An upstream that cannot work on so many at a time queues them itself: then each answer takes longer
+and no more of them come. So the limit follows the latency (a *gradient*): it grows while answers are about as fast as
+with half as many calls, and shrinks in proportion when they are slower.
+
+The latency to compare with is measured, not assumed, because it depends on what clients ask for: now and then the limit is
+halved for a moment, and halved again for as long as that makes answers plainly faster. Only calls that had to wait
+for their turn are observed. Below the limit nothing is measured and nothing changes.
+"""
+
+from __future__ import annotations
+
+from math import exp, log, sqrt
+
+# The limit is never less than this share of the most: a few slow answers say little.
+LEAST_SHARE = 0.125
+# Answers may take this much longer than with half as many calls before the limit shrinks.
+TOLERANCE = 1.3
+# Halving the limit was right if answers then take less than this share of the time.
+FASTER = 0.8
+# A window of observations holds at least so many, or as many as the limit. A smaller limit is not worth measuring.
+SMALLEST_WINDOW = 8
+# How often the limit is halved for a moment: that long, or so many times the latency.
+MEASURE_EVERY_S = 10.0
+MEASURE_EVERY = 30.0
+# After that long without an observation the calls are other ones: a measurement under way starts again.
+FORGET_S = 1.0
+# Observations shorter than this are taken for this: the logarithm needs a floor.
+SHORTEST_S = 0.0001
+
+
+class ConcurrencyLimit:
+    """`allowed` is the limit at the moment; `latency_s` the usual latency, 0.0 until it is known."""
+
+    __slots__ = (
+        "_base_s", "_before_s", "_count", "_least", "_logs", "_measure_at", "_measures", "_seen_at", "_skip", "_stable",
+        "allowed", "latency_s", "most",
+    )  # fmt: skip
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.allowed = most
+        self.latency_s = 0.0
+        self._least = max(1, int(most * LEAST_SHARE)) if most >= SMALLEST_WINDOW else most
+        # The limit outside of measurements.
+        self._stable = most
+        # The latency with half as many calls, and when it is measured again.
+        self._base_s = 0.0
+        self._measure_at = 0.0
+        self._measures = False
+        # While it is measured: the latency before the limit was halved.
+        self._before_s = 0.0
+        # Calls that are still to end which were sent under the limit before.
+        self._skip = most
+        # The window: how many calls ended, and the sum of the logarithms of their latencies.
+        self._count = 0
+        self._logs = 0.0
+        self._seen_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ConcurrencyLimit {self.allowed} of {self.most}, {self.latency_s * 1000:.1f} ms>"
+
+    def observe(self, took_s: float, now: float) -> None:
+        """A call that had waited for its turn was answered."""
+        if now - self._seen_at > FORGET_S:
+            self._measures = False
+            self._change(self._stable)
+        self._seen_at = now
+        if self._skip:
+            self._skip -= 1
+            return
+        self._count += 1
+        self._logs += log(max(took_s, SHORTEST_S))
+        if self._count >= max(SMALLEST_WINDOW, self.allowed):
+            self._judge(exp(self._logs / self._count), now)
+
+    def _change(self, allowed: int) -> None:
+        """Open a window, in which calls count that are sent from now on."""
+        self._skip = self.allowed
+        self._count = 0
+        self._logs = 0.0
+        self.allowed = allowed
+
+    def _judge(self, took_s: float, now: float) -> None:
+        if self._measures:
+            self._measured(took_s, now)
+            return
+        self.latency_s = took_s
+        if now < self._measure_at:
+            self._follow(took_s)
+        elif self.allowed > self._least:
+            self._measures = True
+            self._halve(took_s)
+        else:
+            self._end_measurement(took_s, now)
+
+    def _halve(self, took_s: float) -> None:
+        self._before_s = took_s
+        self._change(max(self._least, self.allowed // 2))
+
+    def _measured(self, took_s: float, now: float) -> None:
+        is_faster = took_s < FASTER * self._before_s
+        if is_faster:
+            self._stable = self.allowed
+            self.latency_s = took_s
+        if is_faster and self.allowed > self._least:
+            self._halve(took_s)
+        else:
+            self._end_measurement(took_s, now)
+
+    def _end_measurement(self, took_s: float, now: float) -> None:
+        self._measures = False
+        self._base_s = took_s
+        self._measure_at = now + max(MEASURE_EVERY_S, MEASURE_EVERY * took_s)
+        self._change(self._stable)
+
+    def _follow(self, took_s: float) -> None:
+        gradient = TOLERANCE * self._base_s / took_s
+        if gradient >= 1.0:
+            self._stable = min(self.most, self._stable + max(1, int(sqrt(self._stable))))
+        else:
+            self._stable = max(self._least, int(self._stable * max(0.5, gradient)))
+        self._change(self._stable)

@@ -1,0 +1,125 @@
+"""The calls that wait for a connection of one upstream, in a queue for each client.
+
+The client that has the fewest calls in flight comes first, and among equals they take turns: many calls of one client delay its
+own. The queue is bounded in time. A short burst may wait for PATIENCE_S. If calls have waited for longer than that without
+a break, the upstream is overloaded and waiting cannot help: then a call waits no longer than the upstream takes to answer one
+or two, so that the calls that are served are recent ones. (CoDel, RFC 8289, has the same two cases.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from proxy.wire.upstream import ReplySink
+
+# How long a call may wait for a connection.
+PATIENCE_S: Final = 0.3
+# How long under overload: so many times as long as the upstream takes to answer a call, but not less than the least. At one and
+# a half times, calls that are served take less than three times as long as without overload.
+OVERLOAD_PATIENCE: Final = 1.5
+LEAST_PATIENCE_S: Final = 0.02
+# Our own calls, which have no client that could repeat them, may wait longer.
+OWN_PATIENCE_S: Final = 5.0
+
+
+def patience_s(crowded_s: float, latency_s: float) -> float:
+    """How long calls may wait, if calls have been waiting for so long. `latency_s`: 0.0 if it is unknown."""
+    if crowded_s < PATIENCE_S or not latency_s:
+        return PATIENCE_S
+    return min(max(OVERLOAD_PATIENCE * latency_s, LEAST_PATIENCE_S), PATIENCE_S)
+
+
+# In parts, so that large requests are not copied.
+UpstreamRequest: TypeAlias = tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class WaitingCall:
+    sink: ReplySink
+    request: UpstreamRequest
+    client: str
+    since: float
+    # Whether it needs a connection that has just been used, because it must not be sent twice; or a new one.
+    once: bool
+    fresh: bool
+
+    def is_too_old(self, now: float, patience_s: float) -> bool:
+        return now - self.since > (patience_s if self.client else OWN_PATIENCE_S)
+
+
+class WaitingCalls:
+    __slots__ = ("_by_client", "_size")
+
+    def __init__(self) -> None:
+        self._by_client: dict[str, deque[WaitingCall]] = {}
+        self._size = 0
+
+    def __repr__(self) -> str:
+        return f"<WaitingCalls {self._size} of {len(self._by_client)} clients>"
+
+    def __len__(self) -> int:
+        return self._size
+
+    def all(self) -> list[WaitingCall]:
+        return [call for calls in self._by_client.values() for call in calls]
+
+    def push(self, call: WaitingCall) -> None:
+        calls = self._by_client.get(call.client)
+        if calls is None:
+            calls = self._by_client[call.client] = deque()
+        calls.append(call)
+        self._size += 1
+
+    def exceeds_share(self, client: str, bound: int) -> bool:
+        """Whether one more call of the client would be more than its share of so many places."""
+        calls = self._by_client.get(client)
+        if calls is None:
+            return False
+        return len(calls) >= max(1, bound // len(self._by_client))
+
+    def next_client(self, held: Mapping[str, int]) -> str:
+        """The client whose turn it is: the one with the fewest calls in flight. `held`: calls in flight, by client."""
+        found, fewest = "", -1
+        for client in self._by_client:
+            count = held.get(client, 0)
+            if fewest < 0 or count < fewest:
+                found, fewest = client, count
+        return found
+
+    def pop(self, client: str) -> WaitingCall:
+        """The oldest call of the client. Its next one comes after those of its equals."""
+        calls = self._by_client.pop(client)
+        call = calls.popleft()
+        if calls:
+            self._by_client[client] = calls
+        self._size -= 1
+        return call
+
+    def take_old(self, now: float, patience_s: float) -> list[WaitingCall]:
+        """Remove the calls that have waited for too long."""
+        old: list[WaitingCall] = []
+        for client in [*self._by_client]:
+            while client in self._by_client and self._by_client[client][0].is_too_old(now, patience_s):
+                old.append(self.pop(client))
+        return old
+
+    def take_all(self) -> list[WaitingCall]:
+        found = self.all()
+        self._by_client = {}
+        self._size = 0
+        return found
+
+    def remove(self, sink: ReplySink) -> None:
+        for client, calls in self._by_client.items():
+            left = deque([call for call in calls if call.sink is not sink])
+            if len(left) == len(calls):
+                continue
+            self._size -= len(calls) - len(left)
+            if left:
+                self._by_client[client] = left
+            else:
+                del self._by_client[client]
+            return

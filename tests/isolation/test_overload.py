@@ -1,0 +1,180 @@
+"""More calls than an upstream can take: it stays busy with calls that are answered, and no account crowds out another."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from tests.flows.talk import Reply, Talk, rpc
+from tests.isolation.limited_upstream import CAPACITY, LimitedUpstream
+from tests.rpc_scene import Scene, scene
+from tests.service import until
+from tests.web.worker import NO_CACHE, on_uvloop
+
+# All clients together send four times as many calls as the upstream can answer.
+CLIENTS = 16 * CAPACITY
+EVERY_S = 0.4
+
+_serial = itertools.count()
+
+
+class Flood:
+    """Calls at a steady rate, and their replies."""
+
+    def __init__(self, found: Scene, key: str) -> None:
+        self._scene = found
+        self._key = key
+        self.replies: list[Reply] = []
+        self.ended = asyncio.Event()
+
+    @property
+    def counts(self) -> Counter[int]:
+        return Counter(reply.status for reply in self.replies)
+
+    async def send(self, offset_s: float) -> None:
+        await asyncio.sleep(offset_s)
+        async with await self._scene.worker.talk() as talk:
+            while not self.ended.is_set():
+                due = time.monotonic() + EVERY_S
+                self.replies.append(await ask(self._scene, talk, self._key))
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+@asynccontextmanager
+async def flood_of(found: Scene, key: str = "main", *, clients: int = CLIENTS) -> AsyncIterator[Flood]:
+    flood = Flood(found, key)
+    async with asyncio.TaskGroup() as group:
+        for number in range(clients):
+            group.create_task(flood.send(EVERY_S * number / clients))
+        yield flood
+        flood.ended.set()
+
+
+async def ask(found: Scene, talk: Talk, key: str = "main", method: str = "eth_call") -> Reply:
+    """Ask something that was never asked before."""
+    params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
+    return await talk.ask(found.worker.post(rpc(method, params), key=key, network=found.network))
+
+
+def limited(connections: int = CAPACITY, *, call_timeout_s: float = 5.0) -> AbstractAsyncContextManager[Scene]:
+    return scene(
+        1,
+        kind=LimitedUpstream,
+        options=[{"connections": connections}],
+        rpc={"call_timeout_s": call_timeout_s},
+        **NO_CACHE,
+    )
+
+
+def upstream_of(found: Scene) -> LimitedUpstream:
+    upstream = found.upstreams[0]
+    assert isinstance(upstream, LimitedUpstream)
+    return upstream
+
+
+@on_uvloop
+async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> None:
+    async with limited() as found:
+        upstream, health = upstream_of(found), found.route.upstreams[0].health
+        probes = found.count("eth_blockNumber")
+        began = time.monotonic()
+        async with flood_of(found) as flood:
+            for _ in range(6):
+                await asyncio.sleep(0.5)
+                await found.look()
+                assert not health.silent
+                assert not health.pause_s, "no breaker opens on an upstream that answers"
+            busy_share = upstream.busy_s / CAPACITY / (time.monotonic() - began)
+        assert busy_share > 0.75, (busy_share, flood.counts)
+        assert set(flood.counts) == {200, 503}
+        refusal = next(reply for reply in flood.replies if reply.status == 503)
+        assert refusal.headers["retry-after"] == "1"
+        assert upstream.worked == flood.counts[200], (upstream.worked, flood.counts)
+        assert found.count("eth_blockNumber") - probes == 6
+        assert not health.bad
+
+
+@on_uvloop
+async def test_upstream_that_takes_fewer_calls_than_its_limit_is_given_fewer() -> None:
+    """The operator allows four times what it can work on at a time."""
+    async with limited(4 * CAPACITY) as found:
+        upstream = upstream_of(found)
+        async with flood_of(found) as flood:
+            await until(lambda: upstream.most_in_flight > 2 * CAPACITY)
+            await until(lambda: upstream.in_flight <= 2 * CAPACITY, within_s=20.0)
+        assert set(flood.counts) <= {200, 503}
+        assert not found.route.upstreams[0].health.pause_s
+
+
+@on_uvloop
+async def test_flood_of_one_account_fails_no_call_of_another() -> None:
+    async with limited() as found, await found.worker.talk() as talk:
+        found.worker.add_key("flooding")
+        async with flood_of(found, "flooding") as flood:
+            await until(lambda: flood.counts[503] > 0)
+            for _ in range(15):
+                reply = await ask(found, talk)
+                assert reply.status == 200, reply.body
+
+
+@on_uvloop
+async def test_account_whose_calls_hang_leaves_connections_to_others() -> None:
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(limited(call_timeout_s=20.0))
+        upstream, health = upstream_of(found), found.route.upstreams[0].health
+        upstream.held = {"eth_estimateGas"}
+        found.worker.add_key("hanging")
+        hanging = [await stack.enter_async_context(await found.worker.talk()) for _ in range(2 * CAPACITY)]
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(ask(found, each, "hanging", "eth_estimateGas")) for each in hanging]
+            await until(lambda: health.inflight + sum(each.done() for each in asked) == len(asked))
+            async with await found.worker.talk() as talk:
+                for _ in range(10):
+                    reply = await ask(found, talk)
+                    assert reply.status == 200, reply.body
+            await found.look()
+            assert not health.silent
+            upstream.gate.set()
+
+
+@on_uvloop
+async def test_calls_whose_client_left_count_against_the_limit() -> None:
+    async with limited(4, call_timeout_s=10.0) as found:
+        upstream = upstream_of(found)
+        async with await found.worker.talk() as talk:
+            for _ in range(20):  # enough for the usual latency to be known
+                assert (await ask(found, talk)).status == 200
+
+        async def leave() -> None:
+            async with await found.worker.talk() as talk:
+                params = [{"to": "0x" + "22" * 20, "data": hex(next(_serial))}, "latest"]
+                await talk.send(found.worker.post(rpc("eth_call", params), network=found.network))
+                await asyncio.sleep(0.01)
+
+        for _ in range(5):
+            await asyncio.gather(*[leave() for _ in range(10)])
+        assert upstream.most_in_flight <= 4
+        await until(lambda: not upstream.in_flight)
+        async with await found.worker.talk() as talk:
+            assert (await ask(found, talk)).status == 200
+
+
+@on_uvloop
+async def test_upstream_that_answers_others_is_slow_and_not_broken() -> None:
+    """Calls of several accounts time out, each beside calls that are answered."""
+    async with limited(64, call_timeout_s=0.3) as found, await found.worker.talk() as talk:
+        upstream = upstream_of(found)
+        upstream.held = {"eth_estimateGas"}
+        upstream.service_s = 0.01
+        for name in map(str, range(8)):
+            found.worker.add_key(name)
+            async with await found.worker.talk() as slow, asyncio.TaskGroup() as group:
+                asked = group.create_task(ask(found, slow, name, "eth_estimateGas"))
+                while not asked.done():
+                    assert (await ask(found, talk)).status == 200
+            assert asked.result().status == 504
+        assert not found.route.upstreams[0].health.pause_s
