@@ -85,6 +85,27 @@ def _report(name: str, exc: Exception, pause_s: float) -> None:
         log.warning("loop interrupted: it goes on when it can", extra={"loop": name, "reason": str(exc)})
 
 
+class FirstFailure:
+    """Logs the first of consecutive failures. A loop that waits for Postgres fails every second until it is back."""
+
+    def __init__(self, logger: logging.Logger, message: str) -> None:
+        self._logger = logger
+        self._message = message
+        self._is_reported = False
+
+    def __repr__(self) -> str:
+        return f"<FirstFailure {self._message}{', reported' if self._is_reported else ''}>"
+
+    def report(self, **extra: object) -> None:
+        if not self._is_reported:
+            self._is_reported = True
+            self._logger.warning(self._message, extra=extra)
+
+    def clear(self) -> None:
+        """The work has succeeded: the next failure is a new one."""
+        self._is_reported = False
+
+
 async def until_set(event: asyncio.Event, *, within_s: float) -> bool:
     """Wait for the event, and return whether it was set in time."""
     try:

@@ -28,7 +28,7 @@ from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import BlockDemand, BlockReader
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink, HoldingsSink, topics_of
-from proxy.services.readiness import PROBE_S
+from proxy.services.readiness import probes
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -143,9 +143,8 @@ class Background:
         await self.delivery.start(self.tasks)
 
     async def _watch(self) -> None:
-        while True:
-            telemetry.database_up.set(await self.pool.is_up())
-            await asyncio.sleep(PROBE_S)
+        async for _ in probes(self.pool):
+            pass
 
     async def _sweep(self) -> None:
         while True:

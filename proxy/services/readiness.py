@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from proxy import telemetry
 from proxy.services.accounts.keyring import Keyring
 from proxy.store.pool import Pool
+
+log = logging.getLogger("penstock.database")
 
 PROBE_S = 2.0
 
@@ -38,8 +42,19 @@ class Readiness:
 
     async def watch(self) -> None:
         """Supervised loop: probe the database."""
-        while True:
-            self.database_up = await self._pool.is_up()
-            telemetry.database_up.set(self.database_up)
+        async for is_up in probes(self._pool):
+            self.database_up = is_up
             telemetry.keys_loaded.set(len(self._keyring))
-            await asyncio.sleep(PROBE_S)
+
+
+async def probes(pool: Pool) -> AsyncIterator[bool]:
+    """Probe the database every few seconds, show the result as a metric and log each change."""
+    was_up = True
+    while True:
+        is_up = await pool.is_up()
+        telemetry.database_up.set(is_up)
+        if is_up != was_up:
+            log.warning("Postgres answers again" if is_up else "Postgres does not answer")
+        was_up = is_up
+        yield is_up
+        await asyncio.sleep(PROBE_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from proxy.errors import Unavailable
-from proxy.store.pool import AWAY, DatabaseConnection, Pool
+from proxy.store.pool import AWAY, UNABLE, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.notices")
@@ -53,7 +53,7 @@ class Notices:
                 continue
             try:
                 await self._listen(connection)
-            except AWAY as exc:
+            except (*AWAY, *UNABLE) as exc:
                 log.warning(
                     "notification connection lost; polling until it is back", extra={"reason": type(exc).__name__}
                 )

@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,14 @@ import orjson
 import pytest
 
 from proxy.dev.postgres import Postgres, url
+from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import Production, settings_text
 from tests.flows.talk import Talk, fresh_call, post
 from tests.flows.upstream import Upstream
+from tests.follower.scene import NETWORK, everything
+from tests.rpc_upstreams import scripted
 from tests.service import command, is_running, until
 from tests.store.cable import Cable
 
@@ -28,6 +33,9 @@ SEPOLIA = "ethereum/sepolia"
 # A worker that died is back this soon, on a busy machine.
 BACK_S = 40.0
 TIMEOUT_S = 3.0
+# Long enough for every loop to fail more than once.
+OUTAGE_S = 7.0
+FOLLOWED = f'networks = ["{NETWORK}"]\nstart = {{ "{NETWORK}" = 0 }}'
 
 
 @dataclass
@@ -80,23 +88,29 @@ async def shared(
     cluster: Postgres, upstream_server: Upstream, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Faulted]:
     room = tmp_path_factory.mktemp("worker-faults")
-    with tempfile.TemporaryDirectory(prefix="penstock-test-") as sockets:
-        cable = Cable(Path(sockets), Path(cluster.url.split("host=")[1]))
+    little = LittleChain()
+    little.mine(*everything())
+    async with AsyncExitStack() as stack:
+        (chain,) = await stack.enter_async_context(scripted(1, little, ChainUpstream))  # type: ignore[arg-type]
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-test-")))
+        cable = Cable(sockets, Path(cluster.url.split("host=")[1]))
         await cable.plug()
-        async with another(cluster.url, "faulted") as direct_url:
-            config, direct = room / "penstock.toml", room / "direct.toml"
-            through = url(Path(sockets), "faulted")
-            for path, address in ((config, through), (direct, direct_url)):
-                path.write_text(settings_text(address, upstream_server.url, worker_timeout_s=TIMEOUT_S))
-            done = await asyncio.to_thread(command, "migrate", "--config", str(direct))
-            assert done.returncode == 0, done.stderr
-            words = ("--name", "A", "--email", "a@example.com", "--plan", "enterprise")
-            account = await _run(direct, "accounts", "create", *words)
-            key = await _run(direct, "keys", "create", "--account", account["id"])
-            running = await production.start(config, room / "log", key["key"])
-            yield Faulted(running, cable, direct)
-            assert await production.stop(running) == 0
-        await cable.cut()
+        stack.push_async_callback(cable.cut)
+        direct_url = await stack.enter_async_context(another(cluster.url, "faulted"))
+        config, direct = room / "penstock.toml", room / "direct.toml"
+        for path, address in ((config, url(sockets, "faulted")), (direct, direct_url)):
+            text = settings_text(address, upstream_server.url, worker_timeout_s=TIMEOUT_S)
+            path.write_text(
+                f'{text.replace("networks = []", FOLLOWED)}[[upstreams]]\nnetwork = "{NETWORK}"\nurl = "{chain.url}"\n'
+            )
+        done = await asyncio.to_thread(command, "migrate", "--config", str(direct))
+        assert done.returncode == 0, done.stderr
+        words = ("--name", "A", "--email", "a@example.com", "--plan", "enterprise")
+        account = await _run(direct, "accounts", "create", *words)
+        key = await _run(direct, "keys", "create", "--account", account["id"])
+        running = await production.start(config, room / "log", key["key"])
+        yield Faulted(running, cable, direct)
+        assert await production.stop(running) == 0
 
 
 @pytest.fixture
@@ -133,6 +147,26 @@ async def test_workers_that_die_while_postgres_is_away_are_replaced(faulted: Fau
     await until(is_revoked_everywhere, within_s=BACK_S)
     await faulted.until_metric("penstock_database_up", 1)
     assert await faulted.statuses() == {200}
+
+
+async def test_loops_report_an_outage_of_postgres_in_one_line_each(faulted: Faulted) -> None:
+    await until(lambda: faulted.running.said("following network"), within_s=BACK_S)
+    await faulted.until_metric("penstock_database_up", 1)
+    before = len(faulted.running.log())
+    await faulted.cable.cut()
+    await faulted.until_metric("penstock_database_up", 0)
+    await asyncio.sleep(OUTAGE_S)
+    await faulted.cable.plug()
+    again = len(faulted.running.said("Postgres answers again"))
+    await until(lambda: len(faulted.running.said("Postgres answers again")) == again + 4, within_s=BACK_S)
+    lines = [line for line in faulted.running.log()[before:] if line["level"] not in ("info", "debug")]
+    assert not [line for line in lines if "exception" in line]
+    # Two workers and two parts. A part has more loops than one, each of which may say what it cannot do.
+    counts = Counter((line["logger"], line["message"], line.get("loop")) for line in lines)
+    assert counts["penstock.database", "Postgres does not answer", None] == 4
+    assert counts["penstock.follower", "no longer following network", None] == 1
+    assert counts["penstock.deliverer", "cannot claim deliveries", None] == 1
+    assert max(counts.values()) <= 4, counts
 
 
 async def test_hung_worker_is_replaced(faulted: Faulted) -> None:

@@ -28,7 +28,7 @@ from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, Deli
 from proxy.store.notices import Notices
 from proxy.store.pool import AWAY
 from proxy.store.secrets import Vault
-from proxy.tasks import until_set
+from proxy.tasks import FirstFailure, until_set
 from proxy.wire.receiver import DeliveryReply, Receiver
 
 log = logging.getLogger("penstock.deliverer")
@@ -82,6 +82,8 @@ class Deliverer:
         self._now = now
         self._secrets: dict[tuple[str, bytes], str] = {}
         self._finished_attempts: list[FinishedAttempt] = []
+        self._claim_failure = FirstFailure(log, "cannot claim deliveries")
+        self._write_failure = FirstFailure(log, "cannot store delivery results yet")
         # The webhooks with due deliveries and when they were listed; None if that may have changed. And whether a
         # notification arrived since the listing began.
         self._due: DueWebhooks | None = None
@@ -134,10 +136,12 @@ class Deliverer:
 
     async def _try_claim(self, group: asyncio.TaskGroup) -> float:
         try:
-            return await self._claim(group)
+            next_s = await self._claim(group)
         except (*_DATABASE_AWAY, asyncpg.PostgresError) as exc:
-            log.warning("cannot claim deliveries", extra={"reason": type(exc).__name__})
+            self._claim_failure.report(reason=str(exc) or type(exc).__name__)
             return RETRY_S
+        self._claim_failure.clear()
+        return next_s
 
     async def _claim(self, group: asyncio.TaskGroup) -> float:
         """Claim and start the due deliveries that have a slot. Returns the seconds until the next check."""
@@ -228,11 +232,10 @@ class Deliverer:
             results = [self._result(claimed, reply, took_s, now - began) for claimed, reply, began, took_s in batch]
             try:
                 await self._write_once(results)
+                self._write_failure.clear()
                 break
             except _DATABASE_AWAY as exc:
-                log.warning(
-                    "cannot store delivery results yet", extra={"count": len(batch), "reason": type(exc).__name__}
-                )
+                self._write_failure.report(count=len(batch), reason=str(exc) or type(exc).__name__)
                 await asyncio.sleep(RETRY_S)
             except asyncpg.PostgresError as exc:
                 if len(batch) > 1:  # One of them fails, or is locked. Store the others.

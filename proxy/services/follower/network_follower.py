@@ -27,6 +27,7 @@ from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.sinks import FollowerSink, StaleRead
 from proxy.store import blocks
 from proxy.store.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderSession, LeadershipLost
+from proxy.tasks import FirstFailure
 
 log = logging.getLogger("penstock.follower")
 
@@ -86,6 +87,7 @@ class NetworkFollower:
         self._failing_s = 0.0
         self._doubted = b""
         self._shorter_heads = 0
+        self._failure = FirstFailure(log, "no longer following network")
         self.id = reader.route.network.id
         self.network: Followed | None = None
         self.cursor = NOTHING
@@ -99,9 +101,10 @@ class NetworkFollower:
             try:
                 async with self._store.lead(self.id) as term:
                     log.info("following network", extra={"network": self.id})
+                    self._failure.clear()
                     await self._lead_while_alive(term)
             except (LeadershipLost, Unavailable) as exc:
-                log.warning("no longer following network", extra={"network": self.id, "reason": str(exc)})
+                self._failure.report(network=self.id, reason=str(exc))
             finally:
                 self.network = None
                 telemetry.follower_leads.labels(self.id).set(0)
