@@ -159,8 +159,11 @@ class Pool:
             pool.terminate()
 
     @asynccontextmanager
-    async def connection(self, *, within_s: float | None = None) -> AsyncIterator[DatabaseConnection]:
-        """Borrow a connection for a few statements. With `within_s` the wait may be longer, and the use is not limited."""
+    async def connection(
+        self, *, within_s: float | None = None, for_s: float | None = None
+    ) -> AsyncIterator[DatabaseConnection]:
+        """Borrow a connection for a few statements. With `within_s` the wait may be longer, and the use is not limited;
+        with `for_s` the use may be longer."""
         pool, queue, client = self._pool, self._queue, client_of_task.get()
         if pool is None:
             raise Unavailable("the database is not open yet; try again shortly")
@@ -170,7 +173,7 @@ class Pool:
             with translated():
                 connection = await pool.acquire(timeout=wait_s)
                 try:
-                    async with _limited(connection, None if within_s else self._request_timeout_s):
+                    async with _limited(connection, None if within_s else for_s or self._request_timeout_s):
                         yield connection  # type: ignore[misc]
                 except asyncpg.ReadOnlySQLTransactionError:
                     # After a failover: new connections may reach the server that accepts writes.

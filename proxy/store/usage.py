@@ -109,7 +109,7 @@ class UsageStore:
 
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         """Return the chart's largest lines and one for all others. Built in a thread, because there may be many rows."""
-        async with self._pool.connection() as connection, connection.transaction(readonly=True):
+        async with self._pool.connection(for_s=READ_S) as connection, connection.transaction(readonly=True):
             await connection.execute(sql.usage.tune_planner)
             rows = await connection.fetch(
                 sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.split_by,
@@ -119,7 +119,7 @@ class UsageStore:
 
     async def rows(self, wanted: UsageQuery, most: int) -> list[asyncpg.Record]:
         """Return up to `most` rows of an account's usage that match the query."""
-        async with self._pool.connection() as connection:
+        async with self._pool.connection(for_s=READ_S) as connection:
             return await connection.fetch(
                 sql.usage.rows, wanted.step, wanted.first, wanted.last, wanted.account, most,
                 wanted.key, wanted.network, wanted.method, timeout=READ_S,

@@ -92,7 +92,8 @@ class WebhookStore:
         self, webhook_id: str, new: NewWebhook, *, addresses: Sequence[bytes] | None, secret: bytes, most: int
     ) -> Webhook:
         """Create a webhook; raise Forbidden if the account already has `most`. `addresses` has no duplicates."""
-        async with self._pool.connection() as connection, connection.transaction():
+        for_s = LONG_S if addresses else None
+        async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
             await connection.execute(sql.webhooks.lock_webhooks, new.account)
             if await connection.fetchval(sql.webhooks.count_of_account, new.account) >= most:
                 raise Forbidden(f"the account's plan allows {most} webhooks: delete one first")
@@ -134,7 +135,8 @@ class WebhookStore:
         delta: AddressChange | None = None,
     ) -> Webhook:
         """Change a webhook in one transaction; None keeps a value. A new config replaces the old one and its addresses."""
-        async with self._pool.connection() as connection, connection.transaction():
+        for_s = LONG_S if config is not None or delta is not None else None
+        async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
             if config is not None:
                 await connection.execute(sql.webhooks.lock_webhook, before.id)
                 await connection.execute(sql.webhooks.clear_addresses, before.number, timeout=LONG_S)

@@ -130,6 +130,14 @@ async def test_slow_statement_is_cancelled_and_keeps_the_connection(database: st
             assert connection.get_server_pid() == backend
 
 
+async def test_longer_use_of_a_connection_is_granted(database: str) -> None:
+    async with pooled(database, size=1, request_timeout_s=0.05) as pool:
+        async with pool.connection(for_s=60.0) as connection:
+            await connection.execute("select pg_sleep(0.3)")
+        async with pool.connection(within_s=60.0) as connection:
+            await connection.execute("select pg_sleep(0.3)")
+
+
 @pytest.mark.parametrize("code", ["disk_full", "out_of_memory", "read_only_sql_transaction", "io_error", "58000"])
 async def test_database_that_cannot_do_its_work_is_unavailable(line: Pool, code: str) -> None:
     with pytest.raises(Unavailable, match="cannot do this at the moment"):
