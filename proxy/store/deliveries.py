@@ -158,7 +158,7 @@ class DeliveryStore:
             await webhooks.lock(connection, claimed.network)
             has_changed = await webhooks.set_status(connection, claimed.webhook_id, cause)
             await _finish(connection, [result], at)
-            if has_changed and cause == "exhaust":
+            if has_changed:
                 await mails.add(connection, claimed.webhook_id, "webhook_paused", about)
         return has_changed
 

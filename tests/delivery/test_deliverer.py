@@ -197,6 +197,7 @@ async def test_gone_receiver_disables_its_webhook(scene: Scene) -> None:
         await until(done)
     assert await scene.status(hook) == ("disabled", "gone")
     assert len(scene.inbox.posts) == 1
+    assert len(await scene.rows("select from mails")) == 1
 
 
 async def test_retry_after_is_honoured(scene: Scene) -> None:

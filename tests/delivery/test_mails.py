@@ -95,6 +95,22 @@ async def test_pause_sends_exactly_one_mail_with_many_failures_and_senders(
     assert "<b>=1" not in rich.get_content()
 
 
+async def test_disabled_webhook_sends_a_mail(scene: Scene, mail_server: MailServer) -> None:
+    hook = await scene.webhook("/x")
+    scene.inbox.answer("/x", 410)
+    mails = Mails(MailStore(scene.pool), mail_server.mailer(), check_s=0.05)
+    async with scene.delivering():
+        await scene.events(hook)
+        await until(lambda: scene.are_all(hook, "failed"))
+    await mails.send_due()
+    (mail,) = mail_server.mails
+    assert mail["Subject"] == f"Webhook {hook.id} is disabled"
+    plain = mail.get_body(("plain",))
+    assert plain is not None
+    for part in (hook.id, "status 410", "Disabled: 20", f"POST /v1/webhooks/{hook.id}/resume"):
+        assert part in plain.get_content()
+
+
 async def test_mail_that_is_not_accepted_is_retried(scene: Scene, mail_server: MailServer) -> None:
     hook = await scene.webhook()
     mail_server.replies = ["451 try later", "451 try later"]

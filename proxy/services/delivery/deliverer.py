@@ -281,6 +281,7 @@ class Deliverer:
             "attempts": claimed.tries + 1,
             "outcome": result.outcome,
             "status": result.status,
+            "cause": cause,
         }
         if await self._store.finish_with(result, cause, about):
             what = (

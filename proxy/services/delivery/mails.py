@@ -89,26 +89,23 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def webhook_paused(mail: QueuedMail) -> OutgoingMail:
-    """A webhook was paused because all retries of a delivery failed."""
+def webhook_stopped(mail: QueuedMail) -> OutgoingMail:
+    """A webhook was paused because all retries of a delivery failed, or disabled because its receiver replied 410."""
     about = mail.about
-    reason = f"it replied with status {about['status']}" if about["status"] else _REASONS[about["outcome"]]
+    # Mails queued by earlier versions have no cause: they are about pauses.
+    state, story = _gone(about) if about.get("cause") == "gone" else _exhausted(about)
     facts = {
         "Webhook": about["webhook"],
         "URL": about["url"],
         "Events": f"{about['event_type']} on {about['network']}",
         "Failed event": about["event"],
         "Attempts": about["attempts"],
-        "Paused": mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        state.capitalize(): mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
-    opening = [
-        f"Hello {mail.name},",
-        f"We paused one of your webhooks because its receiver failed {about['attempts']} times to accept an event. "
-        f"On the last attempt {reason}.",
-    ]
+    why, consequence = story
+    opening = [f"Hello {mail.name},", why]
     closing = [
-        "New events are stored while the webhook is paused and are delivered when you resume it. Resume it soon: stored "
-        "events are deleted after the retention period of the service.",
+        consequence,
         "To resume it, fix the receiver, then choose Resume in the dashboard or send "
         f"POST /v1/webhooks/{about['webhook']}/resume.",
         "Penstock",
@@ -116,9 +113,28 @@ def webhook_paused(mail: QueuedMail) -> OutgoingMail:
     return OutgoingMail(
         id=f"mail-{mail.id}-{mail.created_at.timestamp():.0f}",
         to=mail.email,
-        subject=f"Webhook {about['webhook']} is paused",
+        subject=f"Webhook {about['webhook']} is {state}",
         text=_text(opening, facts, closing),
         html=_html(opening, facts, closing),
+    )
+
+
+def _exhausted(about: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
+    """The webhook's new state, why it has it, and the consequence."""
+    reason = f"it replied with status {about['status']}" if about["status"] else _REASONS[about["outcome"]]
+    return "paused", (
+        f"We paused one of your webhooks because its receiver failed {about['attempts']} times to accept an event. "
+        f"On the last attempt {reason}.",
+        "New events are stored while the webhook is paused and are delivered when you resume it. Resume it soon: stored "
+        "events are deleted after the retention period of the service.",
+    )
+
+
+def _gone(about: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
+    return "disabled", (
+        "We disabled one of your webhooks because its receiver replied with status 410 (Gone), which means that it is gone "
+        "for good.",
+        "No events are recorded while the webhook is disabled. Those that were waiting are delivered if you resume it soon.",
     )
 
 
@@ -150,4 +166,4 @@ _REASONS = {
     "refused": "its address was not allowed",
     "invalid": "its reply was not valid HTTP",
 }
-_WRITERS: dict[str, Callable[[QueuedMail], OutgoingMail]] = {"webhook_paused": webhook_paused}
+_WRITERS: dict[str, Callable[[QueuedMail], OutgoingMail]] = {"webhook_paused": webhook_stopped}
