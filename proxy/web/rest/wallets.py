@@ -35,13 +35,12 @@ class WalletHandlers:
         found = [wallet for wallet in known if wanted is None or wallet.network == wanted.id]
         if not found:
             raise NotFound("there is no such wallet")
-        if len(found) > 1:
-            words = [request.network_word(wallet.network) for wallet in found]
-            raise InvalidRequest(f"parameter 'chain' is required: this wallet is on {', '.join(words)}")
+        # The same address on several chains is the rule. Without `chain` it is the one that was created first.
         wallet = found[0]
         network = request.network(request.network_word(wallet.network))
         state = await self._wallets.state(network, wallet)
-        reply = {**_shown(request, state), "nonce": state.nonce}
+        chains = [request.network_word(each.network) for each in known]
+        reply = {**_shown(request, state), "chains": chains, "nonce": state.nonce}
         if state.is_deployed:
             reply["deployed_at"] = time_of(state.wallet.deployed_at)
             reply["deploy_tx"] = None if state.wallet.deploy_tx is None else "0x" + state.wallet.deploy_tx.hex()
