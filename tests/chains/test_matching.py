@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Log(msgspec.Struct):
     address: str
     topics: list[str]
     transaction_hash: str
+    log_index: str = "0x0"
 
 
 def text(address: bytes) -> str:
@@ -47,6 +49,11 @@ some_contracts = st.one_of(st.just(NOTHING), contracts)
 some_addresses = st.one_of(st.just(NOTHING), st.frozensets(st.sampled_from(ADDRESSES), min_size=1, max_size=3))
 directions = st.sampled_from([None, "incoming", "outgoing"])
 values = st.integers(0, 5)
+topic_filters = st.lists(
+    st.one_of(st.just(()), st.lists(st.sampled_from(TOPICS), min_size=1, max_size=2, unique=True).map(tuple)),
+    max_size=2,
+).map(tuple)
+selector_filters = st.frozensets(st.sampled_from(SELECTORS), max_size=1)
 
 
 @st.composite
@@ -63,9 +70,10 @@ def hooks(draw: st.DrawFn, name: str = "wh") -> Hook:
                 "selectors": draw(st.frozensets(st.sampled_from(SELECTORS))),
                 "categories": draw(st.frozensets(st.sampled_from(["native", "erc20", "erc721", "erc1155"]))),
                 "exclude_spam": draw(st.booleans()),
+                "topics": draw(topic_filters),
             }
             if kind == "pending":
-                given["categories"] = frozenset()
+                given["categories"], given["topics"] = frozenset(), ()
         case "internal":
             given = {"direction": draw(directions), "min_value": draw(values)}
         case "token":
@@ -75,21 +83,21 @@ def hooks(draw: st.DrawFn, name: str = "wh") -> Hook:
                 "recipients": draw(some_addresses),
                 "min_value": draw(values),
                 "exclude_spam": draw(st.booleans()),
+                "topics": draw(topic_filters),
+                "selectors": draw(selector_filters),
             }
         case "nft":
-            given = {"contracts": draw(some_contracts)}
+            given = {
+                "contracts": draw(some_contracts),
+                "topics": draw(topic_filters),
+                "selectors": draw(selector_filters),
+            }
             if given["contracts"]:
                 given["token_ids"] = draw(st.frozensets(st.integers(0, 3), max_size=2))
         case "mined":
             given = {"tx_hashes": draw(st.frozensets(st.sampled_from(HASHES), min_size=1))}
         case "log":
-            topic = st.one_of(
-                st.just(()), st.lists(st.sampled_from(TOPICS), min_size=1, max_size=2, unique=True).map(tuple)
-            )
-            given = {
-                "topics": tuple(draw(st.lists(topic, max_size=3))),
-                "selectors": draw(st.frozensets(st.sampled_from(SELECTORS), max_size=1)),
-            }
+            given = {"topics": draw(topic_filters), "selectors": draw(selector_filters)}
         case _:
             pass
     watcher = Watcher(name, event_type, WatchFilter(**given), listed=listed)
@@ -115,13 +123,14 @@ transfers = st.builds(
     amount=values,
     token_id=st.integers(0, 3),
     transaction=st.sampled_from(HASHES),
-    log_index=st.integers(0, 9),
+    log_index=st.integers(0, 3),
 )
 logs = st.builds(
     Log,
     address=st.sampled_from([text(each) for each in ADDRESSES]),
     topics=st.lists(st.sampled_from(TOPICS), max_size=4),
     transaction_hash=st.sampled_from(HASHES),
+    log_index=st.integers(0, 3).map(hex),
 )
 calls = st.builds(
     InternalTransfer,
@@ -137,7 +146,8 @@ blocks = st.builds(
     # One hash each: a selector is looked up by it.
     transactions=st.lists(transactions, max_size=5, unique_by=lambda tx: tx.hash),
     transfers=st.lists(transfers, max_size=8),
-    logs=st.lists(logs, max_size=6),
+    # One index each: the topics of a transfer are looked up by it.
+    logs=st.lists(logs, max_size=4, unique_by=lambda log: log.log_index),
 )
 
 
@@ -152,7 +162,7 @@ def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
         case "mined":
             found += [(name, id(tx), None) for tx in block.transactions if tx.hash in wanted.tx_hashes]
         case "activity":
-            found += of_transactions(hook, block.transactions)
+            found += of_transactions(hook, [] if wanted.topics else block.transactions)
             for t in block.transfers:
                 category = {20: "erc20", 721: "erc721", 1155: "erc1155"}[t.standard]
                 for address, side in ((t.sender, "outgoing"), (t.recipient, "incoming")):
@@ -161,6 +171,7 @@ def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
                         and wanted.direction in (None, side)
                         and (not wanted.categories or category in wanted.categories)
                         and not wanted.selectors
+                        and has_topics(hook, t, block)
                         and (t.standard != 20 or t.amount >= wanted.min_value)
                         and not (wanted.exclude_spam and t.amount == 0)
                     ):
@@ -175,6 +186,8 @@ def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
                     and (not wanted.recipients or t.recipient in wanted.recipients)
                     and t.amount >= wanted.min_value
                     and not (wanted.exclude_spam and t.amount == 0)
+                    and has_topics(hook, t, block)
+                    and calls_selected(hook, t.transaction, block)
                 ):
                     found.append((name, id(t), None))
         case "nft":
@@ -184,23 +197,37 @@ def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
                     and (not hook.watcher.listed or {t.sender, t.recipient} & hook.addresses)
                     and (not wanted.contracts or t.contract in wanted.contracts)
                     and (not wanted.token_ids or t.token_id in wanted.token_ids)
+                    and has_topics(hook, t, block)
+                    and calls_selected(hook, t.transaction, block)
                 ):
                     found.append((name, id(t), None))
         case "log":
-            selectors = {tx.hash: tx.selector for tx in block.transactions}
             for log in block.logs:
                 if hook.watcher.listed and log.address not in {text(each) for each in hook.addresses}:
                     continue
-                if len(wanted.topics) > len(log.topics):
-                    continue
-                if any(place and topic not in place for place, topic in zip(wanted.topics, log.topics, strict=False)):
-                    continue
-                if wanted.selectors and selectors.get(log.transaction_hash) not in wanted.selectors:
-                    continue
-                found.append((name, id(log), None))
+                if fits(wanted.topics, log.topics) and calls_selected(hook, log.transaction_hash, block):
+                    found.append((name, id(log), None))
         case _:
             pass
     return found
+
+
+def fits(wanted: tuple[tuple[str, ...], ...], topics: Sequence[str]) -> bool:
+    return len(wanted) <= len(topics) and all(
+        not place or topic in place for place, topic in zip(wanted, topics, strict=False)
+    )
+
+
+def has_topics(hook: Hook, transfer: Transfer, block: MatchBlock) -> bool:
+    wanted = hook.watcher.filter.topics
+    return not wanted or any(
+        int(log.log_index, 16) == transfer.log_index and fits(wanted, log.topics) for log in block.logs
+    )
+
+
+def calls_selected(hook: Hook, transaction: str, block: MatchBlock) -> bool:
+    wanted = hook.watcher.filter.selectors
+    return not wanted or any(tx.hash == transaction and tx.selector in wanted for tx in block.transactions)
 
 
 def of_transactions(hook: Hook, txs: Any) -> list[tuple[str, int, str | None]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.chains.evm import webhook_filters
-from proxy.chains.evm.watch_index import KINDS
+from proxy.chains.evm.watch_index import KINDS, WatchFilter
 from proxy.chains.evm.webhook_filters import BadConfig
 
 ADDRESS = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
@@ -56,7 +56,7 @@ def test_value_alone_is_enough_in_format_b_only() -> None:
 @pytest.mark.parametrize(
     ("event_type", "config", "names"),
     [
-        ("address_activity", {}, "addresses"),
+        ("address_activity", {"direction": "incoming"}, "addresses"),
         ("address_activity", {"addresses": [ADDRESS], "contracts": [ADDRESS]}, "contracts: is unknown"),
         ("address_activity", {"addresses": ADDRESS}, "addresses: must be an array"),
         ("address_activity", {"addresses": [ADDRESS], "categories": ["coins"]}, "categories.0"),
@@ -68,7 +68,7 @@ def test_value_alone_is_enough_in_format_b_only() -> None:
         ("nft_transfer", {"contracts": [ADDRESS], "token_ids": [str(2**256)]}, "token_ids.0"),
         ("mined_transaction", {"tx_hashes": ["0x12"]}, "tx_hashes.0"),
         ("mined_transaction", {"tx_hashes": [HASH] * 1001}, "tx_hashes: has 1001"),
-        ("log", {}, "addresses or topics"),
+        ("log", {"selector": "f()"}, "addresses or topics"),
         ("log", {"topics": [None]}, "topics: must name"),
         ("log", {"topics": ["0x12"]}, "topics"),
         ("log", {"topics": [TOPIC] * 5}, "topics"),
@@ -84,6 +84,20 @@ def test_value_alone_is_enough_in_format_b_only() -> None:
 def test_refusal_names_the_member(event_type: str, config: dict[str, Any], names: str) -> None:
     with pytest.raises(BadConfig, match=names.replace("(", r"\(")):
         webhook_filters.parse(event_type, config)
+
+
+@pytest.mark.parametrize("event_type", KINDS)
+def test_config_may_be_empty(event_type: str) -> None:
+    assert webhook_filters.parse(event_type, {}) == WatchFilter()
+
+
+@pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "TOKEN_TRANSFER", "NFT_ACTIVITY"])
+def test_format_b_has_topics_and_selectors(event_type: str) -> None:
+    found = webhook_filters.parse(
+        event_type, {"addresses": [ADDRESS], "topics": [TOPIC], "selectors": ["transfer(address,uint256)"]}
+    )
+    assert found.topics == ((TOPIC,),)
+    assert found.selectors == {bytes.fromhex("a9059cbb")}
 
 
 def test_addresses_are_read_in_parts_and_named_by_their_place_in_the_whole() -> None:

@@ -286,6 +286,42 @@ async def test_log_is_filtered_by_contract_and_topics(service: Service, box: Inb
     assert data["data"] == receipt["logs"][0]["data"]
 
 
+async def test_format_b_filters_by_topic_and_function(service: Service, box: Inbox, chain: Chain) -> None:
+    holder, token = random_address(), chain.contract("PEN")
+    transfer = "0x" + Web3.keccak(text="Transfer(address,address,uint256)").hex().removeprefix("0x")
+    word = "0x" + "00" * 12 + holder[2:].lower()
+    async with (
+        hooked(service, box, "TOKEN_TRANSFER", contracts=[token], topics=[transfer, None, word]) as by_topic,
+        hooked(service, box, "TOKEN_TRANSFER", to=[holder], selectors=["mint(address,uint256)"]) as by_function,
+        hooked(service, box, "ADDRESS_ACTIVITY", addresses=[holder], topics=[[transfer]]) as activity,
+    ):
+        await chain.send(holder, value=1)
+        await chain.send(token, call("mint(address,uint256)", random_address(), 1))
+        await chain.send(token, call("mint(address,uint256)", chain.account(), 9))
+        sent = await chain.send(token, call("transfer(address,uint256)", holder, 4))
+        minted = await chain.send(token, call("mint(address,uint256)", holder, 5))
+        wanted = [sent["transactionHash"], minted["transactionHash"]]
+        assert [each["transactionHash"] for each in sort(await by_topic.received(2))] == wanted
+        assert [each["transactionHash"] for each in sort(await activity.received(2))] == wanted
+        assert [each["transactionHash"] for each in await by_function.received(1)] == wanted[1:]
+
+
+async def test_webhook_without_config_waits_for_its_addresses(service: Service, box: Inbox, chain: Chain) -> None:
+    holder, token = random_address(), chain.contract("DUSD")
+    body = {"url": box.url("/later"), "chain": "dev", "event_type": "TOKEN_TRANSFER"}
+    status, made = await ask(service, "POST", "/webhooks", body)
+    assert (status, made["status"], made["config"]) == (201, "active", {"addresses": []})
+    async with hooked(service, box, "TOKEN_TRANSFER", to=[holder]) as other:
+        await chain.send(token, call("mint(address,uint256)", holder, 1))
+        await other.received(1)
+    path = f"/webhooks/{made['id']}"
+    assert (await ask(service, "PATCH", path, {"add_addresses": [holder]}))[0] == 200
+    last = await chain.send(token, call("mint(address,uint256)", holder, 2))
+    (data,) = await Hook(box, made, "/later").received(1)
+    assert data["transactionHash"] == last["transactionHash"]
+    await ask(service, "DELETE", path)
+
+
 async def test_internal_transfer_is_sent(service: Service, box: Inbox, chain: Chain) -> None:
     owner, weth = chain.account(9), chain.contract("WETH")
     await chain.send(weth, value=2 * ETHER, sender=owner)

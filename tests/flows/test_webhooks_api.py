@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.chains.evm.watch_index import KINDS
 from tests.flows.test_gas_policies import ask
 from tests.service import Service
 from tests.shapes import conforms
@@ -43,6 +44,14 @@ async def test_created_webhook_has_the_specified_fields(service: Service, webhoo
     assert webhook["id"].startswith("wh_")
     assert (webhook["chain"], webhook["status"], webhook["config"]) == ("dev", "active", {"addresses": [ADDRESS]})
     assert len(base64.b64decode(webhook["signing_secret"].removeprefix("whsec_"))) >= 24
+
+
+@pytest.mark.parametrize("event_type", KINDS)
+async def test_config_is_optional(service: Service, event_type: str) -> None:
+    status, made = await ask(service, "POST", "/webhooks", {"url": URL, "chain": "dev", "event_type": event_type})
+    assert (status, made["status"]) == (201, "active")
+    conforms(made, "CreatedWebhook")
+    await ask(service, "DELETE", f"/webhooks/{made['id']}")
 
 
 async def test_secret_is_shown_once(service: Service, webhook: Any) -> None:
@@ -213,7 +222,7 @@ async def test_paused_webhook_is_resumed(service: Service, webhook: Any) -> None
         ({"url": "ftp://hooks.example.com/"}, "url"),
         ({"chain": "solana"}, "chain"),
         ({"event_type": "nothing"}, "event_type"),
-        ({"config": {}}, "config.addresses"),
+        ({"config": {"direction": "incoming"}}, "config.addresses"),
         ({"config": {"addresses": []}}, "config.addresses"),
         ({"config": {"addresses": ["0x12"]}}, "config.addresses.0"),
         ({"config": {"addresses": [ADDRESS, ADDRESS.replace("a", "A", 1)]}}, "config.addresses.1"),

@@ -6,7 +6,7 @@ webhook found that way is checked against the rest of its filter. The cost does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -56,6 +56,8 @@ class MatchLog(log_filter.FilterLog, Protocol):
 
     @property
     def transaction_hash(self) -> str: ...
+    @property
+    def log_index(self) -> str: ...
 
 
 class Match(NamedTuple):
@@ -93,9 +95,29 @@ def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
         found += _nfts_by_side(tables, near)
     if tables.nft_contract or tables.nft_token or tables.nfts:
         found += _nfts_by_contract(tables, block.transfers)
+    found = _narrowed(found, block)
     if tables.logs_of:
         found += _logs(tables, block)
     return found
+
+
+def _narrowed(found: list[Match], block: MatchBlock) -> list[Match]:
+    """Without events whose log has other topics than the filter, and transfers in transactions that call another function."""
+    if not any(each.watcher.is_narrow for each in found):
+        return found
+    selectors = {tx.hash: tx.selector for tx in block.transactions}
+    logs = {int(log.log_index, 16): log for log in block.logs}
+    return [each for each in found if not each.watcher.is_narrow or _fits(each, selectors, logs)]
+
+
+def _fits(match: Match, selectors: Mapping[str, bytes], logs: Mapping[int, MatchLog]) -> bool:
+    wanted, fact = match.watcher.filter, match.fact
+    if not isinstance(fact, Transfer):
+        return not wanted.topics
+    log = logs.get(fact.log_index)
+    return (not wanted.selectors or selectors.get(fact.transaction) in wanted.selectors) and (
+        not wanted.topics or (log is not None and log_filter.LogFilter(topics=wanted.topics).matches(log))
+    )
 
 
 def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:

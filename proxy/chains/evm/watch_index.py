@@ -77,7 +77,7 @@ class WatchFilter:
 class Watcher:
     """A webhook as far as it is matched. `listed`: whether its filter has a list of addresses, be it empty."""
 
-    __slots__ = ("event_type", "filter", "gone", "id", "is_active", "kind", "listed", "logs", "watched")
+    __slots__ = ("event_type", "filter", "gone", "id", "is_active", "is_narrow", "kind", "listed", "logs", "watched")
 
     def __init__(
         self, webhook_id: str, event_type: str, wanted: WatchFilter, *, listed: bool, is_active: bool = True
@@ -89,6 +89,11 @@ class Watcher:
         self.listed = listed
         self.is_active = is_active
         self.gone = False
+        # Whether a match has to be checked against its log or its transaction.
+        self.is_narrow = bool(
+            (self.kind in ("activity", "token", "nft") and wanted.topics)
+            or (self.kind in ("token", "nft") and wanted.selectors)
+        )
         # How many addresses it is found under; and where it watches logs, the addresses themselves and its place in that index.
         self.watched = 0
         self.logs: tuple[set[str], LogFilter | None] = (set(), None)
@@ -238,6 +243,7 @@ class WatchIndex:
         self.tables = WatchTables()
         self._known: dict[str, Watcher] = {}
         self._kinds: Counter[WatchKind] = Counter()
+        self._selecting = 0
         self._live = 0
         self._dead = 0
 
@@ -254,6 +260,11 @@ class WatchIndex:
         """Whether any webhook watches this kind."""
         return any(self._kinds[kind] for kind in kinds)
 
+    @property
+    def has_selectors(self) -> bool:
+        """Whether any webhook filters by the function that a transaction calls."""
+        return self._selecting > 0
+
     # Membership
 
     def put(self, watcher: Watcher) -> None:
@@ -261,6 +272,7 @@ class WatchIndex:
         self.remove(watcher.id)
         self._known[watcher.id] = watcher
         self._kinds[watcher.kind] += 1
+        self._selecting += bool(watcher.filter.selectors)
         if watcher.kind == "log":
             self._place_log(watcher)
         elif not watcher.listed:
@@ -272,6 +284,7 @@ class WatchIndex:
         if old is None:
             return
         self._kinds[old.kind] -= 1
+        self._selecting -= bool(old.filter.selectors)
         if old.kind == "log":
             self._unplace_log(old)
         elif not old.listed:

@@ -1,17 +1,19 @@
 """The config of a webhook -> what it watches. Each event type has its own members; whatever is wrong is named.
 
-    address_activity, ADDRESS_ACTIVITY     addresses; direction, categories, min_value, selectors
-    token_transfer, TOKEN_TRANSFER         any of addresses, contracts, from, to; min_value. B may have min_value alone
-    nft_transfer, NFT_ACTIVITY             any of addresses, contracts; token_ids of these contracts
+    address_activity, ADDRESS_ACTIVITY     addresses; direction, categories, min_value, selectors, topics
+    token_transfer, TOKEN_TRANSFER         any of addresses, contracts, from, to; min_value, selectors, topics. B may have
+                                           min_value alone
+    nft_transfer, NFT_ACTIVITY             any of addresses, contracts; token_ids of these contracts, selectors, topics
     mined_transaction, MINED_TRANSACTION   tx_hashes
     log                                    any of addresses, topics (as eth_getLogs takes them); selector
     INTERNAL_TRANSFER                      addresses; direction, min_value
     NEW_BLOCK                              nothing
     PENDING_TRANSACTION                    addresses; direction, min_value, selectors
 
-and all but the last, for which there is no block yet: `finality` (included, safe, finalized) or `confirmations`.
-Transfer types also take `exclude_spam`, which leaves out transfers of zero. Values are in the smallest unit, as decimal
-text. Addresses are parsed separately (`addresses_of`): there may be a hundred thousand.
+An empty config watches nothing until it gets addresses or another filter; for NEW_BLOCK it is every block. All but the
+last type, for which there is no block yet, take `finality` (included, safe, finalized) or `confirmations`. Transfer types
+also take `exclude_spam`, which leaves out transfers of zero. Values are in the smallest unit, as decimal text. Addresses
+are parsed separately (`addresses_of`): there may be a hundred thousand.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ MOST_CONFIRMATIONS = 1_000
 
 _COMMON = frozenset({"finality", "confirmations"})
 _MEMBERS: dict[WatchKind, frozenset[str]] = {
-    "activity": _COMMON | {"addresses", "direction", "categories", "min_value", "selectors", "exclude_spam"},
-    "token": _COMMON | {"addresses", "contracts", "from", "to", "min_value", "exclude_spam"},
-    "nft": _COMMON | {"addresses", "contracts", "token_ids", "exclude_spam"},
+    "activity": _COMMON | {"addresses", "direction", "categories", "min_value", "selectors", "topics", "exclude_spam"},
+    "token": _COMMON | {"addresses", "contracts", "from", "to", "min_value", "selectors", "topics", "exclude_spam"},
+    "nft": _COMMON | {"addresses", "contracts", "token_ids", "selectors", "topics", "exclude_spam"},
     "mined": _COMMON | {"tx_hashes"},
     "log": _COMMON | {"addresses", "topics", "selector"},
     "internal": _COMMON | {"addresses", "direction", "min_value"},
@@ -51,6 +53,8 @@ _NEEDS: dict[WatchKind, tuple[str, ...]] = {
     "block": (),
     "pending": ("addresses",),
 }
+# Members by which a webhook is looked up.
+_KEYS = ("addresses", "contracts", "from", "to")
 _CATEGORIES = frozenset({"native", "erc20", "erc721", "erc1155"})
 _UINT = re.compile(r"0|[1-9][0-9]{0,77}", re.ASCII)
 _HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
@@ -125,7 +129,7 @@ def _check_members(event_type: str, kind: WatchKind, config: Mapping[str, Any]) 
     needs = _NEEDS[kind]
     if event_type == "TOKEN_TRANSFER":
         needs = (*needs, "min_value")
-    if needs and not any(config.get(name) for name in needs):
+    if config and needs and not any(config.get(name) for name in needs):
         raise BadConfig(f"{' or '.join(needs)}: must be given for {event_type}")
 
 
@@ -184,7 +188,7 @@ def _topics(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
         topics = log_filter.parse({"topics": config["topics"]}).topics
     except ValueError as exc:
         raise BadConfig(f"topics: {exc}") from None
-    if not any(topics) and not config.get("addresses"):
+    if not any(topics) and not any(name in config for name in _KEYS):
         raise BadConfig("topics: must name a topic where no addresses are given")
     return topics
 

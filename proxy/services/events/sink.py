@@ -48,7 +48,7 @@ class EventSink:
 
     @property
     def transactions(self) -> bool:
-        return self._watch.index.has("activity", "mined", "log")
+        return self._watch.index.has("activity", "mined", "log") or self._watch.index.has_selectors
 
     # Writing
 

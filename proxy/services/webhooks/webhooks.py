@@ -173,8 +173,13 @@ class WebhookService:
 
 
 async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes] | None:
-    """Check the config and return its addresses without duplicates, or None if it has no list. Raises InvalidRequest."""
+    """Check the config and return its addresses without duplicates, or None if it has no list. Raises InvalidRequest.
+
+    A webhook without a config starts with an empty list of addresses, where its event type has one.
+    """
     read_filter(event_type, config)
+    if not config and webhook_filters.takes_addresses(event_type):
+        return []
     given = config.get("addresses")
     return None if given is None else [*dict.fromkeys(await _addresses(given, "config.addresses"))]
 
