@@ -94,17 +94,17 @@ class Service:
 
     async def new_account(self, plan: str = "free", *words: str) -> dict[str, Any]:
         named = ("--name", "Flow", "--email", f"flow{next(_serial)}@example.com", "--plan", plan)
-        return await asyncio.to_thread(self._made, "accounts", "create", *named, *words)
+        return await asyncio.to_thread(self.made, "accounts", "create", *named, *words)
 
     async def new_key(self, account: str, *words: str) -> dict[str, Any]:
         """Create a key and wait until every worker has it; return its row, with the key itself under `key`."""
         from tests.flows.talk import is_known_everywhere
 
-        made = await asyncio.to_thread(self._made, "keys", "create", "--account", account, *words)
+        made = await asyncio.to_thread(self.made, "keys", "create", "--account", account, *words)
         await is_known_everywhere(self, made["key"])
         return made
 
-    def _made(self, *words: str) -> dict[str, Any]:
+    def made(self, *words: str) -> dict[str, Any]:
         """Run the command in this process, which takes a tenth of the time: for tests that are not about the command."""
         with _stdout_lock, redirect_stdout(io.StringIO()) as printed:
             assert main([*words, "--json", "--data", str(self.data)]) == 0

@@ -27,7 +27,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     pool = Pool(url, size=2, acquire_timeout_s=5.0)
     await pool.open()
     windows = (Windows if shared else UnsharedWindows)(windows_fd)
-    store = KeyStore(pool, pepper=pepper, plans=tuple(plans))
+    store = KeyStore(pool, pepper=pepper, plans={name: plan.keys for name, plan in plans.items()})
     keyring = Keyring(store, windows, plans=plans, pepper=pepper, reload_s=5.0)
     began = time.perf_counter()
     await keyring.load()

@@ -10,7 +10,8 @@ import uvloop
 from proxy import settings as settings_room
 from proxy.compose.app import App
 from proxy.core import access
-from proxy.core.access import Account, Key, Limits
+from proxy.core.access import Account, Key
+from proxy.core.limits import BucketRates
 from proxy.services.rpc.tracker import Tracker
 from proxy.store import windows
 from proxy.store.windows import UnsharedWindows
@@ -20,8 +21,8 @@ PEPPER = "a pepper that only the bench ever uses"
 
 def _key(text: str) -> Key:
     return Key(
-        id="key", lineage="key", digest=access.digest(PEPPER.encode(), text), slot=1, live=True, scopes=access.scope_bits(()),
-        account=Account(id="acct", plan="enterprise", day_limit=0), limits=Limits(10**6, 10**8, 0), disabled=False,
+        id="key", lineage="key", digest=access.digest(PEPPER.encode(), text), live=True, scopes=access.scope_bits(()),
+        account=Account(id="acct", plan="enterprise", day_limit=0), rate=BucketRates(1, 10**6, 10**8), disabled=False,
         dies_at=math.inf,
     )  # fmt: skip
 

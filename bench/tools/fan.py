@@ -17,7 +17,8 @@ from aiohttp import web
 
 from proxy.compose.app import App
 from proxy.core import access
-from proxy.core.access import Account, Key, Limits
+from proxy.core.access import Account, Key
+from proxy.core.limits import BucketRates
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.settings import load, load_tables
 from proxy.store import windows
@@ -136,11 +137,10 @@ async def penstock(listener: socket.socket) -> tuple[App, str]:
             id="key_bench",
             lineage="key_bench",
             digest=access.digest(PEPPER.encode(), text),
-            slot=1,
             live=True,
             scopes=access.ALL_SCOPES,
             account=Account(id="acct_bench", plan="enterprise", day_limit=0),
-            limits=Limits(1_000_000, 1_000_000_000, 0),
+            rate=BucketRates(1, 1_000_000, 1_000_000_000),
             disabled=False,
             dies_at=math.inf,
         )

@@ -17,7 +17,8 @@ import uvloop
 
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
-from proxy.core.access import Account, Key, Limits
+from proxy.core.access import Account, Key
+from proxy.core.limits import BucketRates
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
@@ -81,11 +82,11 @@ async def main(url: str, seconds: float) -> None:
     assert network is not None
     pool = Pool(url, size=10, acquire_timeout_s=5.0)
     await pool.open()
-    account = await KeyStore(pool, pepper="p" * 32, plans=("free",)).create_account(
+    account = await KeyStore(pool, pepper="p" * 32, plans={"free": 10}).create_account(
         name="b", email=f"{time.time_ns()}@b", plan="free"
     )
     key = Key(
-        id="key", lineage="key", digest=b"", slot=0, live=True, scopes=~0, limits=Limits(1, 1, 0), disabled=False,
+        id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
         dies_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
     )  # fmt: skip
     signer = TimedSigner(b"\x07" * 32)

@@ -117,7 +117,7 @@ async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
             pool,
             pepper=found.keys.pepper,
             previous_pepper=found.keys.previous_pepper,
-            plans=tuple(settings.load_tables().plans),
+            plans={name: plan.keys for name, plan in settings.load_tables().plans.items()},
         )
 
 

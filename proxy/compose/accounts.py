@@ -30,7 +30,7 @@ class AccountsFeature:
     ) -> None:
         given = settings.keys
         peppers = {"pepper": given.pepper, "previous_pepper": given.previous_pepper}
-        self.keys = KeyStore(pool, plans=tuple(tables.plans), **peppers)
+        self.keys = KeyStore(pool, plans={name: plan.keys for name, plan in tables.plans.items()}, **peppers)
         copy = KeyCopy(copies.copy_of("keys") if copies else None)
         self.keyring = Keyring(self.keys, windows, plans=tables.plans, reload_s=given.reload_s, copy=copy, **peppers)
         self.quotas = Quotas(

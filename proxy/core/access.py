@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
+from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies
 
 Mode = Literal["live", "test"]
@@ -179,8 +180,7 @@ class Account:
 class Key:
     """A key as a worker sees it. A changed key is a new object, and `alive` of the old one becomes false.
 
-    `slot` is the key's place among the host's shared buckets; `request_s` and `unit_s` are what one request and one
-    unit cost there, in seconds of refill.
+    `rate` is the account's, shared by all its keys. `own_rate` is set if the key's own limits are lower.
     """
 
     __slots__ = (
@@ -192,17 +192,13 @@ class Key:
         "disabled",
         "fence",
         "id",
-        "limit_line",
         "lineage",
         "live",
         "locked",
-        "request_s",
-        "requests_per_second",
+        "own_rate",
+        "rate",
         "scopes",
         "sheet",
-        "slot",
-        "unit_s",
-        "units_per_second",
     )
 
     def __init__(
@@ -211,11 +207,11 @@ class Key:
         id: str,  # noqa: A002
         lineage: str,
         digest: bytes,
-        slot: int,
         live: bool,
         scopes: int,
         account: Account,
-        limits: Limits,
+        rate: BucketRates,
+        own_rate: BucketRates | None = None,
         disabled: bool,
         dies_at: float,
         fence: KeyRestrictions | None = None,
@@ -223,21 +219,17 @@ class Key:
         self.id = id
         self.lineage = lineage
         self.digest = digest
-        self.slot = slot
         self.live = live
         self.scopes = scopes
         self.account = account
         # Whether the account had a daily limit when this was made: one that gets or loses it has new keys.
         self.counts_day = account.day_limit > 0
-        self.requests_per_second = limits.requests_per_second
-        self.units_per_second = limits.units_per_second
-        self.limit_line = b"\r\nX-RateLimit-Limit: %d\r\nX-RateLimit-Remaining: " % limits.requests_per_second
-        self.request_s = 1.0 / limits.requests_per_second
-        self.unit_s = 1.0 / limits.units_per_second
+        self.rate = rate
+        self.own_rate = own_rate
         self.disabled = disabled
         self.fence = fence
-        # The one question of the fast path: anything but an active key that may be used from anywhere?
-        self.locked = disabled or fence is not None
+        # The one question of the short path: does the key need more than the account's buckets?
+        self.locked = disabled or fence is not None or own_rate is not None
         self.dies_at = dies_at
         self.alive = True
         # Its usage counts. The keyring replaces this by tallies that are gathered.
@@ -249,4 +241,5 @@ class Key:
 
     def __repr__(self) -> str:
         state = "disabled" if self.disabled else "alive" if self.alive else "replaced"
-        return f"<Key {self.id} {'live' if self.live else 'test'} {self.requests_per_second}/s {state}>"
+        rate = self.own_rate or self.rate
+        return f"<Key {self.id} {'live' if self.live else 'test'} {rate.requests_per_second}/s {state}>"

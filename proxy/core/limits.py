@@ -6,16 +6,51 @@ an amount moves the edge later by `amount / rate` seconds; it fits while the edg
 zero is a full bucket, so fresh memory needs no initialisation, and a changed rate needs no migration.
 
 Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that the caller owns and
-guards (store/windows shares one among the workers of a host): a key's request edge, then its unit edge.
+guards (store/windows shares one among the workers of a host): a slot's request edge, then its unit edge.
+
+A bucket admits its capacity at once and what is refilled while it is used: 100 requests a second that arrive within
+20 ms are 102. No stretch of time admits more than that, over all workers together.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableSequence
-from typing import Final, Protocol
+from typing import Final, Protocol, final
 
 # Sums of a tenth are not exact in binary: without this a bucket of ten would refuse its tenth request.
 TOLERANCE_S: Final = 1e-6
+# A process may be stopped between reading the clock and taking: other workers' edges are then ahead of its time. Edges
+# further ahead than this can only be the memory of another clock, and would refuse everything until it is reached.
+MOST_AHEAD_S: Final = 60.0
+EDGES_PER_SLOT: Final = 2
+
+
+@final
+class BucketRates:
+    """The rates of an account or a key, and the slot of their buckets. `request_s` and `unit_s` are what one request
+    and one unit cost there, in seconds of refill."""
+
+    __slots__ = ("limit_line", "request_s", "requests_per_second", "slot", "unit_s", "units_per_second")
+
+    def __init__(self, slot: int, requests_per_second: int, units_per_second: int) -> None:
+        self.slot = slot
+        self.requests_per_second = requests_per_second
+        self.units_per_second = units_per_second
+        self.request_s = 1.0 / requests_per_second
+        self.unit_s = 1.0 / units_per_second
+        self.limit_line = b"\r\nX-RateLimit-Limit: %d\r\nX-RateLimit-Remaining: " % requests_per_second
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BucketRates) and (
+            (self.slot, self.requests_per_second, self.units_per_second)
+            == (other.slot, other.requests_per_second, other.units_per_second)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.slot, self.requests_per_second, self.units_per_second))
+
+    def __repr__(self) -> str:
+        return f"<BucketRates {self.requests_per_second} requests/s, {self.units_per_second} units/s, slot {self.slot}>"
 
 
 class BucketEdges(Protocol):
@@ -30,10 +65,9 @@ def take(edges: BucketEdges | MutableSequence[float], at: int, now: float, reque
     full = now - 1.0
     requests = edges[at]
     units = edges[at + 1]
-    # An edge in the future can only be the memory of another clock: such a bucket is full again.
-    if requests < full or requests > now + 1.0:
+    if requests < full or requests > now + MOST_AHEAD_S:
         requests = full
-    if units < full or units > now + 1.0:
+    if units < full or units > now + MOST_AHEAD_S:
         units = full
     requests += request_s
     units += unit_s
@@ -43,6 +77,25 @@ def take(edges: BucketEdges | MutableSequence[float], at: int, now: float, reque
     edges[at] = requests
     edges[at + 1] = units
     return 0.0
+
+
+def take_both(
+    edges: BucketEdges | MutableSequence[float],
+    rate: BucketRates,
+    own: BucketRates,
+    now: float,
+    *,
+    requests: int,
+    units: int,
+) -> float:
+    """Take from an account's buckets and from those of one of its keys, or from none. Zero when taken, else the longer wait."""
+    wait = take(edges, rate.slot * EDGES_PER_SLOT, now, requests * rate.request_s, units * rate.unit_s)
+    own_wait = take(edges, own.slot * EDGES_PER_SLOT, now, requests * own.request_s, units * own.unit_s)
+    if wait and not own_wait:
+        give_back(edges, own.slot * EDGES_PER_SLOT, requests * own.request_s, units * own.unit_s)
+    elif own_wait and not wait:
+        give_back(edges, rate.slot * EDGES_PER_SLOT, requests * rate.request_s, units * rate.unit_s)
+    return own_wait if own_wait > wait else wait
 
 
 def give_back(edges: BucketEdges | MutableSequence[float], at: int, request_s: float, unit_s: float) -> None:
@@ -64,5 +117,5 @@ def full_in(edge: float, now: float) -> float:
 
 
 def fits_ever(request_s: float, unit_s: float) -> bool:
-    """Whether even a full bucket could hold the amount: a batch that cannot is a mistake, not a matter of waiting."""
+    """Whether even a full bucket could hold the amount: a call that cannot is a mistake, not a matter of waiting."""
     return request_s <= 1.0 + TOLERANCE_S and unit_s <= 1.0 + TOLERANCE_S

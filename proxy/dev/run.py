@@ -203,7 +203,7 @@ class DevService:
         pool = Pool(settings.database.url, size=2, acquire_timeout_s=5.0)
         await pool.open()
         try:
-            store = KeyStore(pool, pepper=settings.keys.pepper, plans=seed.PLANS)
+            store = KeyStore(pool, pepper=settings.keys.pepper, plans=dict.fromkeys(seed.PLANS, 10))
             keys = await seed.keys(store, self._data / "keys.json")
             people = SessionStore(pool, pepper=settings.keys.pepper)
             return Seeded(keys, await seed.sign_ins(people, self._data / "dashboard.json"))

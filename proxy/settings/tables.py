@@ -33,6 +33,8 @@ class Plan:
     policies: int
     sponsored_usd_per_day: int
     wallets: int
+    # Optional: plans of earlier versions do not have it.
+    keys: int = 1_000
 
     @property
     def limits(self) -> Limits:

@@ -12,7 +12,7 @@ import asyncpg
 
 from proxy.core import access
 from proxy.core.paging import Page
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
 from proxy.store.peppers import check_value
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
@@ -63,12 +63,13 @@ NO_RESTRICTIONS = KeyRestrictionChange()
 
 
 class KeyStore:
-    def __init__(self, pool: Pool, *, pepper: str, plans: Sequence[str], previous_pepper: str = "") -> None:
+    def __init__(self, pool: Pool, *, pepper: str, plans: Mapping[str, int], previous_pepper: str = "") -> None:
+        """`plans`: the maximum number of keys of an account, by plan."""
         self._pool = pool
         self._pepper = pepper.encode()
         self._previous_pepper = previous_pepper.encode()
         self._check_value = check_value(pepper)
-        self._plans = tuple(plans)
+        self._plans = plans
 
     # Accounts
 
@@ -143,25 +144,51 @@ class KeyStore:
         own: LimitChange = NO_LIMITS,
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
     ) -> tuple[KeyRow, str]:
-        """Create a key. Returns its row and the key itself, which cannot be read again."""
-        await self.read_account(account_id)
+        """Create a key. Returns its row and the key itself, which cannot be read again.
+
+        Raises Forbidden if the account already has as many keys as its plan allows.
+        """
         _check_scopes(scopes)
         own.check()
         key = access.mint(mode, secrets.token_bytes(32))
-        row = await self._row(
-            sql.keys.create_key, new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key),
-            access.hint_of(key), list(scopes), own.requests_per_second, own.units_per_second,
+        values = (
+            new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key), access.hint_of(key),
+            list(scopes), own.requests_per_second, own.units_per_second,
             *(found or [] for found in restrictions.columns()), self._previous_digest(key), self._check_value,
         )  # fmt: skip
-        return row, key
+        async with self._pool.connection() as connection, connection.transaction():
+            most, lasting, _ = await self._count_keys(connection, account_id)
+            if lasting >= most:
+                raise Forbidden(f"the account's plan allows {most} API keys: revoke one first")
+            row = await connection.fetchrow(sql.keys.create_key, *values)
+        assert row is not None
+        return _shown(row), key
+
+    async def _count_keys(self, connection: DatabaseConnection, account_id: str) -> tuple[int, int, int]:
+        """How many keys the account may have, how many it has, and how many more of them end because they were rotated.
+
+        The counts stay valid until the end of the transaction.
+        """
+        plan = await connection.fetchval(sql.keys.lock_keys, account_id)
+        if plan is None:
+            raise NotFound(f"there is no account {account_id}")
+        found = await connection.fetchrow(sql.keys.count_keys, account_id)
+        assert found is not None
+        return self._plans[plan if plan in self._plans else "free"], found["lasting"], found["ending"]
 
     async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
-        """Create a successor with the same lineage, scopes and rate limits; the old key works until the overlap ends."""
+        """Create a successor with the same lineage, scopes and rate limits; the old key works until the overlap ends.
+
+        An account may have as many keys that end as keys that last, also if it has more than its plan allows today.
+        """
         if not 0 <= overlap_s <= 366 * 86400:
             raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds")
         old = await self.read_key(key_id)
         key = access.mint(old["mode"], secrets.token_bytes(32))
         async with self._pool.connection() as connection, connection.transaction():
+            most, lasting, ending = await self._count_keys(connection, old["account_id"])
+            if ending >= max(most, lasting):
+                raise Forbidden(f"{ending} rotated keys of this account have not expired: revoke one first")
             row = await connection.fetchrow(
                 sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key),
                 self._previous_digest(key), self._check_value,

@@ -1,13 +1,14 @@
-"""Rate-limit buckets of all keys, shared by the worker processes of one host.
+"""Rate-limit buckets of all accounts and keys, shared by the worker processes of one host.
 
 The memory is an anonymous file that the supervisor creates and every worker maps. It holds an array of mutexes, the shared
-heads of the networks, then two doubles (edges, see core/limits) per key slot. It outlives workers, so a restarted one
-continues with the same buckets.
+heads of the networks, then two doubles (edges, see core/limits) per slot. It outlives workers, so a restarted one
+continues with the same buckets. Every account has a slot. A key has one too, which is used if its own limits are lower.
 
 The mutexes are POSIX robust and process-shared: if a holder is killed, the kernel passes the lock on and the next lock call
-returns EOWNERDEAD. A mutex guards two numbers that are each written atomically, so nothing needs repair. The calls go through
+returns EOWNERDEAD. A mutex guards the buckets of an account and of its keys. Each is a number that is written atomically, so
+nothing needs repair. The calls go through
 PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await. A host with one worker needs no
-locks and saves that microsecond.
+locks and saves that microsecond; while a reload runs its successor beside it, two takes at once may be counted as one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import mmap
 import os
 
 from proxy.core import limits
+from proxy.core.limits import EDGES_PER_SLOT, BucketRates
 
-# Keys that share a mutex wait for each other; with this many mutexes that is rare.
+# Accounts that share a mutex wait for each other; with this many mutexes that is rare.
 STRIPES = 256
 # One cache line per mutex: pthread_mutex_t takes 40 bytes on x86-64 and 48 on aarch64.
 STRIPE_BYTES = 64
@@ -28,8 +30,7 @@ MUTEX_BYTES = STRIPES * STRIPE_BYTES
 # Two numbers per network that keep the workers in step (services/rpc/networks): enough for 2,048 networks.
 SHARED_HEAD_NUMBERS = 4096
 HEAD_BYTES = MUTEX_BYTES + 8 * SHARED_HEAD_NUMBERS
-SLOT_DOUBLES = 2
-SLOT_BYTES = 8 * SLOT_DOUBLES
+SLOT_BYTES = 8 * EDGES_PER_SLOT
 FIRST_SLOTS = 1 << 16
 
 _PROCESS_SHARED = 1
@@ -100,22 +101,51 @@ class Windows:
             _adopt(mutex, held)
         # An unreserved slot is a bug: it must raise here, not leave the stripe locked for every worker.
         try:
-            return limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
+            return limits.take(self._edges, slot * EDGES_PER_SLOT, now, request_s, unit_s)
+        finally:
+            _unlock(mutex)
+
+    def take_both(self, rate: BucketRates, own: BucketRates, now: float, *, requests: int, units: int) -> float:
+        """The same for the buckets of an account and of a key with lower limits, in one step."""
+        mutex = self._hold(rate.slot)
+        try:
+            return limits.take_both(self._edges, rate, own, now, requests=requests, units=units)
         finally:
             _unlock(mutex)
 
     def give_back(self, slot: int, request_s: float, unit_s: float) -> None:
-        mutex = self._locks[slot % STRIPES]
-        if held := _lock(mutex):
-            _adopt(mutex, held)
+        mutex = self._hold(slot)
         try:
-            limits.give_back(self._edges, slot * SLOT_DOUBLES, request_s, unit_s)
+            limits.give_back(self._edges, slot * EDGES_PER_SLOT, request_s, unit_s)
         finally:
             _unlock(mutex)
 
+    def give_back_both(self, rate: BucketRates, own: BucketRates, *, requests: int, units: int) -> None:
+        mutex = self._hold(rate.slot)
+        try:
+            for each in (rate, own):
+                limits.give_back(
+                    self._edges, each.slot * EDGES_PER_SLOT, requests * each.request_s, units * each.unit_s
+                )
+        finally:
+            _unlock(mutex)
+
+    def _hold(self, slot: int) -> ctypes.Array[ctypes.c_char]:
+        mutex = self._locks[slot % STRIPES]
+        if held := _lock(mutex):
+            _adopt(mutex, held)
+        return mutex
+
     def edge(self, slot: int) -> float:
         """Return the request bucket's edge, for the headers. Reading a single double is atomic and needs no lock."""
-        return self._edges[slot * SLOT_DOUBLES]
+        return self._edges[slot * EDGES_PER_SLOT]
+
+    def tighter(self, rate: BucketRates, own: BucketRates | None, now: float) -> BucketRates:
+        """The limit that allows fewer requests now, for the headers."""
+        if own is None:
+            return rate
+        left = limits.remaining(self.edge(rate.slot), now, rate.requests_per_second)
+        return own if limits.remaining(self.edge(own.slot), now, own.requests_per_second) <= left else rate
 
     def __repr__(self) -> str:
         return f"<Windows {self.slots} slots>"
@@ -127,7 +157,7 @@ class UnsharedWindows(Windows):
     __slots__ = ()
 
     def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
-        return limits.take(self._edges, slot * SLOT_DOUBLES, now, request_s, unit_s)
+        return limits.take(self._edges, slot * EDGES_PER_SLOT, now, request_s, unit_s)
 
 
 def _adopt(mutex: ctypes.Array[ctypes.c_char], held: int) -> None:

@@ -3,6 +3,9 @@
 
 -- Accounts and keys
 
+-- Indexes into the rate limit buckets that a host's workers share.
+create sequence key_slots minvalue 0 start 0;
+
 -- Customers. A limit of null means the plan's limit; 0 requests per day means no limit.
 create table accounts (
     id text primary key,
@@ -15,14 +18,13 @@ create table accounts (
     created_at timestamptz not null default now(),
     -- Keys and sessions of a disabled account are rejected.
     disabled boolean not null default false,
-    changed_at timestamptz not null default now()
+    changed_at timestamptz not null default now(),
+    -- The buckets that all its keys share.
+    slot bigint not null default nextval('key_slots')
 );
 
 create index accounts_by_change on accounts (changed_at);
 create index accounts_by_email on accounts (lower(email));
-
--- Indexes into the rate limit buckets that a host's workers share.
-create sequence key_slots minvalue 0 start 0;
 
 -- API keys. Only a keyed digest and a displayable hint are stored. Rows are never deleted: a revoked key stays revoked.
 create table keys (
@@ -30,7 +32,7 @@ create table keys (
     account_id text not null references accounts (id),
     -- The first key in a chain of rotations. Resources of a key belong to its lineage.
     lineage_id text not null,
-    -- A rotated key keeps its predecessor's slot, so both share one allowance.
+    -- Used if the key has lower limits than its account. A rotated key keeps its predecessor's slot.
     slot bigint not null default nextval('key_slots'),
     name text not null,
     mode text not null check (mode in ('live', 'test')),

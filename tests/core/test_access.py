@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import access
-from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, Account, Key, Limits
+from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, Account, Key
+from proxy.core.limits import BucketRates
 
 # A reproducible key: its entropy is the bytes 0 to 31. Keys in use must stay valid, so it never changes.
 EXAMPLE = "svc_live_CTQj2uNU3MFagCXG9LRKRcwGkBIDlf3Zc7Vx"
@@ -26,11 +27,10 @@ def key_of(**changes: object) -> Key:
         "id": "key_1",
         "lineage": "key_1",
         "digest": b"",
-        "slot": 0,
         "live": True,
         "scopes": ALL_SCOPES,
         "account": Account(id="acct_1", plan="free", day_limit=100),
-        "limits": Limits(10, 200, 100),
+        "rate": BucketRates(0, 10, 200),
         "disabled": False,
         "dies_at": 1.0,
     }
@@ -171,5 +171,5 @@ def test_no_representation_shows_a_digest() -> None:
 
 
 def test_cost_of_one_is_the_inverse_of_the_rate() -> None:
-    key = key_of()
-    assert (key.request_s, key.unit_s) == (0.1, 0.005)
+    rate = BucketRates(0, 10, 200)
+    assert (rate.request_s, rate.unit_s) == (0.1, 0.005)

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core import limits
-from proxy.core.limits import TOLERANCE_S, fits_ever, full_in, give_back, remaining, take
+from proxy.core.limits import (
+    MOST_AHEAD_S,
+    TOLERANCE_S,
+    BucketRates,
+    fits_ever,
+    full_in,
+    give_back,
+    remaining,
+    take,
+    take_both,
+)
 
 # Values of a monotonic clock: a machine just started, one that has run for four months.
 STARTS = st.sampled_from([1.0, 1234.5678, 1e5, 1e7])
@@ -143,8 +153,8 @@ def test_long_idle_bucket_holds_one_second_and_no_more() -> None:
     assert admitted == 10
 
 
-@pytest.mark.parametrize("ahead", [1.1, 60.0, 1e9])
-def test_edge_in_the_future_heals_at_once(ahead: float) -> None:
+@pytest.mark.parametrize("ahead", [MOST_AHEAD_S + 0.1, 3600.0, 1e9])
+def test_edge_of_another_clock_heals_at_once(ahead: float) -> None:
     edges = [100.0 + ahead, 100.0 + ahead]
     assert take(edges, 0, 100.0, 0.1, 0.1) == 0.0
     assert edges == pytest.approx([99.1, 99.1])
@@ -155,6 +165,54 @@ def test_clock_that_steps_back_a_little_causes_no_long_wait() -> None:
     wait = take(edges, 0, 100.0, 0.1, 0.1)
     assert 0.0 < wait <= 1.1
     assert take(edges, 0, 100.0 + wait, 0.1, 0.1) == 0.0
+
+
+@pytest.mark.parametrize("late_s", [0.001, 0.5, 1.5, 30.0])
+def test_process_that_was_stopped_after_reading_the_clock_gets_nothing_extra(late_s: float) -> None:
+    """Another worker emptied the buckets meanwhile: the late one must not find them full."""
+    edges = [0.0, 0.0]
+    assert take(edges, 0, 100.0 + late_s, 1.0, 1.0) == 0.0
+    assert take(edges, 0, 100.0, 0.1, 0.1) > 0.0
+    assert edges == [100.0 + late_s] * 2
+
+
+# An account and a key with lower limits
+
+
+def test_key_with_lower_limits_takes_from_both_or_from_neither() -> None:
+    edges = [0.0] * 4
+    account, own = BucketRates(0, 10, 100), BucketRates(1, 4, 100)
+    granted = [take_both(edges, account, own, 50.0, requests=1, units=1) == 0.0 for _ in range(6)]
+    assert granted == [True] * 4 + [False] * 2
+    assert remaining(edges[0], 50.0, 10) == 6
+    assert [take(edges, 0, 50.0, 0.1, 0.0) == 0.0 for _ in range(7)] == [True] * 6 + [False]
+    before = list(edges)
+    assert take_both(edges, account, own, 50.1, requests=1, units=1) > 0.0
+    assert take_both(edges, account, own, 50.25, requests=3, units=1) == pytest.approx(0.5)
+    assert edges[::2] == pytest.approx(before[::2])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 0.3), st.integers(0, 3), st.integers(0, 30)), max_size=60))
+def test_both_are_granted_exactly_when_each_alone_would_be(asks: list[tuple[float, int, int]]) -> None:
+    account, own = BucketRates(0, 10, 200), BucketRates(1, 7, 50)
+    edges, now = [0.0] * 4, 1000.0
+    for pause, requests, units in asks:
+        now += pause
+        alone = list(edges)
+        waits = [take(alone, 2 * r.slot, now, requests * r.request_s, units * r.unit_s) for r in (account, own)]
+        before = list(edges)
+        assert take_both(edges, account, own, now, requests=requests, units=units) == max(waits)
+        if any(waits):
+            assert [max(edge, now - 1.0) for edge in edges] == pytest.approx([max(edge, now - 1.0) for edge in before])
+        else:
+            assert edges == alone
+
+
+def test_rate_limits_are_equal_by_value() -> None:
+    assert BucketRates(1, 2, 3) == BucketRates(1, 2, 3) != BucketRates(1, 2, 4)
+    assert hash(BucketRates(1, 2, 3)) == hash(BucketRates(1, 2, 3))
+    assert repr(BucketRates(1, 2, 3)) == "<BucketRates 2 requests/s, 3 units/s, slot 1>"
 
 
 def test_given_back_amount_can_be_taken_again_and_once_only() -> None:

@@ -217,7 +217,7 @@ async def start_service(database: str, home: Path, *, more: str = "") -> AsyncIt
     await pool.open()
     running = await production.start(config, home / "log", "", role="gateway")
     try:
-        keys = KeyStore(pool, pepper=PEPPER, plans=tuple(load_tables().plans))
+        keys = KeyStore(pool, pepper=PEPPER, plans={name: plan.keys for name, plan in load_tables().plans.items()})
         yield DashboardService(running, database, pool, keys, SessionStore(pool, pepper=PEPPER), upstreams)
     finally:
         await production.stop(running)

@@ -24,7 +24,7 @@ SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 60
 
 async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_server: MailServer) -> None:
     """The database may match addresses that a mail server distinguishes: the Kelvin sign is a k in lower case."""
-    keys, tasks = KeyStore(pool, pepper=PEPPER, plans=("free",)), Tasks()
+    keys, tasks = KeyStore(pool, pepper=PEPPER, plans={"free": 10}), Tasks()
     await keys.create_account(name="a", email="Kim@Example.com", plan="free")
     sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
     await sign_in.ask_link("kim@example.com", at=SignInPlace("192.0.2.1"))

@@ -20,15 +20,10 @@ DEAR = "trace_replayTransaction"
 SEPOLIA = "ethereum/sepolia"
 
 
-_accounts: dict[str, str] = {}
-
-
 async def a_key(service: Service, plan: str = "free", *words: str) -> str:
-    """A key with its own buckets, on this module's account for the plan."""
-    if plan not in _accounts:
-        _accounts[plan] = (await service.new_account(plan))["id"]
-    made = await service.new_key(_accounts[plan], *words)
-    return str(made["key"])
+    """The only key of a new account."""
+    account = await service.new_account(plan)
+    return str((await service.new_key(account["id"], *words))["key"])
 
 
 def batch(method: str, items: int) -> bytes:
@@ -95,6 +90,49 @@ async def test_free_key_gets_ten_requests_at_once_over_all_workers(service: Serv
     assert 10 <= admitted <= 10 + 10 * took
     assert {reply.status for reply in replies} == {200, 429}
     await close_all(held)
+
+
+async def test_keys_of_an_account_share_its_rate_over_all_workers(service: Service) -> None:
+    """Ten keys, used on every worker at once, get what one key gets: a tenth each is not a right, but no more in all."""
+    account = await service.new_account("free")
+    keys = [str((await service.new_key(account["id"]))["key"]) for _ in range(10)]
+    held = await to_every_worker(service, at_least=6)
+    talks = [talk for talks in held.values() for talk in talks]
+    sent = time.monotonic()
+    replies = await asyncio.gather(*(talk.call(key=keys[place % 10]) for place, talk in enumerate(talks)))
+    took = time.monotonic() - sent
+    assert 10 <= sum(reply.status == 200 for reply in replies) <= 10 + 10 * took
+    refused = [reply for reply in replies if reply.status == 429]
+    assert "for the account" in refused[0].fault(429)["message"]
+    for reply in refused:
+        check_headers(reply, 10)
+    await close_all(held)
+
+
+async def test_headers_describe_the_tighter_of_the_account_and_the_key(service: Service) -> None:
+    account = await service.new_account("free", "--requests-per-second", "1000")
+    own = (await service.new_key(account["id"], "--requests-per-second", "2"))["key"]
+    other = (await service.new_key(account["id"]))["key"]
+    async with await Talk.open(service.port) as talk:
+        assert (await talk.call(key=other)).headers["x-ratelimit-limit"] == "1000"
+        assert (await talk.call(key=own)).headers["x-ratelimit-limit"] == "2"
+        while (reply := await talk.call(key=own)).status == 200:
+            check_headers(reply, 2)
+        assert "2 and 200 for this key" in reply.fault(429)["message"]
+        assert (await talk.call(key=other)).status == 200
+        await service.ask("accounts", "set", account["id"], "--requests-per-second", "2")
+        await every_worker_reports(service, other, "2")
+
+
+async def test_key_above_the_plan_is_refused(service: Service) -> None:
+    account = await service.new_account("free")
+    made = [await service.new_key(account["id"]) for _ in range(10)]
+    failed = await asyncio.to_thread(service.cli, "keys", "create", "--account", account["id"])
+    assert failed.returncode == 1
+    assert "plan allows 10 API keys: revoke one first" in failed.stderr
+    await service.ask("keys", "rotate", made[0]["id"])
+    await service.ask("keys", "revoke", made[1]["id"])
+    assert await service.new_key(account["id"])
 
 
 @pytest.mark.parametrize(

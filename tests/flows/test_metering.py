@@ -336,7 +336,7 @@ def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
                 asking = group.create_task(found.ask("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
                 await until(lambda: found.route.upstreams[0].health.inflight > 0, every_s=0.001)
                 # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
-                found.worker.app.admission.windows.give_back(key.slot, -3600.0, 0.0)
+                found.worker.app.admission.windows.give_back(key.rate.slot, -3600.0, 0.0)
             reply = asking.result()
             assert reply.headers["x-ratelimit-remaining"] == "0"
             assert int(reply.headers["x-ratelimit-reset"]) > time.time()

@@ -14,6 +14,7 @@ import pytest
 
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.access import Key, Limits
+from proxy.core.limits import BucketRates
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import FeedEvent, Topic, refusal
 from proxy.web.websocket import frames
@@ -22,7 +23,7 @@ from tests.flows.talk import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until
 from tests.sockets import HEADS, Bare, ScriptedFeed, bare, connected, head, heads, replace_feed
-from tests.web.worker import LIVE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, PLENTY, Worker, on_uvloop, worker
 
 SUBSCRIBE = rpc("eth_subscribe", ["newHeads"])
 
@@ -537,17 +538,16 @@ async def test_disabled_key_loses_its_sockets() -> None:
             assert await close_code_of(client) == 1008
 
 
-def change(running: Worker, old: Key, *, limits: Limits | None = None, disabled: bool = False) -> None:
+def change(running: Worker, old: Key, *, limits: Limits = PLENTY, disabled: bool = False) -> None:
     """Replace a key as the keyring does when its row has changed."""
     new = Key(
         id=old.id,
         lineage=old.lineage,
         digest=old.digest,
-        slot=old.slot,
         live=old.live,
         scopes=old.scopes,
         account=old.account,
-        limits=limits or Limits(1000, 1000, 0),
+        rate=BucketRates(old.rate.slot, limits.requests_per_second, limits.units_per_second),
         disabled=disabled,
         dies_at=old.dies_at,
     )

@@ -23,13 +23,14 @@ from tests.service import until
 
 PEPPER = "a pepper that no attacker can guess"
 PLANS = load_tables().plans
+MOST_KEYS = {name: plan.keys for name, plan in PLANS.items()}
 # A polling interval so long that a change can only arrive by its notice.
 NEVER_S = 3600.0
 
 
 @pytest.fixture
 def store(pool: Pool) -> KeyStore:
-    return KeyStore(pool, pepper=PEPPER, plans=tuple(PLANS))
+    return KeyStore(pool, pepper=PEPPER, plans=MOST_KEYS)
 
 
 @pytest.fixture
@@ -76,9 +77,11 @@ async def test_notice_brings_every_change(store: KeyStore, pool: Pool, account: 
 async def test_change_of_an_account_changes_all_its_keys(store: KeyStore, pool: Pool, account: str) -> None:
     made = [(await store.create_key(account, name="default", mode="live"))[1] for _ in range(5)]
     async with following(store, pool, reload_s=NEVER_S) as keyring:
-        assert [found(keyring, text).requests_per_second for text in made] == [10] * 5  # type: ignore[union-attr]
+        assert [found(keyring, text).rate.requests_per_second for text in made] == [10] * 5  # type: ignore[union-attr]
         await store.update_account(account, plan="growth")
-        await until(lambda: [key.requests_per_second for text in made if (key := found(keyring, text))] == [100] * 5)
+        await until(
+            lambda: [key.rate.requests_per_second for text in made if (key := found(keyring, text))] == [100] * 5
+        )
 
 
 async def test_change_without_a_notice_is_found_by_polling(store: KeyStore, pool: Pool, account: str) -> None:
@@ -95,7 +98,7 @@ async def test_change_without_a_notice_is_found_by_polling(store: KeyStore, pool
 async def test_rotated_pepper_loses_no_key(store: KeyStore, pool: Pool, account: str) -> None:
     """Hosts with the old and the new settings find old, moved and new keys; a used key no longer needs the old pepper."""
     new = "another pepper that no attacker can guess"
-    new_store = KeyStore(pool, pepper=new, previous_pepper=PEPPER, plans=tuple(PLANS))
+    new_store = KeyStore(pool, pepper=new, previous_pepper=PEPPER, plans=MOST_KEYS)
     async with pool.connection() as connection:
         await peppers.admit(connection, PEPPER, "", {})
         texts = [(await store.create_key(account, name="default", mode="live"))[1] for _ in range(2)]
@@ -122,7 +125,7 @@ async def test_rotated_pepper_loses_no_key(store: KeyStore, pool: Pool, account:
         async with pool.connection() as connection:
             await until_zero_but(connection, new, left=1)
             await peppers.finish(connection, new)
-    async with following(KeyStore(pool, pepper=new, plans=tuple(PLANS)), pool, reload_s=NEVER_S, pepper=new) as after:
+    async with following(KeyStore(pool, pepper=new, plans=MOST_KEYS), pool, reload_s=NEVER_S, pepper=new) as after:
         assert [found(after, text) is not None for text in (*texts, created, late)] == [True, False, True, True]
 
 
@@ -137,7 +140,7 @@ async def test_rotation_that_is_taken_back_loses_no_key(store: KeyStore, pool: P
     async with pool.connection() as connection:
         await peppers.admit(connection, PEPPER, "", {})
         await peppers.admit(connection, new, PEPPER, {})
-    ahead = KeyStore(pool, pepper=new, previous_pepper=PEPPER, plans=tuple(PLANS))
+    ahead = KeyStore(pool, pepper=new, previous_pepper=PEPPER, plans=MOST_KEYS)
     text = (await ahead.create_key(account, name="default", mode="live"))[1]
     async with following(store, pool, reload_s=NEVER_S, pepper=PEPPER, previous=new) as back:
         assert found(back, text)

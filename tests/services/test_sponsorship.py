@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from proxy.chains.evm import user_operation
-from proxy.core.access import Account, Key, Limits
+from proxy.core.access import Account, Key
+from proxy.core.limits import BucketRates
 from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -51,9 +52,8 @@ class Sponsor:
         self.ledger = LedgerStore(pool)
         self.policies = PolicyService(PolicyStore(pool), self.ledger, most={"free": 9})
         self.now = NOW
-        limits = Limits(1, 1, 0)
         self.key = Key(
-            id="key", lineage="key", digest=b"", slot=0, live=True, scopes=~0, limits=limits, disabled=False,
+            id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
             dies_at=float("inf"), account=Account(id=account, plan="free", day_limit=0),
         )  # fmt: skip
         points = self.network.chain.entry_points
@@ -112,7 +112,7 @@ def history(params: list[Any]) -> dict[str, Any]:
 
 @pytest.fixture
 async def sponsor(pool: Pool) -> AsyncIterator[Sponsor]:
-    keys = KeyStore(pool, pepper="p" * 32, plans=("free",))
+    keys = KeyStore(pool, pepper="p" * 32, plans={"free": 10})
     account = (await keys.create_account(name="x", email="x@example.com", plan="free"))["id"]
     async with scene(1, cache={"enabled": False, "coalesce": False}) as found:
         found.upstreams[0].answers["eth_feeHistory"] = history

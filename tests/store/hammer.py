@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from proxy.core.limits import BucketRates
 from proxy.store import windows
 from proxy.store.windows import STRIPES, Windows
 
@@ -65,6 +66,12 @@ def take(shared: Windows, *, slot: int, tries: int, now: float, request_s: float
     return sum(not shared.take(slot, now, request_s, unit_s) for _ in range(tries))
 
 
+def take_both(shared: Windows, *, rate: list[int], own: list[int], tries: int, now: float) -> int:
+    """The same for an account's limit and a key's: slot, requests and units per second of each."""
+    limits = BucketRates(*rate), BucketRates(*own)
+    return sum(not shared.take_both(*limits, now, requests=1, units=1) for _ in range(tries))
+
+
 def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
     """Take without pause until the end; return how many were granted, and the times of the first and last try."""
     granted = 0
@@ -112,7 +119,7 @@ def hold(shared: Windows, *, slot: int) -> str:
     return "held"
 
 
-ACTS = {act.__name__: act for act in (take, take_until, churn, overstep, reserve, edge, hold)}
+ACTS = {act.__name__: act for act in (take, take_both, take_until, churn, overstep, reserve, edge, hold)}
 
 
 def main(fd: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core import access
 from proxy.core.paging import Page
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store.keys import KeyStore, LimitChange
 from proxy.store.pool import Pool
 from tests.service import until
@@ -23,7 +23,7 @@ LONG_AGO = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 
 @pytest.fixture
 def store(pool: Pool) -> KeyStore:
-    return KeyStore(pool, pepper=PEPPER, plans=("free", "growth", "enterprise"))
+    return KeyStore(pool, pepper=PEPPER, plans={"free": 10, "growth": 100, "enterprise": 1000})
 
 
 @pytest.fixture
@@ -171,11 +171,12 @@ async def test_key_is_returned_once_and_only_its_digest_is_stored(store: KeyStor
     assert key not in repr(dict(kept))
 
 
-async def test_each_new_key_has_its_own_slot(store: KeyStore, account: str) -> None:
+async def test_each_account_and_each_new_key_has_its_own_slot(store: KeyStore, account: str) -> None:
+    owner = await store.read_account(account)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(create(store, account)) for _ in range(20)]
+        tasks = [group.create_task(create(store, account)) for _ in range(10)]
     rows = [task.result()[0] for task in tasks]
-    assert sorted(row["slot"] for row in rows) == list(range(20))
+    assert sorted(row["slot"] for row in (owner, *rows)) == list(range(11))
     assert all(row["lineage_id"] == row["id"] for row in rows)
 
 
@@ -340,3 +341,49 @@ async def test_every_change_sends_a_notification(store: KeyStore, account: str, 
 
 async def test_usage_of_an_unused_day_is_zero(store: KeyStore, account: str) -> None:
     assert await store.usage_of_today(account) == 0
+
+
+# How many keys an account may have
+
+
+async def test_account_has_at_most_the_keys_of_its_plan(store: KeyStore, account: str) -> None:
+    """Created at the same time, so that a count without a lock would let more in."""
+
+    async def is_made() -> bool:
+        try:
+            await create(store, account)
+        except Forbidden:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(is_made() for _ in range(14)))) == 10
+    rows = await store.list_keys(account)
+    await store.set_key_status(rows[0]["id"], "disabled")
+    with pytest.raises(Forbidden, match="plan allows 10 API keys: revoke one first"):
+        await create(store, account)
+    await store.set_key_status(rows[0]["id"], "revoked")
+    assert await is_made()
+    await store.update_account(account, plan="growth")
+    assert await is_made()
+
+
+async def test_account_above_its_plan_may_still_rotate_its_keys(store: KeyStore, account: str) -> None:
+    await store.update_account(account, plan="growth")
+    made = [(await create(store, account))[0]["id"] for _ in range(12)]
+    await store.update_account(account, plan="free")
+    for key in made:
+        await store.rotate_key(key, overlap_s=3600.0)
+    with pytest.raises(Forbidden, match="plan allows 10"):
+        await create(store, account)
+
+
+async def test_rotated_keys_are_as_many_as_keys_at_most(store: KeyStore, account: str) -> None:
+    """Otherwise rotating one key again and again would make any number of them."""
+    row, _ = await create(store, account)
+    for _ in range(10):
+        row, _ = await store.rotate_key(row["id"], overlap_s=3600.0)
+    with pytest.raises(Forbidden, match="10 rotated keys of this account have not expired"):
+        await store.rotate_key(row["id"], overlap_s=3600.0)
+    ending = [each for each in await store.list_keys(account) if each["expires_at"]]
+    await store.set_key_status(ending[0]["id"], "revoked")
+    assert await store.rotate_key(row["id"], overlap_s=0.0)

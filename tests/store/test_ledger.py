@@ -40,7 +40,7 @@ def ledger(pool: Pool) -> LedgerStore:
 
 @pytest.fixture
 async def account(pool: Pool) -> str:
-    store = KeyStore(pool, pepper="p" * 32, plans=("free",))
+    store = KeyStore(pool, pepper="p" * 32, plans={"free": 10})
     return str((await store.create_account(name="Gas", email="a@b", plan="free"))["id"])
 
 

@@ -276,7 +276,7 @@ class LedgerMachine(RuleBasedStateMachine):
     async def _begin(self) -> list[Policy]:
         async with self.pool.connection() as connection:
             await connection.execute("truncate accounts cascade")
-        keys = KeyStore(self.pool, pepper="p" * 32, plans=("free",))
+        keys = KeyStore(self.pool, pepper="p" * 32, plans={"free": 10})
         account = (await keys.create_account(name="m", email="a@b", plan="free"))["id"]
         store = PolicyStore(self.pool)
         return [

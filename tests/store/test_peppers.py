@@ -81,8 +81,8 @@ async def test_rotation_ends_with_finish_and_the_old_pepper_can_come_back(pool: 
 
 
 async def test_keys_are_counted_until_they_are_moved(pool: Pool) -> None:
-    old = KeyStore(pool, pepper=OLD, plans=("free",))
-    new = KeyStore(pool, pepper=NEW, previous_pepper=OLD, plans=("free",))
+    old = KeyStore(pool, pepper=OLD, plans={"free": 10})
+    new = KeyStore(pool, pepper=NEW, previous_pepper=OLD, plans={"free": 10})
     account = (await old.create_account(name="a", email="a@b", plan="free"))["id"]
     async with pool.connection() as connection:
         await peppers.admit(connection, OLD, "", {})
@@ -98,7 +98,7 @@ async def test_keys_are_counted_until_they_are_moved(pool: Pool) -> None:
 
 async def test_sessions_links_and_tokens_outlive_a_rotation(pool: Pool) -> None:
     old, new = SessionStore(pool, pepper=OLD), SessionStore(pool, pepper=NEW, previous_pepper=OLD)
-    account = await KeyStore(pool, pepper=OLD, plans=("free",)).create_account(name="a", email="a@b", plan="free")
+    account = await KeyStore(pool, pepper=OLD, plans={"free": 10}).create_account(name="a", email="a@b", plan="free")
     for token in ("kept", "ended", "other"):
         await old.begin(token, account=account["id"], lasts_s=60.0)
     await old.add_link("link", account["id"], lasts_s=60.0)

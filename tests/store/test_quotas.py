@@ -23,7 +23,7 @@ def quotas(pool: Pool) -> QuotaStore:
 
 @pytest.fixture
 async def accounts(pool: Pool) -> list[str]:
-    store = KeyStore(pool, pepper="p" * 32, plans=("free",))
+    store = KeyStore(pool, pepper="p" * 32, plans={"free": 10})
     return [(await store.create_account(name=f"a{n}", email=f"a{n}@b", plan="free"))["id"] for n in range(40)]
 
 

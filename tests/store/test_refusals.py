@@ -29,7 +29,9 @@ class Clock:
 
 @pytest.fixture
 async def policy_id(pool: Pool) -> str:
-    account = await KeyStore(pool, pepper="p" * 32, plans=("free",)).create_account(name="a", email="a@b", plan="free")
+    account = await KeyStore(pool, pepper="p" * 32, plans={"free": 10}).create_account(
+        name="a", email="a@b", plan="free"
+    )
     made = await PolicyStore(pool).create(
         account=account["id"],
         network="dev/mainnet",

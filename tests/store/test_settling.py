@@ -61,7 +61,7 @@ def ledger(pool: Pool) -> LedgerStore:
 
 @pytest.fixture
 async def policy(pool: Pool) -> Policy:
-    keys = KeyStore(pool, pepper="p" * 32, plans=("free",))
+    keys = KeyStore(pool, pepper="p" * 32, plans={"free": 10})
     account = (await keys.create_account(name="s", email="s@example.com", plan="free"))["id"]
     return await PolicyStore(pool).create(
         account=account, network=NETWORK.id, live=True, name="s", given={}, rules=read_rules({}), most=9

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.limits import BucketRates
 from proxy.store import windows
 from proxy.store.windows import FIRST_SLOTS, STRIPES, UnsharedWindows, Windows
 from tests.store.hammer import Hammer
@@ -150,6 +151,41 @@ def test_unreserved_slot_raises_and_unlocks_its_stripe(hammers: list[Hammer]) ->
     careless, other, *_ = hammers
     assert careless.ask("overstep", slot=FIRST_SLOTS) == ["IndexError", "IndexError"]
     assert other.ask("take", slot=0, tries=20, now=NOW, request_s=0.1) == 10
+
+
+# An account and its keys
+
+
+def test_keys_of_one_account_share_its_buckets_over_all_processes(hammers: list[Hammer], fd: int) -> None:
+    """Two keys with lower limits of their own, each used on two processes, and a key without."""
+    account = [7, 1000, 100_000]
+    for hammer, own in zip(hammers, ([8, 300, 100_000], [9, 900, 100_000]) * 2, strict=True):
+        hammer.send("take_both", rate=account, own=own, tries=5000, now=NOW)
+    counts = [hammer.receive() for hammer in hammers]
+    shared = Windows(fd)
+    rest = granted(shared, 7, 2000, 1 / 1000, 1 / 100_000)
+    assert sum(counts) + rest == 1000
+    assert counts[0] + counts[2] <= 300
+    assert counts[1] + counts[3] <= 900
+    assert rest == 0
+
+
+def test_tighter_limit_is_the_one_with_fewer_requests_left(fd: int) -> None:
+    shared = Windows(fd)
+    rate, own = BucketRates(1, 10, 100), BucketRates(2, 4, 100)
+    assert shared.tighter(rate, None, NOW) is rate
+    assert shared.tighter(rate, own, NOW) is own
+    assert granted(shared, 1, 8, 0.1) == 8
+    assert shared.tighter(rate, own, NOW) is rate
+
+
+def test_refund_of_a_key_with_lower_limits_goes_to_both(fd: int) -> None:
+    shared = Windows(fd)
+    rate, own = BucketRates(1, 10, 100), BucketRates(2, 4, 100)
+    assert shared.take_both(rate, own, NOW, requests=4, units=4) == 0.0
+    shared.give_back_both(rate, own, requests=4, units=4)
+    assert granted(shared, 1, 20, 0.1) == 10
+    assert granted(shared, 2, 20, 0.25) == 4
 
 
 # A host with one worker

@@ -20,6 +20,7 @@ import uvloop
 from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
+from proxy.core.limits import BucketRates
 from proxy.settings import load, load_tables
 from proxy.store import windows
 from proxy.store.windows import UnsharedWindows
@@ -68,8 +69,9 @@ class Worker:
         limits: Limits = PLENTY,
         disabled: bool = False,
         lives_s: float = math.inf,
+        beside: Key | None = None,
     ) -> Key:
-        """Add a key with its own account. `keys[name]` is its text."""
+        """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
         place = len(self.keys) + 1
         text = access.mint("live" if live else "test", place.to_bytes(32, "big"))
         self.keys[name] = text
@@ -77,11 +79,12 @@ class Worker:
             id=f"key_{place}",
             lineage=f"key_{place}",
             digest=access.digest(PEPPER.encode(), text),
-            slot=place,
             live=live,
             scopes=access.scope_bits(tuple(scopes)),
-            account=Account(id=f"acc_{place}", plan="enterprise", day_limit=limits.requests_per_day),
-            limits=limits,
+            account=beside.account
+            if beside
+            else Account(id=f"acc_{place}", plan="enterprise", day_limit=limits.requests_per_day),
+            rate=beside.rate if beside else BucketRates(place, limits.requests_per_second, limits.units_per_second),
             disabled=disabled,
             dies_at=time.monotonic() + lives_s,
         )

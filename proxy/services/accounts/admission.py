@@ -88,13 +88,15 @@ class Admission:
         return None
 
     def charge(self, key: Key, requests: int, units: int, now: float) -> Fault | None:
-        """Charge both buckets and the daily quota. Returns the error if one of them is exhausted."""
+        """Charge the buckets of account and key, and the daily quota. Returns the error if one of them is exhausted."""
         account = key.account
         if account.exhausted and account.day_limit:
             return self._day_is_over() if self._quotas.is_over(account) else _lease_pending()
-        request_s = requests * key.request_s
-        unit_s = units * key.unit_s
-        wait = self.windows.take(key.slot, now, request_s, unit_s)
+        rate = key.rate
+        if key.own_rate is None:
+            wait = self.windows.take(rate.slot, now, requests * rate.request_s, units * rate.unit_s)
+        else:
+            wait = self.windows.take_both(rate, key.own_rate, now, requests=requests, units=units)
         if wait:
             return self._refusal(key, requests, units, wait)
         if account.day_limit:
@@ -103,36 +105,45 @@ class Admission:
 
     def refund(self, key: Key, requests: int, units: int) -> None:
         """Return the charge of a call that failed through our own fault."""
-        self.windows.give_back(key.slot, requests * key.request_s, units * key.unit_s)
+        rate = key.rate
+        if key.own_rate is None:
+            self.windows.give_back(rate.slot, requests * rate.request_s, units * rate.unit_s)
+        else:
+            self.windows.give_back_both(rate, key.own_rate, requests=requests, units=units)
         if requests and key.account.day_limit:
             key.account.left += requests
 
     def headers(self, key: Key, now: float) -> dict[str, str]:
-        """The three `X-RateLimit-*` headers. They describe the request bucket."""
-        edge = self.windows.edge(key.slot)
-        rate = key.requests_per_second
+        """The three `X-RateLimit-*` headers. They describe the tighter request bucket."""
+        rate = self.windows.tighter(key.rate, key.own_rate, now)
+        edge = self.windows.edge(rate.slot)
         return {
-            "X-RateLimit-Limit": str(rate),
-            "X-RateLimit-Remaining": str(limits.remaining(edge, now, rate)),
+            "X-RateLimit-Limit": str(rate.requests_per_second),
+            "X-RateLimit-Remaining": str(limits.remaining(edge, now, rate.requests_per_second)),
             "X-RateLimit-Reset": str(math.ceil(time.time() + limits.full_in(edge, now))),
         }
 
     def _refusal(self, key: Key, requests: int, units: int, wait: float) -> Fault:
-        if not limits.fits_ever(requests * key.request_s, units * key.unit_s):
+        limit = key.own_rate or key.rate
+        if not limits.fits_ever(requests * limit.request_s, units * limit.unit_s):
             return InvalidRequest(
-                f"{requests} requests of {units} compute units can never fit this plan's "
-                f"{key.requests_per_second} requests and {key.units_per_second} units a second: send smaller batches"
+                f"{requests} requests of {units} compute units can never fit the limit of "
+                f"{limit.requests_per_second} requests and {limit.units_per_second} units a second"
             )
-        return RateLimited(
-            f"rate limit exceeded: {key.requests_per_second} requests and {key.units_per_second} compute units a second",
-            retry_after_s=math.ceil(wait),
-        )
+        return RateLimited(f"rate limit exceeded: {_rates_of(key)}", retry_after_s=math.ceil(wait))
 
     def _day_is_over(self) -> Fault:
         left_s = _DAY_S - int(time.time()) % _DAY_S
         return RateLimited(
             "daily quota exceeded: it resets at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
         )
+
+
+def _rates_of(key: Key) -> str:
+    """The limits in words."""
+    rate, own = key.rate, key.own_rate
+    words = f"{rate.requests_per_second} requests and {rate.units_per_second} compute units a second for the account"
+    return words if own is None else f"{words}, {own.requests_per_second} and {own.units_per_second} for this key"
 
 
 def _lease_pending() -> Fault:

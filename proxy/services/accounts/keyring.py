@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
+from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies, TouchedTallies
 from proxy.errors import Unavailable
 from proxy.services.accounts.key_copy import KeyCopy, KeyRecord
@@ -202,7 +203,9 @@ class Keyring:
 
     def add(self, key: Key) -> None:
         """Make the key known."""
-        self._slots.reserve(key.slot)
+        self._slots.reserve(key.rate.slot)
+        if key.own_rate is not None:
+            self._slots.reserve(key.own_rate.slot)
         key.sheet = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._index(key)
@@ -237,19 +240,16 @@ class Keyring:
         if row["status"] == "revoked" or (expires_in_s is not None and expires_in_s <= 0):
             return None
         plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
+        rate = _rate(row, plan)
         return Key(
             id=row["id"],
             lineage=row["lineage_id"],
             digest=row["digest"],
-            slot=row["slot"],
             live=row["mode"] == "live",
             scopes=scope_bits(row["scopes"]),
             account=self._account(row, plan),
-            limits=Limits(
-                _within(row["requests_per_second"], row["account_requests_per_second"] or plan.requests_per_second),
-                _within(row["units_per_second"], row["account_units_per_second"] or plan.units_per_second),
-                plan.requests_per_day,
-            ),
+            rate=rate,
+            own_rate=_own_rate(row, rate),
             disabled=row["status"] == "disabled",
             dies_at=math.inf if expires_in_s is None else now + expires_in_s,
             fence=fence_of(row["allowed_ips"], row["allowed_origins"]),
@@ -273,12 +273,25 @@ class Keyring:
         return account
 
 
-_COMPARED = ("counts_day", "scopes", "requests_per_second", "units_per_second", "disabled", "slot", "fence")
+_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence")
 
 
-def _within(own: int | None, most: int) -> int:
-    """A key's own limit, capped by the account's, which may have been lowered since."""
-    return most if own is None else min(own, most)
+def _rate(row: KeyRecord, plan: Limits) -> BucketRates:
+    """The account's limits: its own, or the plan's."""
+    return BucketRates(
+        row["account_slot"],
+        row["account_requests_per_second"] or plan.requests_per_second,
+        row["account_units_per_second"] or plan.units_per_second,
+    )
+
+
+def _own_rate(row: KeyRecord, account: BucketRates) -> BucketRates | None:
+    """The key's own limits, unless they are not lower than the account's, which may have been lowered since."""
+    requests = min(row["requests_per_second"] or account.requests_per_second, account.requests_per_second)
+    units = min(row["units_per_second"] or account.units_per_second, account.units_per_second)
+    if (requests, units) == (account.requests_per_second, account.units_per_second):
+        return None
+    return BucketRates(row["slot"], requests, units)
 
 
 def _same(old: Key, new: Key) -> bool:

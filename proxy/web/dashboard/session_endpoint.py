@@ -16,7 +16,8 @@ from typing import Any
 from aiohttp import web
 
 from proxy.core import sessions
-from proxy.core.access import ALL_SCOPES, Account, Key, Limits
+from proxy.core.access import ALL_SCOPES, Account, Key
+from proxy.core.limits import BucketRates
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.admission import Admission
@@ -187,11 +188,10 @@ def _stand_in(session: Session) -> Key:
         id="",
         lineage="",
         digest=b"",
-        slot=0,
         live=True,
         scopes=ALL_SCOPES,
         account=Account(id=session.id, plan=session.plan, day_limit=0),
-        limits=Limits(1, 1, 0),
+        rate=BucketRates(0, 1, 1),
         disabled=False,
         dies_at=math.inf,
     )

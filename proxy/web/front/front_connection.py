@@ -253,7 +253,8 @@ class FrontConnection(asyncio.Protocol):
         key, context, replies = head.key, self._context, self._replies
         units = policy.units
         replies.began = now = _monotonic()
-        if context.windows.take(key.slot, now, key.request_s, units * key.unit_s):
+        rate = key.rate
+        if context.windows.take(rate.slot, now, rate.request_s, units * rate.unit_s):
             self._serve_in_full(head, body, envelope)
             return
         replies.policy = policy

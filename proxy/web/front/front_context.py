@@ -83,11 +83,12 @@ class FrontContext:
 
     def rate_lines(self, key: Key, now: float) -> bytes:
         """The three rate headers of a key."""
+        limit = self.windows.tighter(key.rate, key.own_rate, now)
         # A bucket that filled up more than a second ago is full now; its window does not end in the past.
-        edge = max(self.windows.edge(key.slot), now - 1.0)
-        remaining = limits.remaining(edge, now, key.requests_per_second)
+        edge = max(self.windows.edge(limit.slot), now - 1.0)
+        remaining = limits.remaining(edge, now, limit.requests_per_second)
         resets = int(edge + self.resets)
-        return b"".join((key.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))
+        return b"".join((limit.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))
 
     def reset_line(self, resets: int) -> bytes:
         """Format the X-RateLimit-Reset header and cache it: all replies of a second share a few values."""

@@ -103,11 +103,12 @@ class ReplyWriter:
         context = self._context
         head: RequestHead = self.head  # type: ignore[assignment]
         key = head.key
+        limit = key.rate if key.own_rate is None else context.windows.tighter(key.rate, key.own_rate, now)
         # The bucket's state now: other calls may have taken from it since this one was admitted.
-        edge = context.windows.edge(key.slot)
+        edge = context.windows.edge(limit.slot)
         if edge < now - 1.0:
             edge = now - 1.0
-        rate = key.requests_per_second
+        rate = limit.requests_per_second
         remaining = int((now - edge + TOLERANCE_S) * rate)
         if remaining < 0:
             remaining = 0
@@ -120,7 +121,7 @@ class ReplyWriter:
         reply = (
             context.ok_stamp,
             request_id,
-            key.limit_line,
+            limit.limit_line,
             _DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
             context.reset_lines.get(resets) or context.reset_line(resets),
             _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,

@@ -43,7 +43,7 @@ class UnitAllowance:
         """Make sure that it holds this many units. If the key has none left, return False and set `refusal`."""
         now = time.monotonic()
         missing = units - self.left
-        spare = self.key.units_per_second // SHARE
+        spare = (self.key.own_rate or self.key.rate).units_per_second // SHARE
         if spare and self._admission.charge(self.key, 0, missing + spare, now) is None:
             self.left = units + spare
             return True

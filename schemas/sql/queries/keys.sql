@@ -21,6 +21,15 @@ select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_pe
 from keys where id = $1 and status = 'active' and (expires_at is null or expires_at > now())
 returning *;
 
+-- lock_keys
+-- Serialise creating keys of an account until the end of the transaction.
+select plan from accounts where id = $1 for no key update;
+
+-- count_keys
+-- Usable keys of an account: those that last, and those that end because they were rotated.
+select count(*) filter (where expires_at is null) as lasting, count(*) filter (where expires_at > now()) as ending
+from keys where account_id = $1 and status <> 'revoked';
+
 -- expire_key
 update keys set expires_at = least(coalesce(expires_at, 'infinity'), now() + make_interval(secs => $2))
 where id = $1 returning *;
@@ -56,7 +65,7 @@ select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
-    a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
+    a.slot as account_slot, a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
     a.plan, a.requests_per_day, coalesce(q.used, 0) as used_today
 from keys k
 join accounts a on a.id = k.account_id
@@ -69,7 +78,7 @@ select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
-    a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
+    a.slot as account_slot, a.requests_per_second as account_requests_per_second, a.units_per_second as account_units_per_second,
     a.plan, a.requests_per_day, coalesce(q.used, 0) as used_today
 from keys k
 join accounts a on a.id = k.account_id
