@@ -98,9 +98,13 @@ class HeadTooLarge(InvalidRequest):
 class RateLimited(Fault):
     status, code = 429, "rate_limited"
 
-    def __init__(self, message: str, *, retry_after_s: int, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: int, details: dict[str, Any] | None = None, wait_s: float | None = None
+    ) -> None:
+        """`wait_s`: the exact time, if it is known; `Retry-After` has whole seconds."""
         super().__init__(message, details=details)
         self.retry_after_s = max(1, retry_after_s)
+        self.wait_s = float(retry_after_s) if wait_s is None else wait_s
 
     @property
     def headers(self) -> dict[str, str]:

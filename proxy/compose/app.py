@@ -114,9 +114,16 @@ class App:
         self.networks = builder.networks()
         self.shared = self._shared_replies()
         forwarder = Forwarder(FilterIds(self.settings.keys.pepper))
-        self.rpc = RpcService(self.admission, self._tables.prices, forwarder)
+        given = self.settings.rpc
+        self.rpc = RpcService(
+            self.admission,
+            self._tables.prices,
+            forwarder,
+            max_batch=given.max_batch,
+            batch_wait_s=given.batch_wait_s,
+        )
         self.internal_calls = InternalCalls(forwarder, self.networks)
-        self.logs = LogQueries(self.tasks, self.settings.rpc)
+        self.logs = LogQueries(self.tasks, given)
         self.feeds = feeds_of(self.networks)
 
     def _build_features(self, builder: NetworkBuilder) -> None:

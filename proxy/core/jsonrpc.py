@@ -25,7 +25,6 @@ LIMIT_EXCEEDED = -32005
 UNAUTHORIZED = -32016
 TIMEOUT = -32015
 
-MAX_BATCH = 100
 # Ids are echoed; longer ones have no use.
 MAX_ID_BYTES = 256
 MAX_METHOD = 128
@@ -88,8 +87,8 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
     return call
 
 
-def parse_batch(body: bytes) -> list[RawCall | MalformedCall]:
-    """Each item a call or what is wrong with it, in order; Malformed for a body that is no batch at all."""
+def parse_batch(body: bytes, most: int) -> list[RawCall | MalformedCall]:
+    """Each item a call or what is wrong with it, in order; Malformed for a body that is no batch of at most `most` items."""
     if is_deeper(body, MAX_DEPTH + 2):  # the batch, the call, its params
         raise MalformedCall(PARSE_ERROR, _TOO_DEEP)
     try:
@@ -98,17 +97,17 @@ def parse_batch(body: bytes) -> list[RawCall | MalformedCall]:
         envelopes = _envelopes(body)
         items: list[RawCall | MalformedCall] = list(map(checked, envelopes))
         if _batch_may_repeat(body, envelopes):
-            items = _each_item(body)
+            items = _each_item(body, most)
     except (*_BAD, MalformedCall):
-        items = _each_item(body)
+        items = _each_item(body, most)
     if not items:
         raise MalformedCall(INVALID_REQUEST, "the batch is empty")
-    if len(items) > MAX_BATCH:
-        raise MalformedCall(INVALID_REQUEST, f"the batch has {len(items)} items: at most {MAX_BATCH} are allowed")
+    if len(items) > most:
+        raise MalformedCall(INVALID_REQUEST, f"the batch has more than {most} items: send smaller batches")
     return items
 
 
-def _each_item(body: bytes) -> list[RawCall | MalformedCall]:
+def _each_item(body: bytes, most: int) -> list[RawCall | MalformedCall]:
     """The slow way: one bad item must not spoil the others."""
     try:
         if not body.isascii():
@@ -116,7 +115,7 @@ def _each_item(body: bytes) -> list[RawCall | MalformedCall]:
         raws = _items(body)
     except _BAD as exc:
         raise _malformed(body, exc) from None
-    return [_item(bytes(raw)) for raw in raws[: MAX_BATCH + 1]]
+    return [_item(bytes(raw)) for raw in raws[: most + 1]]
 
 
 def _item(raw: bytes) -> RawCall | MalformedCall:

@@ -101,6 +101,8 @@ class RpcSettings:
     logs_chunk_blocks: int
     depth: int
     broadcast: int
+    max_batch: int
+    batch_wait_s: float
     show_upstream: bool
 
 

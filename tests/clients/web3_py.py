@@ -184,14 +184,19 @@ def refusals() -> dict[str, Any]:
     return seen
 
 
+def prices_in_a_batch(w3: Web3, count: int) -> Any:
+    found = outcome(lambda: provider_of(w3).make_batch_request([(RPCEndpoint("eth_gasPrice"), [])] * count))
+    return [int(item["result"], 16) for item in found] if isinstance(found, list) else found
+
+
 def limits() -> dict[str, Any]:
     impatient = connect(TASK["tight_key"], exception_retry_configuration=None)
     patient = connect(TASK["free_key"])
     return {
         "refused": outcome(lambda: [impatient.eth.gas_price for _ in range(100)]),
         "got": [outcome(lambda: patient.eth.gas_price) for _ in range(15)],
-        "large": outcome(lambda: provider_of(patient).make_batch_request([(RPCEndpoint("eth_gasPrice"), [])] * 11)),
-        "many": outcome(lambda: provider_of(connect()).make_batch_request([(RPCEndpoint("eth_gasPrice"), [])] * 101)),
+        "large": prices_in_a_batch(patient, 25),
+        "many": prices_in_a_batch(connect(), 1000),
     }
 
 

@@ -194,7 +194,7 @@ NO_CALLS: dict[str, tuple[bytes, int]] = {
     "a member too many": (b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","METHOD":"eth_sendRawTransaction"}', -32600),
     "nested too deeply": (b"[" * 100_000 + b"]" * 100_000, -32700),
     "nested params": (b'{"jsonrpc":"2.0","id":1,"method":"eth_call","params":' + b"[" * 50_000 + b"]" * 50_000 + b"}", 0),
-    "101 items": (b"[" + b",".join([READ] * 101) + b"]", -32600),
+    "1001 items": (b"[" + b",".join([READ] * 1001) + b"]", -32600),
 }  # fmt: skip
 
 

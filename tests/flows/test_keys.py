@@ -180,17 +180,6 @@ async def test_key_in_the_query_is_not_accepted_over_http(service: Service) -> N
     reply.fault(401)
 
 
-async def test_two_keys_of_an_account_have_separate_buckets(service: Service) -> None:
-    account = await service.new_account("free")
-    first, second = [(await service.new_key(account["id"]))["key"] for _ in range(2)]
-    async with await Talk.open(service.port) as talk:
-        statuses = [(await talk.call(key=first)).status for _ in range(15)]
-        assert 429 in statuses
-        reply = await talk.call(key=second)
-    assert reply.status == 200
-    assert reply.headers["x-ratelimit-remaining"] == "9"
-
-
 async def test_concurrent_changes_of_many_keys_reach_every_worker(service: Service, held: Held, account: str) -> None:
     """Several commands make changes at the same time; every worker gets all of them."""
     made: list[dict[str, Any]] = await asyncio.gather(*(service.new_key(account) for _ in range(6)))

@@ -380,13 +380,16 @@ def test_surplus_params_do_not_make_an_old_block_cheap(
 
 
 @on_uvloop
-async def test_batch_that_is_refused_counts_nothing() -> None:
-    async with scene(1) as found:
+async def test_refused_items_of_a_batch_are_counted_as_faults_and_cost_nothing() -> None:
+    async with scene(1, rpc={"batch_wait_s": 0.0}) as found:
         found.worker.add_key("small", limits=Limits(10, 10_000, 0))
         items: list[Any] = [{"jsonrpc": "2.0", "id": 1, "method": "eth_nope"}, {"odd": 1}, 5]
         ask = found.worker.ask
         assert (await ask(orjson.dumps(items * 3), key="small")).status == 200
-        counted = tally(found, "other").errors
-        (await ask(orjson.dumps(items * 3), key="small")).fault(429)
-        (await ask(orjson.dumps(items * 4), key="small")).fault(400)
-        assert tally(found, "other").errors == counted == 9
+        assert tally(found, "other").errors == 9
+        again = await ask(orjson.dumps(items * 3), key="small")
+        codes = [item["error"]["code"] for item in again.json]
+        refused = codes.count(-32005)
+        assert refused
+        assert again.headers["x-compute-units"] == str(9 - refused)
+        assert (tally(found, "other").errors, tally(found, "other").faults) == (18 - refused, refused)

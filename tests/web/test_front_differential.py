@@ -133,7 +133,7 @@ MALFORMED: dict[str, bytes] = {
     "member": b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","METHOD":"eth_call"}',
     "empty batch": b"[]",
     "broken batch": b'[{"jsonrpc":"2.0","id":1,"method":"eth_chainId"},',
-    "batch too long": batch(*[CALL] * 101),
+    "batch too long": batch(*[CALL] * 1001),
     "bytes": b"\xff\xfe",
     "deep": b'{"jsonrpc":"2.0","id":1,"method":"eth_call","params":' + b"[" * 50_000,
 }
@@ -269,7 +269,7 @@ async def test_key_is_accepted_in_either_header() -> None:
 @on_uvloop
 async def test_rate_limited_calls_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
-        bodies = (CALL, rpc("eth_nope"), batch(CALL), notification("eth_gasPrice"), rpc("eth_subscribe"), CALL)
+        bodies = (CALL, rpc("eth_nope"), notification("eth_gasPrice"), rpc("eth_subscribe"), CALL)
         for name, way in (("hot", {}), ("cold", COLD)):
             worker.add_key(name, limits=Limits(1, 1000, 0))
             async with await worker.talk() as talk:
@@ -282,8 +282,6 @@ async def test_rate_limited_calls_have_equal_replies(cache: dict[str, Any]) -> N
             for reply in replies:
                 assert compared(reply) == compared(replies[0])
                 assert reply.headers["x-ratelimit-limit"] == "1"
-        worker.add_key("small", limits=Limits(5, 1000, 0))
-        assert "never" in (await ask_both(worker, batch(*[CALL] * 6), key="small")).fault(400)["message"]
 
 
 @on_uvloop

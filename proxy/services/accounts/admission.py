@@ -130,7 +130,7 @@ class Admission:
                 f"{requests} requests of {units} compute units can never fit the limit of "
                 f"{limit.requests_per_second} requests and {limit.units_per_second} units a second"
             )
-        return RateLimited(f"rate limit exceeded: {_rates_of(key)}", retry_after_s=math.ceil(wait))
+        return RateLimited(f"rate limit exceeded: {_rates_of(key)}", retry_after_s=math.ceil(wait), wait_s=wait)
 
     def _day_is_over(self) -> Fault:
         left_s = _DAY_S - int(time.time()) % _DAY_S

@@ -1,20 +1,23 @@
 """JSON-RPC calls of clients: checked, priced, admitted, and then forwarded.
 
 The same steps serve HTTP, batches and sockets. A single call that is refused is an HTTP error. In a batch every item is checked
-separately, and a refused item gets a JSON-RPC error while the others run. A call that fails through our fault costs nothing.
+separately, and a refused item gets a JSON-RPC error while the others run. A batch above the rate is admitted item by item, as
+far as the buckets refill in time (`batch_admission.py`). A call that fails through our fault costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import UnitPrices
-from proxy.errors import Fault, Forbidden, InternalError
+from proxy.errors import Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.admission import Admission
+from proxy.services.rpc.batch_admission import ITEMS_PER_TURN, BatchAdmission, MistakenItem, PricedItem
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.forwarder import Forwarder
@@ -31,8 +34,12 @@ class SubscriptionCalls(Protocol):
 
 
 class RpcService:
-    def __init__(self, admission: Admission, prices: UnitPrices, forwarder: Forwarder) -> None:
+    def __init__(
+        self, admission: Admission, prices: UnitPrices, forwarder: Forwarder, *, max_batch: int, batch_wait_s: float
+    ) -> None:
         self._admission = admission
+        self._batch_wait_s = batch_wait_s
+        self.max_batch = max_batch
         self._archive_minimum = prices.archive_minimum
         self.forwarder = forwarder
 
@@ -109,29 +116,14 @@ class RpcService:
         *,
         fresh: bool = False,
         subscriber: SubscriptionCalls | None = None,
-    ) -> CallBatch | ShortBatch | Fault:
-        """Admit a whole batch, then answer its items. `done` is called when all are answered."""
+    ) -> CallBatch | ShortBatch | BatchAdmission | Fault:
+        """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered."""
         batch = CallBatch(items, done, now, key.sheet)
-        accepted: list[tuple[BatchItem, MethodPolicy, RawCall, int]] = []
-        declined: list[tuple[BatchItem, bytes | Fault]] = []
-        units = 0
-        for item, call in zip(batch.items, items, strict=True):
-            if isinstance(call, MalformedCall):
-                item.policy = route.unknown
-                declined.append((item, jsonrpc.error(call.code, call.message)))
-                units += UNITS_OF_AN_ERROR
-                continue
-            policy = self.check(item, route, key, call, subscriber)
-            if not isinstance(policy, MethodPolicy):
-                declined.append((item, policy))
-                units += 0 if isinstance(policy, Fault) else UNITS_OF_AN_ERROR
-                continue
-            price = policy.units if policy.is_plain else self._price(policy, route, call)
-            units += price
-            accepted.append((item, policy, call, price))
-        refusal = self._admission.charge(key, len(items), units, now)
-        if refusal is not None:
-            return refusal
+        accepted, declined, units = self._checked_items(batch, items, route, key, subscriber)
+        send = partial(self._send_items, route, key, fresh, subscriber)
+        is_large = len(items) > ITEMS_PER_TURN
+        if is_large or self._admission.charge(key, len(items), units, now) is not None:
+            return self._admit_by_item(batch, key, accepted, declined, send)
         if (
             len(accepted) == len(items)
             and not fresh
@@ -146,19 +138,78 @@ class RpcService:
         for item, why in declined:
             item.decline(why)
         batch.expect(len(accepted))
+        send(accepted, now)
+        return batch
+
+    def _checked_items(
+        self,
+        batch: CallBatch,
+        calls: Sequence[RawCall | MalformedCall],
+        route: Route,
+        key: Key,
+        subscriber: SubscriptionCalls | None,
+    ) -> tuple[list[PricedItem], list[tuple[BatchItem, bytes | Fault]], int]:
+        """The items that may run, those that may not with the reason, and the price of all."""
+        accepted: list[PricedItem] = []
+        declined: list[tuple[BatchItem, bytes | Fault]] = []
+        units = 0
+        for item, call in zip(batch.items, calls, strict=True):
+            if isinstance(call, MalformedCall):
+                item.policy = route.unknown
+                declined.append((item, jsonrpc.error(call.code, call.message)))
+                units += UNITS_OF_AN_ERROR
+                continue
+            policy = self.check(item, route, key, call, subscriber)
+            if not isinstance(policy, MethodPolicy):
+                declined.append((item, policy))
+                units += 0 if isinstance(policy, Fault) else UNITS_OF_AN_ERROR
+                continue
+            price = policy.units if policy.is_plain else self._price(policy, route, call)
+            units += price
+            accepted.append((item, policy, call, price))
+        return accepted, declined, units
+
+    def _admit_by_item(
+        self,
+        batch: CallBatch,
+        key: Key,
+        accepted: Sequence[PricedItem],
+        declined: Sequence[tuple[BatchItem, bytes | Fault]],
+        send: Callable[[Sequence[PricedItem], float], None],
+    ) -> BatchAdmission | Fault:
+        # A rate admits some items, sooner or later. An exhausted daily quota admits none, so it refuses the whole batch.
+        exhausted = self._admission.charge(key, 0, 0, batch.began)
+        if isinstance(exhausted, RateLimited) and exhausted.wait_s > self._batch_wait_s:
+            return exhausted
+        mistaken: list[MistakenItem] = []
+        for item, why in declined:
+            if isinstance(why, Fault):
+                item.decline(why)
+            else:
+                mistaken.append((item, why))
+        admission = BatchAdmission(batch, key, self._admission, send, deadline=batch.began + self._batch_wait_s)
+        admission.start(accepted, mistaken)
+        return admission
+
+    def _send_items(
+        self,
+        route: Route,
+        key: Key,
+        fresh: bool,
+        subscriber: SubscriptionCalls | None,
+        items: Sequence[PricedItem],
+        now: float,
+    ) -> None:
         forwarded = []
-        for item, policy, call, price in accepted:
+        for item, policy, call, price in items:
             item.units = price
             if subscriber is not None and policy.method.kind == "subscription":
                 subscriber.subscribe(item, policy, call[1])
             else:
                 forwarded.append((item, policy, call[1]))
         self.forwarder.forward_all(forwarded, route, key, now, fresh=fresh)
-        return batch
 
-    def _short_path(
-        self, route: Route, key: Key, accepted: Sequence[tuple[BatchItem, MethodPolicy, RawCall, int]]
-    ) -> Upstream | None:
+    def _short_path(self, route: Route, key: Key, accepted: Sequence[PricedItem]) -> Upstream | None:
         """The only upstream, if all calls are plain reads and it accepts them in one request."""
         upstream = route.only
         if upstream is None or not upstream.health.free:

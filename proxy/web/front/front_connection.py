@@ -322,7 +322,7 @@ class FrontConnection(asyncio.Protocol):
             return
         try:
             if call is None and envelope is None and jsonrpc.is_batch(body):
-                self._serve_batch(head, jsonrpc.parse_batch(body), now)
+                self._serve_batch(head, jsonrpc.parse_batch(body, self._context.rpc.max_batch), now)
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.id = call[2]

@@ -19,6 +19,7 @@ import orjson
 from proxy.core import jsonrpc
 from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
+from proxy.services.rpc.batch_admission import BatchAdmission
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -76,7 +77,7 @@ class ReplyWriter:
         self.units = 0
         self.cache = ""
         self.flight: Flight | None = None
-        self.batch: CallBatch | ShortBatch | None = None
+        self.batch: CallBatch | ShortBatch | BatchAdmission | None = None
         # The upstream connection that streams the reply, and whether the reply has no length.
         self._source: UpstreamConnection | None = None
         self._chunked = False

@@ -48,7 +48,9 @@ class RpcHandler:
         fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
         try:
             if jsonrpc.is_batch(body):
-                reply = await self._batch(request, route, key, jsonrpc.parse_batch(body), fresh=fresh)
+                reply = await self._batch(
+                    request, route, key, jsonrpc.parse_batch(body, self._rpc.max_batch), fresh=fresh
+                )
             else:
                 reply = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
         except MalformedCall as exc:

@@ -32,6 +32,8 @@ from proxy.web.rest.gas import fields_of
 STUB = "pm_getPaymasterStubData"
 DATA = "pm_getPaymasterData"
 SCOPES = access.SCOPE_BIT["gas:manage"]
+# Each item is a signature and a reservation: batches are smaller than those of plain calls.
+MAX_BATCH = 100
 # ERC-7769: "paymaster rejected".
 REFUSED = -32501
 # The names that libraries use for a policy in the context. The first is documented.
@@ -64,7 +66,7 @@ class PaymasterHandler:
         request[UNITS] = 0
         try:
             if jsonrpc.is_batch(body):
-                reply = await self._batch(request, key, route.network, jsonrpc.parse_batch(body))
+                reply = await self._batch(request, key, route.network, jsonrpc.parse_batch(body, MAX_BATCH))
             else:
                 reply = await self._item(request, key, route.network, jsonrpc.parse(body), alone=True)
         except MalformedCall as exc:

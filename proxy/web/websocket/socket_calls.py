@@ -14,6 +14,7 @@ from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault
+from proxy.services.rpc.batch_admission import BatchAdmission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -64,7 +65,7 @@ class SocketCalls:
         now = time.monotonic()
         try:
             if jsonrpc.is_batch(message):
-                SocketBatch(self, now).start(jsonrpc.parse_batch(message))
+                SocketBatch(self, now).start(jsonrpc.parse_batch(message, self.context.rpc.max_batch))
             else:
                 SocketCall(self, now).start(jsonrpc.parse(message))
         except MalformedCall as exc:
@@ -157,7 +158,7 @@ class SocketBatch:
     def __init__(self, owner: SocketCalls, now: float) -> None:
         self._owner = owner
         self._began = now
-        self._batch: CallBatch | ShortBatch | None = None
+        self._batch: CallBatch | ShortBatch | BatchAdmission | None = None
         self._is_done = False
 
     def __repr__(self) -> str:

@@ -1,0 +1,130 @@
+"""Batches above the rate: items are admitted as the buckets refill, and refused one by one when that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from proxy.core.access import Limits
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import value_of
+from tests.service import until
+from tests.web.worker import NO_CACHE, on_uvloop
+
+# 50 units each.
+DEAR = "trace_replayTransaction"
+
+
+def reads(count: int) -> list[tuple[str, list[Any]]]:
+    return [("eth_call", [{"data": hex(n)}, "latest"]) for n in range(count)]
+
+
+def check_results(items: list[dict[str, Any]], calls: list[tuple[str, list[Any]]]) -> None:
+    assert [item.get("result") for item in items] == [value_of(method, params) for method, params in calls]
+
+
+@on_uvloop
+async def test_batch_above_the_rate_is_answered_in_order_as_the_bucket_refills() -> None:
+    async with scene(1, **NO_CACHE) as found:
+        found.worker.add_key("small", limits=Limits(20, 10_000, 0))
+        calls = reads(40)
+        reply = await found.batch(*calls, key="small")
+        assert reply.status == 200
+        assert [item["id"] for item in reply.json] == list(range(40))
+        check_results(reply.json, calls)
+        assert reply.headers["x-compute-units"] == "120"
+
+
+@on_uvloop
+async def test_items_beyond_the_bound_are_refused_with_a_time_to_retry() -> None:
+    async with scene(1, rpc={"batch_wait_s": 0.3}, **NO_CACHE) as found:
+        key = found.worker.add_key("small", limits=Limits(10, 10_000, 0))
+        calls = reads(60)
+        reply = await found.batch(*calls, key="small")
+        refused = [item["id"] for item in reply.json if "error" in item]
+        admitted = 60 - len(refused)
+        assert refused == list(range(admitted, 60))
+        assert admitted >= 10
+        check_results(reply.json[:admitted], calls[:admitted])
+        for item in reply.json[admitted:]:
+            assert item["error"]["code"] == -32005
+            assert item["error"]["data"] == {"retryAfter": 1}
+        assert reply.headers["x-compute-units"] == str(3 * admitted)
+        counted = key.sheet[found.route.policies["eth_call"].tally]
+        assert (counted.results, counted.faults, counted.units) == (admitted, 60 - admitted, 3 * admitted)
+
+
+@on_uvloop
+async def test_call_that_costs_more_than_the_bucket_holds_fails_alone() -> None:
+    async with scene(1, **NO_CACHE) as found:
+        found.worker.add_key("poor", limits=Limits(100, 40, 0))
+        calls = [*reads(2), (DEAR, ["0x" + "11" * 32, ["trace"]]), ("eth_noSuchThing", []), *reads(20)]
+        reply = await found.batch(*calls, key="poor")
+        assert [item.get("error", {}).get("code") for item in reply.json[:5]] == [None, None, -32600, -32601, None]
+        assert "can never fit" in reply.json[2]["error"]["message"]
+        check_results(reply.json[4:], reads(20))
+
+
+@on_uvloop
+async def test_batch_of_a_thousand_is_answered_and_a_larger_one_refused() -> None:
+    async with scene(1, **NO_CACHE) as found:
+        calls = reads(1000)
+        check_results((await found.batch(*calls)).json, calls)
+        refused = await found.batch(*calls, calls[0])
+        assert "more than 1000 items" in refused.fault(400)["message"]
+
+
+@on_uvloop
+async def test_largest_batch_is_a_setting() -> None:
+    async with scene(1, rpc={"max_batch": 3}, **NO_CACHE) as found:
+        check_results((await found.batch(*reads(3))).json, reads(3))
+        assert "more than 3 items" in (await found.batch(*reads(4))).fault(400)["message"]
+
+
+@pytest.mark.parametrize("count", [2, 200])
+def test_batch_after_the_daily_quota_is_a_429(count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(1, **NO_CACHE) as found:
+            key = found.worker.add_key("spent", limits=Limits(1000, 10_000, 100))
+            key.account.exhausted, key.account.remaining = True, 0
+            reply = await found.batch(*reads(count), key="spent")
+            assert "daily quota" in reply.fault(429)["message"]
+            assert int(reply.headers["retry-after"]) >= 1
+
+    run()
+
+
+@on_uvloop
+async def test_client_that_leaves_takes_its_waiting_items_along() -> None:
+    async with scene(1, **NO_CACHE) as found:
+        found.worker.add_key("small", limits=Limits(5, 10_000, 0))
+        with contextlib.suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(found.batch(*reads(20), key="small"))
+                await until(lambda: sent(found) >= 5, every_s=0.01)
+                asking.cancel()
+        await until(lambda: not found.worker.app.limiter.connections, every_s=0.01)
+        before = sent(found)
+        await asyncio.sleep(0.5)
+        assert sent(found) == before
+
+
+def sent(found: Scene) -> int:
+    return found.upstreams[0].count("eth_call")
+
+
+@on_uvloop
+async def test_revoked_key_loses_its_waiting_items() -> None:
+    async with scene(1, **NO_CACHE) as found:
+        key = found.worker.add_key("small", limits=Limits(5, 10_000, 0))
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(found.batch(*reads(20), key="small"))
+            await until(lambda: sent(found) >= 5, every_s=0.01)
+            found.worker.app.keyring.remove(key)
+        items = asking.result().json
+        assert items[-1]["error"]["code"] == -32016
+        check_results([item for item in items if "result" in item], reads(20)[: sent(found)])
