@@ -133,39 +133,54 @@ def command(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
 # Processes, read from /proc
 
 
-def _processes() -> Iterable[tuple[int, int, str]]:
-    """Process id, parent id and command line of every process, without zombies."""
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = directory.joinpath("stat").read_text().rsplit(")", 1)[1].split()[:2]
-            line = directory.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if state != "Z":
-            yield int(directory.name), int(parent), line
+def _parents() -> Iterable[tuple[int, int]]:
+    """Process id and parent id of every process, without zombies. Tests poll this: it must be cheap."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (stat := _read(int(name), "stat")):
+            state, parent = stat.rsplit(b")", 1)[1].split(None, 2)[:2]
+            if state != b"Z":
+                yield int(name), int(parent)
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file in /proc; empty if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _command_line(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
 
 
 def children(pid: int) -> list[tuple[int, str]]:
-    return [(child, line) for child, parent, line in _processes() if parent == pid]
+    return [(child, _command_line(child)) for child, parent in _parents() if parent == pid]
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """All descendants of a process, in any session."""
-    below: dict[int, list[tuple[int, str]]] = {}
-    for child, parent, line in _processes():
-        below.setdefault(parent, []).append((child, line))
+    """All descendants of a process, in any session, with their command lines."""
+    below: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        below.setdefault(parent, []).append(child)
     found: dict[int, str] = {}
     todo = [pid]
     while todo:
-        for child, line in below.get(todo.pop(), ()):
-            found[child] = line
+        for child in below.get(todo.pop(), ()):
+            found[child] = _command_line(child)
             todo.append(child)
     return found
 
 
-def naming(text: str) -> dict[int, str]:
-    """Processes whose command line contains this text, such as a data directory."""
-    return {pid: line for pid, _, line in _processes() if text in line}
+# In the environment of the service and so of every process that it starts: its data directory.
+RUN = "RUN_OF_TEST"
+
+
+def processes_of(data: Path) -> list[int]:
+    """All processes that runs on this data directory have started, directly or not, and that still run."""
+    mark = f"{RUN}={data}".encode()
+    return [pid for pid, _ in _parents() if mark in _read(pid, "environ").split(b"\0")]
 
 
 def is_running(pid: int) -> bool:
@@ -220,7 +235,7 @@ def launch(
     return subprocess.Popen(
         [sys.executable, "-m", "proxy", "dev", *port, "--data", str(data), *ready, *words],
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, RUN: str(data), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

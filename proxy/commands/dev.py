@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         bundler=args.bundler,
     )
     print("Starting Penstock", flush=True)
-    asyncio.run(DevService(options, Display()).run())
+    asyncio.run(DevService(options, Display(sys.stdout)).run())
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TextIO
 class Display:
     """Prints one line per part with its start time. On a terminal, the last line lists the parts that are still starting."""
 
-    def __init__(self, out: TextIO = sys.stdout) -> None:
+    def __init__(self, out: TextIO) -> None:
         self._out = out
         self._live = out.isatty()
         self._waiting: list[str] = []

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxy.__main__ import main
 from tests import service as service_room
 from tests.flows.load import spend
 from tests.flows.talk import Talk, ask_once, post, rpc
-from tests.service import Service, descendants, finished, is_running, launch, naming, until
+from tests.service import Service, descendants, finished, launch, processes_of, until
 
 # All processes must end this soon after a kill: Postgres writes its last page, workers finish their drain.
 GONE_S = 15.0
@@ -41,26 +40,15 @@ def left_in(directory: Path) -> list[str]:
 async def refused(data: Path, *words: str, env: dict[str, str] | None = None) -> str:
     """Start, expect exit code 2 and no process left running, and return the output."""
     process = launch(data, *words, env=env)
-    seen = await _watched(process, data)
-    code, said = await finished(process)
+    code, said = await finished(process, within_s=60.0)
     assert code == 2, said
     assert "Traceback" not in said, said
-    await _all_gone(seen, data)
+    await _all_gone(data)
     return said
 
 
-async def _watched(process: subprocess.Popen[bytes], data: Path) -> set[int]:
-    """Collect all descendants that the process ever had, until it ends."""
-    seen: set[int] = set()
-    end = time.monotonic() + 60.0
-    while process.poll() is None and time.monotonic() < end:
-        seen |= descendants(process.pid).keys() | naming(str(data)).keys()
-        await asyncio.sleep(0.02)
-    return seen
-
-
-async def _all_gone(seen: set[int], data: Path) -> None:
-    await until(lambda: not any(map(is_running, seen)) and not naming(str(data)), within_s=GONE_S)
+async def _all_gone(data: Path) -> None:
+    await until(lambda: not processes_of(data), within_s=GONE_S)
 
 
 # Refusals
@@ -92,6 +80,18 @@ async def test_worker_that_does_not_start_is_reported_with_its_reason(tmp_path: 
     assert left_in(tmp_path / "tmp") == []
 
 
+def said_by_refusal(capsys: pytest.CaptureFixture[str], data: Path, *words: str) -> str:
+    """Run the command in this process, expect exit code 2, and return its output."""
+    try:
+        code: Any = main(["dev", "--data", str(data), *words])
+    except SystemExit as exc:
+        code = exc.code
+    printed = capsys.readouterr()
+    assert code == 2, printed
+    assert not (data / "postgres").exists()
+    return printed.out + printed.err
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -104,28 +104,27 @@ async def test_worker_that_does_not_start_is_reported_with_its_reason(tmp_path: 
         (("--ready-file", "/nowhere/ready.json"), "--ready-file"),
     ],
 )
-async def test_invalid_arguments_are_refused_before_anything_starts(
-    tmp_path: Path, words: tuple[str, ...], named: str
+def test_invalid_arguments_are_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], named: str
 ) -> None:
-    said = await refused(tmp_path / "data", *words)
-    assert named in said
-    assert "ready after" not in said
+    assert named in said_by_refusal(capsys, tmp_path / "data", *words)
 
 
-async def test_invalid_environment_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    env = {"PENSTOCK_SERVER__HEAD_TIMEOUT_S": "soon", "PENSTOCK_NO__SUCH": "1"}
-    said = await refused(tmp_path / "data", env=env)
+def test_invalid_environment_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVER__HEAD_TIMEOUT_S", "soon")
+    monkeypatch.setenv("PENSTOCK_NO__SUCH", "1")
+    said = said_by_refusal(capsys, tmp_path / "data")
     assert "server.head_timeout_s" in said
     assert "PENSTOCK_NO__SUCH" in said
-    assert "ready after" not in said
 
 
-async def test_data_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "file").write_text("")
-    said = await refused(tmp_path / "data", "--data", str(tmp_path / "data" / "file"))
+def test_data_path_that_is_not_a_directory_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = said_by_refusal(capsys, tmp_path / "file")
     assert "--data" in said
-    assert str(tmp_path / "data" / "file") in said
+    assert str(tmp_path / "file") in said
 
 
 # Cleanup
@@ -139,35 +138,19 @@ async def test_kill_during_startup_leaves_nothing_behind(
     """Kill it as soon as its first child of a kind appears; the next start with the same directory works."""
     data = tmp_path / "data"
     process = launch(data, env=own_tmp, bundler=moment == "alto")
-    seen: set[int] = set()
 
     def has_come() -> bool:
-        below = descendants(process.pid)
-        seen.update(below)
-        return process.poll() is not None or any(moment in line for line in below.values())
+        return process.poll() is not None or any(moment in line for line in descendants(process.pid).values())
 
     await until(has_come, within_s=60.0, every_s=0.005)
     process.send_signal(number)
-    seen |= await _watched(process, data)
     code, said = await finished(process, within_s=GONE_S)
-    await _all_gone(seen, data)
+    await _all_gone(data)
     assert not (data / "ready.json").exists()
     if number == signal.SIGINT:
         assert code in (0, 130), said
         assert "Traceback" not in said
         assert left_in(tmp_path / "tmp") == []
-
-
-async def test_start_after_a_kill_during_the_first_start_works(tmp_path: Path) -> None:
-    """A kill during the creation of the cluster does not leave an unusable one."""
-    data = tmp_path / "data"
-    process = launch(data)
-    await until(lambda: any("initdb" in line for line in descendants(process.pid).values()), every_s=0.002)
-    process.kill()
-    await finished(process)
-    running = await service_room.start(data)
-    assert (await running.rpc("eth_chainId")).status == 200
-    assert await service_room.stop(running) == 0
 
 
 # Kept data
@@ -180,7 +163,14 @@ async def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def kept(spaced: Path) -> AsyncIterator[dict[str, Service]]:
-    """The service that currently runs on the directory. Tests replace it."""
+    """The service that currently runs on the directory. Tests replace it.
+
+    An earlier start was killed while it created the database, which must not leave an unusable one behind.
+    """
+    process = launch(spaced)
+    await until(lambda: any("initdb" in line for line in descendants(process.pid).values()), every_s=0.002)
+    process.kill()
+    await finished(process)
     box = {"now": await service_room.start(spaced, "--workers", "2")}
     yield box
     await service_room.stop(box["now"])
@@ -189,12 +179,15 @@ async def kept(spaced: Path) -> AsyncIterator[dict[str, Service]]:
 async def again(box: dict[str, Service], *words: str, by: signal.Signals = signal.SIGINT) -> Service:
     """Stop the running service, check that no process is left, and start it again with the same directory."""
     old = box["now"]
-    seen = set(descendants(old.process.pid))
     code = await service_room.stop(old, by)
     assert code == (0 if by != signal.SIGKILL else -signal.SIGKILL)
-    await _all_gone(seen, old.data)
+    await _all_gone(old.data)
     box["now"] = await service_room.start(old.data, "--workers", "2", *words)
     return box["now"]
+
+
+async def test_start_after_a_kill_during_the_first_start_works(kept: dict[str, Service]) -> None:
+    assert (await kept["now"].rpc("eth_chainId")).status == 200
 
 
 async def test_second_run_on_the_same_directory_is_refused(kept: dict[str, Service]) -> None:
