@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ import orjson
 
 from proxy.__main__ import main
 
-# Standard output belongs to the process, so only one thread at a time may redirect it.
-_stdout_lock = threading.Lock()
+# The output streams belong to the process, so only one thread at a time may redirect them.
+_output_lock = threading.Lock()
 # Every account needs its own email address.
 _serial = itertools.count(1)
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,33 +82,27 @@ class Service:
             await response.read()
             return response
 
-    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command against the running service."""
-        return command(*words, "--data", str(self.data))
+    async def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command against the running service, in a thread of this process."""
+        return await asyncio.to_thread(command_here, *words, "--data", str(self.data))
 
     async def ask(self, *words: str) -> Any:
-        """Run a command with --json in a thread; return its output."""
-        done = await asyncio.to_thread(self.cli, *words, "--json")
+        """Run a command with --json in this process; return its output."""
+        done = await self.cli(*words, "--json")
         assert done.returncode == 0, done.stderr
         return orjson.loads(done.stdout)
 
     async def new_account(self, plan: str = "free", *words: str) -> dict[str, Any]:
         named = ("--name", "Flow", "--email", f"flow{next(_serial)}@example.com", "--plan", plan)
-        return await asyncio.to_thread(self.made, "accounts", "create", *named, *words)
+        account: dict[str, Any] = await self.ask("accounts", "create", *named, *words)
+        return account
 
     async def new_key(self, account: str, *words: str) -> dict[str, Any]:
         """Create a key and wait until every worker has it; return its row, with the key itself under `key`."""
         from tests.flows.talk import is_known_everywhere
 
-        made = await asyncio.to_thread(self.made, "keys", "create", "--account", account, *words)
+        made: dict[str, Any] = await self.ask("keys", "create", "--account", account, *words)
         await is_known_everywhere(self, made["key"])
-        return made
-
-    def made(self, *words: str) -> dict[str, Any]:
-        """Run the command in this process, which takes a tenth of the time: for tests that are not about the command."""
-        with _stdout_lock, redirect_stdout(io.StringIO()) as printed:
-            assert main([*words, "--json", "--data", str(self.data)]) == 0
-        made: dict[str, Any] = orjson.loads(printed.getvalue())
         return made
 
     def worker_pids(self) -> list[int]:
@@ -128,6 +122,16 @@ def command(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
         timeout=60,
         check=False,
     )
+
+
+def command_here(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which takes a tenth of the time of a new one."""
+    with _output_lock, redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
+        try:
+            code = main(words)
+        except SystemExit as exc:  # argparse has printed the usage
+            code = int(exc.code or 0)
+    return subprocess.CompletedProcess(words, code, printed.getvalue(), errors.getvalue())
 
 
 # Processes, read from /proc

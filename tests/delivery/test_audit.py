@@ -29,7 +29,7 @@ from tests.delivery.audit import RecordingReceiver, expected
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
 from tests.rpc_upstreams import scripted
-from tests.service import children, command, until
+from tests.service import children, command_here, until
 
 NETWORK, CHAIN = "dev/mainnet", "dev"
 COIN, ART, OTHER = address(100), address(101), address(102)
@@ -189,7 +189,7 @@ async def subscribed(running: Production, receiver: RecordingReceiver) -> list[s
 
 async def key_of(config: Path) -> str:
     def ask(*words: str) -> Any:
-        done = command(*words, "--config", str(config), "--json")
+        done = command_here(*words, "--config", str(config), "--json")
         assert done.returncode == 0, done.stderr
         return orjson.loads(done.stdout)
 

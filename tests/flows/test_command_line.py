@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from datetime import datetime
 
@@ -13,11 +12,7 @@ import orjson
 import pytest
 
 from proxy.core.access import is_well_formed
-from tests.service import ROOT, Service, command
-
-
-async def run(service: Service, *words: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(service.cli, *words)
+from tests.service import ROOT, Service, command, command_here
 
 
 async def test_account_is_created_shown_changed_and_listed(service: Service) -> None:
@@ -63,19 +58,19 @@ async def test_key_is_printed_only_once(service: Service) -> None:
 
 async def test_default_output_is_a_table(service: Service) -> None:
     account = await service.new_account()
-    assert (await run(service, "keys", "list", "--account", account["id"])).stdout == "none\n"
-    created = await run(service, "keys", "create", "--account", account["id"])
+    assert (await service.cli("keys", "list", "--account", account["id"])).stdout == "none\n"
+    created = await service.cli("keys", "create", "--account", account["id"])
     assert "it cannot be shown again" in created.stdout
-    head, *rows = (await run(service, "keys", "list", "--account", account["id"])).stdout.splitlines()
+    head, *rows = (await service.cli("keys", "list", "--account", account["id"])).stdout.splitlines()
     assert head.split() == [
         "id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at"
     ]  # fmt: skip
     assert len(rows) == 1
     assert rows[0].split()[3:8] == [rows[0].split()[3], "live", "active", "all", "-"]
-    head, *rows = (await run(service, "accounts", "list")).stdout.splitlines()
+    head, *rows = (await service.cli("accounts", "list")).stdout.splitlines()
     assert head.startswith("id")
     assert all(line[head.index("name") - 1] == " " for line in rows)
-    shown = (await run(service, "accounts", "show", account["id"])).stdout
+    shown = (await service.cli("accounts", "show", account["id"])).stdout
     assert dict(line.split(maxsplit=1) for line in shown.splitlines())["email"] == account["email"]
 
 
@@ -122,7 +117,7 @@ WRONG = {
 @pytest.mark.parametrize("words", WRONG)
 async def test_errors_are_one_line(service: Service, some: tuple[str, str, str], words: str) -> None:
     names = dict(zip(("ACCOUNT", "KEY", "GONE"), some, strict=True))
-    done = await run(service, *(names.get(word, word) for word in words.split()))
+    done = await service.cli(*(names.get(word, word) for word in words.split()))
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -135,7 +130,7 @@ async def test_errors_are_one_line(service: Service, some: tuple[str, str, str],
     ["", "nonsense", "accounts", "accounts create", "keys create", "keys create --account x --mode beta", "keys show"],
 )
 async def test_unknown_command_prints_the_usage(words: str) -> None:
-    done = await asyncio.to_thread(command, *words.split())
+    done = await asyncio.to_thread(command_here, *words.split())
     assert done.returncode == 2
     assert "usage: python -m proxy" in done.stderr
 
@@ -150,7 +145,7 @@ async def test_help_and_version_are_printed() -> None:
 
 
 async def test_command_without_a_running_service_says_what_to_start(tmp_path_factory: pytest.TempPathFactory) -> None:
-    done = await asyncio.to_thread(command, "keys", "list", "--data", str(tmp_path_factory.mktemp("nothing")))
+    done = await asyncio.to_thread(command_here, "keys", "list", "--data", str(tmp_path_factory.mktemp("nothing")))
     assert done.returncode == 2
     assert "make run" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -298,6 +298,6 @@ async def test_listen_with_a_secret_only_receives(service: Service) -> None:
 )  # fmt: skip
 async def test_listen_names_the_invalid_argument(service: Service, words: tuple[str, ...], named: str) -> None:
     api = () if "--api" in words else ("--api", service.base)
-    done = await asyncio.to_thread(service.cli, "webhooks", "listen", *api, *words)
+    done = await service.cli("webhooks", "listen", *api, *words)
     assert done.returncode in (1, 2)
     assert named in done.stderr

@@ -19,7 +19,7 @@ from tests.flows import production
 from tests.flows.production import PEPPER, settings_text
 from tests.flows.talk import request
 from tests.flows.upstream import Upstream
-from tests.service import command
+from tests.service import command_here
 
 LOWERED = "server.max_connections lowered to fit the limit on open files"
 HARD = 400
@@ -30,7 +30,7 @@ async def config(cluster: Postgres, upstream: Upstream, tmp_path: Path) -> Async
     async with another(cluster.url, "few_files") as url:
         path = tmp_path / "penstock.toml"
         path.write_text(settings_text(url, upstream.url, workers=1))
-        done = await asyncio.to_thread(command, "migrate", "--config", str(path))
+        done = await asyncio.to_thread(command_here, "migrate", "--config", str(path))
         assert done.returncode == 0, done.stderr
         yield path
 

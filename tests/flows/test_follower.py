@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -132,7 +131,7 @@ async def test_killed_follower_is_restarted_and_resumes(own: Service) -> None:
 
 
 async def test_index_command_finds_the_running_service(own: Service) -> None:
-    done = await asyncio.to_thread(own.cli, "index", "--chain", "dev", "--from", "0")
+    done = await own.cli("index", "--chain", "dev", "--from", "0")
     assert (done.returncode, done.stdout) == (0, "nothing to do: dev/mainnet is followed from block 0\n"), done.stderr
 
 

@@ -440,5 +440,5 @@ async def test_signers_key_is_in_no_log_no_table_and_no_reply(service: Service) 
     assert key not in orjson.dumps(answer).decode()
     running = (service.data / "running.json").read_text()
     assert key not in running
-    shown = await asyncio.to_thread(service.cli, "check")
+    shown = await service.cli("check")
     assert key not in shown.stdout + shown.stderr

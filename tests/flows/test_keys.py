@@ -72,7 +72,7 @@ async def test_revoked_key_is_refused_permanently(service: Service, held: Held, 
     for reply in await in_every_worker(held, data, has_status(401)):
         reply.fault(401)
         assert "x-ratelimit-limit" not in reply.headers
-    done = await asyncio.to_thread(service.cli, "keys", "enable", made["id"])
+    done = await service.cli("keys", "enable", made["id"])
     assert done.returncode == 1
     assert "revoked" in done.stderr
 

@@ -17,7 +17,7 @@ from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.talk import Talk, fresh_call, post
 from tests.flows.upstream import Upstream
-from tests.service import command, until
+from tests.service import command, command_here, until
 
 NEW = "canary-new-pepper-0123456789-0123456789"
 CHANGED = f'pepper = "{NEW}"'
@@ -39,7 +39,7 @@ async def config(cluster: Postgres, upstream: Upstream, tmp_path: Path) -> Async
 
 
 async def run(path: Path, *words: str) -> str:
-    done = await asyncio.to_thread(command, *words, "--config", str(path))
+    done = await asyncio.to_thread(command_here, *words, "--config", str(path))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -24,7 +24,7 @@ from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.talk import Closed, Reply, Talk, fresh_call, post
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
-from tests.service import command, descendants, is_running, owner_of, until
+from tests.service import command, command_here, descendants, is_running, owner_of, until
 
 SEPOLIA = "ethereum/sepolia"
 CONNECTIONS = 12
@@ -50,7 +50,7 @@ async def config(
 
 
 async def _json(*words: str, at: Path) -> Any:
-    done = await asyncio.to_thread(command, *words, "--config", str(at), "--json")
+    done = await asyncio.to_thread(command_here, *words, "--config", str(at), "--json")
     assert done.returncode == 0, done.stderr
     return orjson.loads(done.stdout)
 

@@ -293,9 +293,9 @@ async def test_operations_are_listed_on_the_command_line(smart: Service, seen: d
     assert len(await smart.ask("operations", "--key", key, "--limit", "2")) == 2
     other = (await smart.new_key((await smart.new_account("free"))["id"]))["id"]
     assert await smart.ask("operations", "--key", other) == []
-    table = await asyncio.to_thread(smart.cli, "operations", "--key", key)
+    table = await smart.cli("operations", "--key", key)
     assert (table.returncode, table.stdout.splitlines()[0].split()[:3]) == (0, ["hash", "network", "key_id"])
-    unknown = await asyncio.to_thread(smart.cli, "operations", "--key", "key_unknown")
+    unknown = await smart.cli("operations", "--key", "key_unknown")
     assert (unknown.returncode, unknown.stderr) == (1, "penstock: there is no key key_unknown\n")
 
 
