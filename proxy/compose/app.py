@@ -164,6 +164,7 @@ class App:
             self.write_buffer,
             max_head=self.settings.server.max_head_bytes,
             max_requests=self.settings.server.keepalive_requests,
+            max_held=self.settings.server.max_held_bytes,
             log=self.access,
             shows_upstream=self.settings.rpc.show_upstream,
         )

@@ -17,6 +17,8 @@ class ServerSettings:
     head_timeout_s: float
     body_timeout_s: float
     write_timeout_s: float
+    min_read_rate: int
+    max_held_bytes: int
     keepalive_s: float
     keepalive_requests: int
     max_head_bytes: int

@@ -26,7 +26,7 @@ NEVER: Final = bytes(1 << 20)
 class HttpConnection(UpstreamConnection):
     __slots__ = (
         "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
-        "_paused", "_size", "_streams", "_usual",
+        "_paused", "_paused_s", "_paused_since", "_size", "_streams", "_usual",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream) -> None:
@@ -47,6 +47,9 @@ class HttpConnection(UpstreamConnection):
         self._may_stream = False
         self._streams = False
         self._paused = False
+        # When the reader of this reply paused it last, and for how long it did before that.
+        self._paused_since = 0.0
+        self._paused_s = 0.0
 
     def __repr__(self) -> str:
         state = "lost" if self.transport is None else f"{len(self.sinks)} in flight"
@@ -104,19 +107,28 @@ class HttpConnection(UpstreamConnection):
     # Called by sinks and by the upstream's pool
 
     def pause(self) -> None:
-        if self.transport is not None:
+        if self.transport is not None and not self._paused:
             self._paused = True
+            self._paused_since = self.upstream.now
             self.transport.pause_reading()
 
     def resume(self) -> None:
         if self._paused and self.transport is not None:
             self._paused = False
+            self._paused_s += self.upstream.now - self._paused_since
             self.idle_since = self.upstream.now
             self.transport.resume_reading()
 
     @property
     def has_replied(self) -> bool:
         return self._known is not None
+
+    @property
+    def bytes_left(self) -> int:
+        return max(0, self._left)
+
+    def stalled_s(self, now: float) -> float:
+        return self._paused_s + (now - self._paused_since if self._paused else 0.0)
 
     def is_stuck(self, now: float, after_s: float) -> bool:
         return not self._paused and now - self.idle_since > after_s
@@ -232,6 +244,7 @@ class HttpConnection(UpstreamConnection):
         self._collected = []
         self._size = 0
         self._streams = False
+        self._paused_s = 0.0
 
     def _continue_body(self, data: Piece) -> Piece:
         """Read the rest of the body. Returns the bytes after it, which belong to the next reply."""
@@ -283,6 +296,7 @@ class HttpConnection(UpstreamConnection):
         head, collected = self._head, self._collected
         assert head is not None
         self._head, self._collected, self._chunks = None, [], None
+        self.on_stalled = None
         # The reader may have paused the connection at the last piece: the next reply must be read.
         self.resume()
         sink = self.sinks.popleft()

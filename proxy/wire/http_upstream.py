@@ -32,6 +32,8 @@ MAX_WAITING = 4096
 # One of so many connections is reserved, one at least in a pool that is not tiny.
 RESERVE_SHARE: Final = 32
 TINY: Final = 8
+# While calls wait, a reply whose reader has kept its connection waiting for longer is read to its end, or dropped.
+STALLED_S: Final = 2.0
 # A call that was given up counts for as long as this share of calls takes at most, and never longer than so many seconds.
 ABANDONED_QUANTILE: Final = 0.95
 LONGEST_ABANDONED_S: Final = 10.0
@@ -412,10 +414,20 @@ class HttpUpstream(Upstream):
         elif not self._crowded_since:
             self._crowded_since = now
         if self._crowded_since:
+            self._free_stalled(now)
             for call in self._waiting.take_old(now, self._patience_s(now)):
                 self._refuse(call)
         self._count_held()
         self._serve_waiting(now)
+
+    def _free_stalled(self, now: float) -> None:
+        """Take connections from readers that keep them from calls that wait; first from those that have done so longest."""
+        stalled = [each for each in self._open if each.on_stalled is not None and each.stalled_s(now) > STALLED_S]
+        stalled.sort(key=lambda each: -each.stalled_s(now))
+        for connection in stalled[: len(self._waiting)]:
+            on_stalled, connection.on_stalled = connection.on_stalled, None
+            if on_stalled is not None:
+                on_stalled()
 
     def abandoned(self, sink: ReplySink) -> None:
         usual = self.health.quantile_s(ABANDONED_QUANTILE) or self.health.latency_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from proxy.core.batch_sizes import BatchSizes
@@ -50,7 +50,7 @@ class ReplySink(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """A connection as its sinks and its upstream's pool use it."""
 
-    __slots__ = ("id_index", "idle_since", "sent_at", "sinks", "transport", "upstream")
+    __slots__ = ("id_index", "idle_since", "on_stalled", "sent_at", "sinks", "transport", "upstream")
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -61,6 +61,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         # When a call was last sent here that had waited for a connection.
         self.sent_at = 0.0
+        # Called if the reader of a streamed reply keeps the connection from others for too long.
+        self.on_stalled: Callable[[], None] | None = None
         # The last id that the short path used here.
         self.id_index = 0
 
@@ -80,6 +82,15 @@ class UpstreamConnection(asyncio.Protocol):
         """Stop reading until `resume`."""
 
     def resume(self) -> None: ...
+
+    @property
+    def bytes_left(self) -> int:
+        """How much of a streamed reply is still to come; 0 if that is unknown."""
+        return 0
+
+    def stalled_s(self, now: float) -> float:
+        """How long the reader of a streamed reply has kept the connection waiting."""
+        return 0.0
 
     def is_stuck(self, now: float, after_s: float) -> bool:
         """Whether the upstream, and not the reader of a streamed reply, has stopped."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.rpc_upstreams import Chain, ScriptedUpstream
 
-SERVICE_S = 0.1
+SERVICE_S = 0.2
 CAPACITY = 16
 # Our own probes are cheap.
 FREE = ("eth_blockNumber", "eth_getBlockByNumber", "net_version")

@@ -17,7 +17,7 @@ from tests.web.worker import NO_CACHE, on_uvloop
 
 # All clients together send four times as many calls as the upstream can answer.
 CLIENTS = 16 * CAPACITY
-EVERY_S = 0.4
+EVERY_S = 0.8
 
 _serial = itertools.count()
 
@@ -89,7 +89,7 @@ async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> 
                 assert not health.silent
                 assert not health.pause_s, "no breaker opens on an upstream that answers"
             busy_share = upstream.busy_s / CAPACITY / (time.monotonic() - began)
-        assert busy_share > 0.75, (busy_share, flood.counts)
+        assert busy_share > 0.6, (busy_share, flood.counts)
         assert set(flood.counts) == {200, 503}
         refusal = next(reply for reply in flood.replies if reply.status == 503)
         assert refusal.headers["retry-after"] == "1"

@@ -193,6 +193,7 @@ class HandlerConnection(web.RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stalled_since = self._limiter.now()
+        self._unsent = 0
         self._limiter.timed.add(self)
 
     def resume_writing(self) -> None:
@@ -353,16 +354,17 @@ class ConnectionLimiter:
     def watch_reader(
         self, connection: LimitedConnection, now: float, stalled_since: float, unsent: int
     ) -> tuple[float, int]:
-        """Abort the connection of a client that has read nothing of its reply for too long.
+        """Abort the connection of a client that reads its reply too slowly.
 
-        Any progress restarts the clock. Returns the time of the last progress and the bytes that are unread.
+        `unsent` are the bytes that were unread at `stalled_since`, 0 before the first check. Returns both again. They start
+        again when the client has read enough, and when more has been written.
         """
         if connection.transport is None:
             return stalled_since, unsent
-        waiting = _unread(connection.transport)
-        if waiting != unsent:
+        waiting, limits = _unread(connection.transport), self.limits
+        if waiting > unsent or unsent - waiting > limits.min_read_rate * limits.write_timeout_s:
             return now, waiting
-        if now - stalled_since > self.limits.write_timeout_s:
+        if now - stalled_since > limits.write_timeout_s:
             connection.transport.abort()
         return stalled_since, unsent
 

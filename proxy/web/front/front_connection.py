@@ -68,7 +68,7 @@ class FrontConnection(asyncio.Protocol):
         self._address = ""
         # When the connection was made, or when the first byte of an incomplete message came.
         self._since = 0.0
-        # Unread bytes at the last check of a client that does not read.
+        # Unread bytes of a client that does not read, since its clock runs.
         self._unsent = 0
         # The call under way on the short path: its params, the id it was sent under, its upstream.
         self._params = b""
@@ -133,6 +133,7 @@ class FrontConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._replies.pause(_monotonic())
+        self._unsent = 0
         self._reader.forget_known()
         self._limiter.timed.add(self)
 

@@ -52,8 +52,8 @@ _REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
 @final
 class ReplyWriter:
     __slots__ = (
-        "_chunked", "_context", "_on_free", "_reader", "_source", "batch", "began", "busy", "cache", "flight", "head", "id",
-        "left", "paused_reading", "policy", "stalled_since", "transport", "units",
+        "_chunked", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "batch", "began", "busy",
+        "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport", "units",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -81,6 +81,9 @@ class ReplyWriter:
         # The upstream connection that streams the reply, and whether the reply has no length.
         self._source: UpstreamConnection | None = None
         self._chunked = False
+        # Whether the reply is read from the upstream although the client does not read it, and the bytes so held.
+        self._holds = False
+        self._held_bytes = 0
 
     def __repr__(self) -> str:
         return f"<ReplyWriter {'busy' if self.busy else 'idle'}, {self.left} replies left>"
@@ -178,6 +181,7 @@ class ReplyWriter:
         self._chunked = left is None
         start = jsonrpc.result_start(self.id)
         self._source = connection
+        connection.on_stalled = self._on_stalled
         if self.stalled_since:
             connection.pause()
         head = self._ok(None if left is None else left + len(start))
@@ -188,6 +192,9 @@ class ReplyWriter:
             self.transport.writelines((head + start, beginning))
 
     def on_stream_piece(self, piece: Piece) -> None:
+        if self._holds and not self._hold(len(piece)):
+            self._drop()
+            return
         self._write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self._chunked else piece)
 
     def on_stream_end(self) -> None:
@@ -210,11 +217,41 @@ class ReplyWriter:
     def pause(self, now: float) -> None:
         """The client does not read: stop reading its reply from the upstream."""
         self.stalled_since = now
-        if self._source is not None:
+        if self._source is not None and not self._holds:
             self._source.pause()
+
+    def _on_stalled(self) -> None:
+        """Others need the upstream connection: hold the rest of the reply in memory, or drop the client."""
+        source, head = self._source, self.head
+        if source is None or head is None:
+            return
+        if self._context.held.has_room(head.key.account.id, source.bytes_left):
+            self._holds = True
+            source.resume()
+        else:
+            self._drop()
+
+    def _hold(self, size: int) -> bool:
+        assert self.head is not None
+        if not self._context.held.take(self.head.key.account.id, size):
+            return False
+        self._held_bytes += size
+        return True
+
+    def _drop(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _let_go(self) -> None:
+        """What was held has been sent, or is not wanted any more."""
+        self._holds = False
+        if self._held_bytes and self.head is not None:
+            self._context.held.give_back(self.head.key.account.id, self._held_bytes)
+            self._held_bytes = 0
 
     def resume(self) -> None:
         self.stalled_since = 0.0
+        self._let_go()
         if self._source is not None:
             self._source.resume()
         elif not self.busy:
@@ -249,6 +286,7 @@ class ReplyWriter:
         """The connection is lost or has changed its protocol. Also breaks the reference cycle with its owner."""
         self.transport = None
         self._source = None
+        self._let_go()
         self._on_free = _ignore
 
     def _write(self, data: Piece) -> None:

@@ -1,0 +1,121 @@
+"""Clients that ask for large replies and hardly read them hold no upstream connection that other clients need."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.flows.talk import rpc
+from tests.service import until
+from tests.web.worker import NO_CACHE, Worker, on_uvloop, worker
+from tests.wire.upstreams import Exchange, Script, Scripted, huge, stub
+
+MB = 1 << 20
+REPLY = 30 * MB
+READERS = 70
+SLOW_METHOD = "eth_estimateGas"
+
+
+def mostly_small(*, has_length: bool) -> Script:
+    """Huge replies to one method, small ones to all others."""
+    large, small = huge(REPLY, has_length=has_length), stub()
+
+    async def act(exchange: Exchange) -> None:
+        is_slow = (await exchange.call())["method"] == SLOW_METHOD
+        await (large if is_slow else small)(exchange)
+
+    return act
+
+
+async def slow_reader(found: Worker, number: int) -> socket.socket:
+    """A client that asks for a large reply. It has a small receive buffer, so that little of the reply is in the kernel."""
+    loop = asyncio.get_running_loop()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await loop.sock_connect(client, ("127.0.0.1", found.port))
+    await loop.sock_sendall(client, found.post(rpc(SLOW_METHOD, [number]), key="slow"))
+    return client
+
+
+def unread(found: Worker) -> list[int]:
+    """Bytes of replies in our memory, by connection."""
+    transports = [each.transport for each in found.app.limiter.connections]
+    return [each.get_write_buffer_size() for each in transports if each is not None]
+
+
+@pytest.mark.parametrize("has_length", [True, False], ids=["length", "chunked"])
+def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        held_bytes = 32 * MB
+        async with AsyncExitStack() as stack:
+            upstream = await stack.enter_async_context(Scripted(mostly_small(has_length=has_length)))
+            found = await stack.enter_async_context(
+                worker(upstream.url, server={"max_held_bytes": held_bytes}, **NO_CACHE)
+            )
+            found.add_key("slow")
+            readers = [await slow_reader(found, number) for number in range(READERS)]
+            for each in readers:
+                stack.callback(each.close)
+            await until(lambda: sum(size > 0 for size in unread(found)) > 50)
+            most = 0
+
+            async def ask(number: int) -> None:
+                nonlocal most
+                async with await found.talk() as talk:
+                    for round_ in range(40):
+                        reply = await talk.ask(found.post(rpc("eth_getBalance", [f"{number} {round_}"])))
+                        assert reply.status == 200, (number, round_, reply.body)
+                        most = max(most, sum(unread(found)))
+                        await asyncio.sleep(0.1)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(4):
+                    group.create_task(ask(number))
+            assert most < held_bytes + READERS * MB
+            assert found.app.front.held.total <= held_bytes
+
+    run()
+
+
+@on_uvloop
+async def test_reply_that_is_held_for_its_reader_arrives_whole() -> None:
+    async with (
+        Scripted(mostly_small(has_length=True)) as upstream,
+        worker({"ethereum/mainnet": [{"url": upstream.url, "connections": 1}]}, **NO_CACHE) as found,
+    ):
+        found.add_key("slow")
+        client = await slow_reader(found, 1)
+        await until(lambda: sum(unread(found)) > 0)
+
+        async def is_answered() -> bool:
+            return (await found.ask(rpc("eth_getBalance", ["other"]))).status == 200
+
+        await until(is_answered)
+        assert found.app.front.held.total > REPLY // 2
+        loop, got = asyncio.get_running_loop(), 0
+        while got < REPLY:
+            part = await loop.sock_recv(client, MB)
+            assert part
+            got += len(part)
+        await until(lambda: not found.app.front.held.total)
+        client.close()
+
+
+@on_uvloop
+async def test_reader_below_the_minimum_rate_is_dropped() -> None:
+    settings = {"write_timeout_s": 1.0, "min_read_rate": 100_000}
+    async with Scripted(huge(REPLY)) as upstream, worker(upstream.url, server=settings, **NO_CACHE) as found:
+        found.add_key("slow")
+        client = await slow_reader(found, 1)
+
+        async def is_dropped() -> bool:
+            await asyncio.get_running_loop().sock_recv(client, 300)
+            return not found.app.limiter.connections
+
+        await until(is_dropped, every_s=0.1)
+        client.close()
