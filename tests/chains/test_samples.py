@@ -10,7 +10,7 @@ from proxy.chains.evm.watch_index import KINDS
 # The specification's fields (section 6), where it gives them.
 GIVEN = {
     "address_activity": {
-        *("chain", "block_number", "tx_hash", "from", "to", "value", "asset", "contract", "direction"),
+        *("chain", "block_number", "tx_hash", "from", "to", "value", "asset", "contract", "direction", "status"),
     },
     "token_transfer": {"chain", "block_number", "tx_hash", "contract", "from", "to", "value", "symbol", "decimals"},
     "nft_transfer": {

@@ -157,6 +157,7 @@ async def test_address_activity_covers_coins_tokens_and_nfts(service: Service, b
         "asset": "ETH",
         "contract": None,
         "direction": "incoming",
+        "status": "success",
     }
     assert (token["asset"], token["value"], token["contract"]) == ("DUSD", "1500000", chain.contract("DUSD"))
     assert token["tx_hash"] == tokens["transactionHash"]
@@ -178,6 +179,25 @@ async def test_failed_transaction_is_no_activity(service: Service, box: Inbox, c
         "0.000000000000000005",
         "outgoing",
     )
+
+
+async def test_failed_transaction_of_an_address_is_sent_with_its_status(
+    service: Service, box: Inbox, chain: Chain
+) -> None:
+    """Format A reports any transaction; a filter by value reports only what moved."""
+    sender, token = chain.account(6), chain.contract("PEN")
+    config: dict[str, Any] = {"addresses": [sender], "direction": "outgoing", "categories": ["native"]}
+    async with (
+        hooked(service, box, "address_activity", **config) as every,
+        hooked(service, box, "address_activity", **config, min_value="1") as moved,
+    ):
+        failed = await chain.fail(token, call("transfer(address,uint256)", random_address(), 2**200), sender)
+        went = await chain.send(random_address(), value=5, sender=sender)
+        (only,) = await moved.received(1)
+        first, second = sort(await every.received(2))
+    assert (first["tx_hash"], first["status"], first["value"], first["to"]) == (failed, "failed", "0", token)
+    assert (second["tx_hash"], second["status"], second["value"]) == (went["transactionHash"], "success", "5")
+    assert only == second
 
 
 async def test_contract_creation_has_the_new_contract_as_recipient(service: Service, box: Inbox, chain: Chain) -> None:

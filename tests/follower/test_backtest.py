@@ -55,10 +55,10 @@ async def test_backtest_that_needs_too_many_receipts_is_refused(stage: Stage, mo
 
     stage.scene.upstream.answers["eth_getTransactionReceipt"] = receipt
     tested, network = backtest_of(stage)
-    assert (await tested.run(network, "address_activity", CONFIG, first=1, last=3)).events == 3
+    assert (await tested.run(network, "ADDRESS_ACTIVITY", CONFIG, first=1, last=3)).events == 3
     requested.clear()
     with pytest.raises(InvalidRequest, match="to_block: more than 3 transactions match"):
-        await tested.run(network, "address_activity", CONFIG, first=1, last=4)
+        await tested.run(network, "ADDRESS_ACTIVITY", CONFIG, first=1, last=4)
     assert requested == []
 
 

@@ -373,11 +373,11 @@ async def test_incomplete_events_are_skipped_and_do_not_block_later_ones(
     assert len(await stage.rows("select from events where lacks is not null")) == 5
 
 
-async def test_activity_of_a_failed_transaction_is_dropped(stage: Stage) -> None:
+async def test_failed_transaction_is_no_activity_in_format_b(stage: Stage) -> None:
     name = "0x" + "78" * 32
     with_transaction(stage, name)
     await stage.step()
-    await stage.webhook("address_activity", addresses=["0x" + B.hex()])
+    await stage.webhook("ADDRESS_ACTIVITY", addresses=["0x" + B.hex()])
     await stage.mine([])
     hash_ = stage.scene.chain.blocks[1].hash
     stage.scene.upstream.answers["eth_getTransactionReceipt"] = lambda _: {

@@ -2,7 +2,8 @@
 
 Data that only the chain or a token's contract can supply is left open and listed in `lacks`: the receipt of a
 transaction (its status), a token's symbol and decimals, an NFT's metadata. `completed` adds it later. A failed
-transaction had no effects, so its transfers are not events.
+transaction has moved nothing: it is an event of `address_activity`, with its status and the value 0, and of
+`mined_transaction`, but of no type that reports what an address sent or received.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def payload_of(
             return EventPayload((fact.hash, *side), _pending(fact, place, match.direction))
         case MatchTransaction():
             data = _native(fact, place, match.direction, is_a=is_a)
-            return EventPayload((fact.hash, "", *side), data, {"transaction": fact.hash})
+            lacks = {"transaction": fact.hash, **({"success": True} if needs_success(watcher) else {})}
+            return EventPayload((fact.hash, "", *side), data, lacks)
         case Transfer() if watcher.kind == "activity":
             return _moved(match, fact, place, tokens, is_a=is_a)
         case Transfer() if fact.standard == FUNGIBLE:
@@ -86,6 +88,11 @@ def payload_of(
         case _:
             assert header is not None
             return EventPayload((), _block(header, place))
+
+
+def needs_success(watcher: Watcher) -> bool:
+    """Whether a failed transaction is no event of this webhook, because it has moved nothing."""
+    return watcher.kind != "mined" and (format_of(watcher.event_type) == "B" or watcher.filter.min_value > 0)
 
 
 def _at(fact: Transfer, *more: str) -> tuple[str, ...]:
@@ -106,6 +113,7 @@ def completed(
     data: dict[str, Any],
     *,
     receipt: Mapping[str, Any] | None = None,
+    needs_success: bool = False,
     token: EventToken | None = None,
     nft: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
@@ -113,13 +121,16 @@ def completed(
     if receipt is not None:
         # Receipts from before Byzantium have no status.
         has_failed = int(receipt.get("status") or "0x1", 16) == 0
-        if KINDS[event_type] != "mined" and has_failed:
+        if has_failed and (needs_success or event_type == "ADDRESS_ACTIVITY"):
             return None
-        if data["to"] is None and (made := receipt.get("contractAddress")):
+        if data["to"] is None and not has_failed and (made := receipt.get("contractAddress")):
             data["to"] = address.checksum(bytes.fromhex(made[2:]))
-        if KINDS[event_type] == "mined":
+        if event_type != "ADDRESS_ACTIVITY":
             data["status"] = "failed" if has_failed else "success"
+        if KINDS[event_type] == "mined":
             data["gas_used" if "gas_used" in data else "gasUsed"] = int(receipt["gasUsed"], 16)
+        elif has_failed:
+            data["value"] = "0"
     if token is not None:
         put_token(data, token)
     if nft is not None:
@@ -160,6 +171,7 @@ def _native(tx: MatchTransaction, place: EventPlace, direction: str | None, *, i
             "asset": place.symbol,
             "contract": None,
             "direction": direction,
+            "status": None,
         }
     return {
         "blockNumber": place.block,
@@ -195,6 +207,7 @@ def _moved(
             "asset": None,
             "contract": address.checksum(fact.contract),
             "direction": match.direction,
+            "status": "success",
         }
         if nft_id is not None:
             data["token_id"] = nft_id

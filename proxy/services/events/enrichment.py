@@ -1,8 +1,8 @@
 """Add the data that events lack after their block is written, so that no database transaction waits for it.
 
-A receipt shows whether a transaction succeeded: a failed one has moved nothing, and its event is dropped. A token's contract
-returns its symbol and decimals, an NFT's document its metadata. An incomplete event is delivered once all of that is there,
-and its body does not change afterwards. While upstreams are unavailable, events wait. Metadata comes from third-party
+A receipt shows whether a transaction succeeded: a failed one has moved nothing, and most of its events are dropped. A token's
+contract returns its symbol and decimals, an NFT's document its metadata. An incomplete event is delivered once all of that is
+there, and its body does not change afterwards. While upstreams are unavailable, events wait. Metadata comes from third-party
 servers, so it is given a few seconds and then left out.
 """
 
@@ -144,6 +144,7 @@ class EventEnricher:
                 event.type,
                 webhook_bodies.data_of(event.body),
                 receipt=receipt,
+                needs_success="success" in lacks,
                 token=tokens.get(lacks.get("token", "")),
                 nft=metadata.get(event.id),
             )

@@ -1,7 +1,7 @@
 """Count the events that a webhook config would have created in past blocks.
 
 The blocks are read and matched as in the follower, with an index that contains only this config. The count is exact: the
-receipts of matching transactions are fetched, because failed ones create no events, and blocks are traced where necessary.
+receipts of matching transactions are fetched where failed ones create no events, and blocks are traced where necessary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.evm import activity, facts, matching
+from proxy.chains.evm import activity, facts, matching, payloads
 from proxy.chains.evm.facts import ChainLog
 from proxy.chains.evm.matching import Match, MatchBlock, MatchTransaction
 from proxy.chains.evm.watch_index import KINDS, Watcher, WatchIndex
@@ -170,5 +170,5 @@ def _uncertain(found: list[Match]) -> list[str]:
     return [
         match.fact.hash
         for match in found
-        if isinstance(match.fact, MatchTransaction) and match.watcher.kind == "activity"
+        if isinstance(match.fact, MatchTransaction) and payloads.needs_success(match.watcher)
     ]
