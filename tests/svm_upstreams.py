@@ -46,6 +46,10 @@ class SvmChain(Chain):
     lead: int = 32
     machine: LiteSVM = field(default_factory=_new_machine)
     landed: dict[str, int] = field(default_factory=dict)
+    # By signature: the accounts of a transaction that landed, and its logs.
+    sent: dict[str, tuple[list[str], list[str]]] = field(default_factory=dict)
+    # Transactions land in the newest slot, and not at once in the finalized one.
+    lands_ahead: bool = False
 
     def send(self, raw: str) -> str:
         """The signature. Raises Refused if the simulation fails, as a node does."""
@@ -56,7 +60,8 @@ class SvmChain(Chain):
             data = {"accounts": None, "err": err, "logs": done.meta().logs(), "unitsConsumed": 0}
             raise Refused(-32002, f"Transaction simulation failed: {err}", data=data)
         signature = str(transaction.signatures[0])
-        self.landed[signature] = self.head
+        self.landed[signature] = self.head + self.lead if self.lands_ahead else self.head
+        self.sent[signature] = [str(key) for key in transaction.message.account_keys], done.logs()
         return signature
 
 
@@ -87,7 +92,9 @@ class SvmUpstream(ScriptedUpstream):
         return self.chain.hash_of(0)
 
     def _getLatestBlockhash(self, params: list[Any], slot: int) -> Any:
-        return _in_context(slot, {"blockhash": str(self.svm.machine.latest_blockhash()), "lastValidBlockHeight": slot})
+        return _in_context(
+            slot, {"blockhash": str(self.svm.machine.latest_blockhash()), "lastValidBlockHeight": slot + 150}
+        )
 
     def _getBalance(self, params: list[Any], slot: int) -> Any:
         return _in_context(slot, self.svm.machine.get_balance(Pubkey.from_string(params[0])) or 0)
@@ -116,11 +123,64 @@ class SvmUpstream(ScriptedUpstream):
 
     def _getTransaction(self, params: list[Any], slot: int) -> Any:
         landed = self.svm.landed.get(params[0])
-        return None if landed is None or landed > slot else {"slot": landed, "transaction": [params[0]], "meta": None}
+        if landed is None or landed > slot:
+            return None
+        return {"slot": landed, "transaction": [params[0]], "meta": self._meta(params[0])}
+
+    def _meta(self, signature: str) -> dict[str, Any] | None:
+        return {"err": None, "logMessages": self.svm.sent[signature][1]} if signature in self.svm.sent else None
 
     def _getSignatureStatuses(self, params: list[Any], slot: int) -> Any:
-        found = [self.svm.landed.get(each) for each in params[0]]
-        return _in_context(slot, [None if each is None else {"slot": each, "err": None} for each in found])
+        return _in_context(self._slot("processed"), [self._status(each) for each in params[0]])
+
+    def _status(self, signature: str) -> dict[str, Any] | None:
+        landed = self.svm.landed.get(signature)
+        if landed is None:
+            return None
+        return {"slot": landed, "err": None, "confirmations": 1, "confirmationStatus": self._certainty(landed)}
+
+    def _certainty(self, landed: int) -> str:
+        """A slot is confirmed when the next one is there."""
+        if landed <= self.head:
+            return "finalized"
+        return "confirmed" if landed < self.head + self.svm.lead else "processed"
+
+    def _getSignaturesForAddress(self, params: list[Any], slot: int) -> Any:
+        config = params[1] if len(params) > 1 else {}
+        found = [
+            name for name, (keys, _) in self.svm.sent.items() if params[0] in keys and self.svm.landed[name] <= slot
+        ]
+        if (until := config.get("until")) in found:
+            found = found[found.index(until) + 1 :]
+        newest = found[::-1][: config.get("limit", 1000)]
+        return [{"signature": name, "slot": self.svm.landed[name], "err": None} for name in newest]
+
+    def _getProgramAccounts(self, params: list[Any], slot: int) -> Any:
+        config = params[1] if len(params) > 1 else {}
+        accounts = self.svm.machine.get_program_accounts(Pubkey.from_string(params[0]))
+        found = [{"pubkey": str(key), "account": _shown(each, config)} for key, each in accounts]
+        return _in_context(slot, found) if config.get("withContext") else found
+
+    def _getBlocks(self, params: list[Any], slot: int) -> list[int]:
+        return list(range(params[0], min(params[1], slot) + 1))
+
+    def _getBlock(self, params: list[Any], slot: int) -> Any:
+        names = [name for name, landed in self.svm.landed.items() if landed == params[0] and name in self.svm.sent]
+        return {
+            "transactions": [
+                {
+                    "transaction": {"signatures": [name], "message": {"accountKeys": self.svm.sent[name][0]}},
+                    "meta": self._meta(name),
+                }
+                for name in names
+            ]
+        }
+
+    def _getEpochInfo(self, params: list[Any], slot: int) -> Any:
+        return {"absoluteSlot": slot, "blockHeight": slot, "epoch": 0, "slotIndex": slot, "slotsInEpoch": 432_000}
+
+    def _getBlockHeight(self, params: list[Any], slot: int) -> int:
+        return slot
 
     def _sendTransaction(self, params: list[Any], slot: int) -> str:
         return self.svm.send(params[0])
@@ -186,6 +246,7 @@ def _shown(account: Account | None, config: dict[str, Any]) -> dict[str, Any] | 
         "owner": str(account.owner),
         "data": [base64.b64encode(data).decode(), "base64"],
         "executable": account.executable,
+        "rentEpoch": account.rent_epoch,
         "space": len(account.data),
     }
 

@@ -294,7 +294,7 @@ async def test_slots_of_a_restarted_network_are_sent() -> None:
 async def test_solana_network_without_a_websocket_is_named_in_the_error() -> None:
     async with solana("http") as (scene, _):
         with pytest.raises(RpcError, match=r"-32601.*solana/mainnet has no upstream with a WebSocket"):
-            await scene.listen(SLOTS)
+            await scene.listen(svm_topic("voteSubscribe"))
 
 
 @on_uvloop
@@ -325,5 +325,5 @@ async def test_solana_has_neither_replays_nor_other_subscriptions() -> None:
     async with solana("ws") as (scene, _):
         with pytest.raises(RpcError, match="fromBlock"):
             await scene.listen(SLOTS, from_block=5)
-        with pytest.raises(RpcError, match="voteSubscribe"):
-            await scene.listen(svm_topic("voteSubscribe"))
+        with pytest.raises(RpcError, match="shredSubscribe"):
+            await scene.listen(svm_topic("shredSubscribe"))

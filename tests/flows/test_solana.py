@@ -52,7 +52,7 @@ async def test_transfer_is_sent_and_shows_in_balances_accounts_and_statuses() ->
         account = await found.result("getAccountInfo", [str(PAYEE), BASE64])
         assert account["value"]["lamports"] == 1_000_000
         statuses = await found.result("getSignatureStatuses", [[signature]])
-        assert statuses["value"] == [{"slot": found.chain.head, "err": None}]
+        assert [(each["slot"], each["err"]) for each in statuses["value"]] == [(found.chain.head, None)]
         assert (await found.result("getTransaction", [signature, {"encoding": "base64"}]))["slot"] == found.chain.head
 
 

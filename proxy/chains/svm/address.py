@@ -24,7 +24,12 @@ _REMEMBERED = 65_536
 
 def parse(text: str) -> bytes | None:
     """The address that a text means, if it is one."""
-    if not _SHORTEST <= len(text) <= _LONGEST:
+    return decoded(text, SIZE) if _SHORTEST <= len(text) <= _LONGEST else None
+
+
+def decoded(text: str, size: int) -> bytes | None:
+    """The bytes of a text in base 58, if it has exactly so many. Longer texts than such bytes can have are not read."""
+    if len(text) > size * 11 // 8 + 1:
         return None
     number = 0
     for digit in text:
@@ -33,9 +38,9 @@ def parse(text: str) -> bytes | None:
             return None
         number = number * 58 + value
     zeros = len(text) - len(text.lstrip("1"))
-    if number >> 256 or zeros + (number.bit_length() + 7) // 8 != SIZE:
+    if number >> size * 8 or zeros + (number.bit_length() + 7) // 8 != size:
         return None
-    return number.to_bytes(SIZE, "big")
+    return number.to_bytes(size, "big")
 
 
 @lru_cache(_REMEMBERED)

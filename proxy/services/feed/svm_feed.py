@@ -2,7 +2,8 @@
 
 There is one upstream subscription per topic, however many listeners it has. When the upstream fails, all subscriptions are
 made again at the next one. A slot is published once, even if the next upstream is behind. A `signatureSubscribe` ends with
-its notification.
+its notification. Topics are polled (`svm_poller.py`) while no upstream with a WebSocket is connected, and if the one that is
+does not have the method.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,6 +20,8 @@ from proxy.errors import Unavailable
 from proxy.services.feed.demand import Demand
 from proxy.services.feed.head_watcher import SourceFailed
 from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.svm_channel import SvmChannel
+from proxy.services.feed.svm_poller import POLLED, SvmPoller
 from proxy.services.feed.topics import MAX_TOPICS, FeedEvent, Listener, Topic, refusal
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
@@ -30,14 +32,14 @@ log = logging.getLogger("penstock.feed")
 
 # The supported subscriptions and the method that ends each.
 UNSUBSCRIBE_METHODS = {
-    "slotSubscribe": "slotUnsubscribe",
-    "accountSubscribe": "accountUnsubscribe",
-    "logsSubscribe": "logsUnsubscribe",
-    "signatureSubscribe": "signatureUnsubscribe",
+    f"{kind}Subscribe": f"{kind}Unsubscribe"
+    for kind in ("account", "block", "logs", "program", "root", "signature", "slot", "slotsUpdates", "vote")
 }
 READY_S = 10.0
 # How often to check for a better source.
 CHECK_S = 1.0
+# How long a stream may take to open before topics are polled.
+PATIENCE_S = 1.0
 # Slots come several times a second. A stream with a slot subscription that is silent for this long is dead.
 SILENT_S = 10.0
 # Subscriptions made or ended concurrently: after a change of sources there may be thousands.
@@ -61,21 +63,6 @@ class _Notification(msgspec.Struct, gc=False):
 _notification = msgspec.json.Decoder(_Notification).decode
 
 
-@dataclass(slots=True, eq=False)
-class SvmChannel:
-    """One topic. `subscription` is the upstream's id while subscribed, `refused` the upstream's error if it refused."""
-
-    topic: Topic
-    listeners: dict[Listener, None] = field(default_factory=dict)
-    subscription: bytes = b""
-    refused: bytes = b""
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def params(self) -> bytes:
-        return self.topic.detail if isinstance(self.topic.detail, bytes) else jsonrpc.NO_PARAMS
-
-
 class SvmFeed:
     def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
@@ -86,6 +73,11 @@ class SvmFeed:
         self._todo: asyncio.Queue[SvmChannel] = asyncio.Queue()
         self._last_slot = 0
         self._notified_at = 0.0
+        # Whether an upstream with a WebSocket is connected, since when none is, and whether upstreams can be polled.
+        self._is_streaming = False
+        self._unstreamed_at = 0.0
+        self._can_poll = bool(route.upstreams)
+        self._poller = SvmPoller(route, self._polled, wants=self._is_polled, end=self._drop, clock=clock)
         self._demand = Demand(lambda: bool(self._channels))
 
     def __repr__(self) -> str:
@@ -132,7 +124,7 @@ class SvmFeed:
     def _check(self, topic: Topic) -> None:
         if topic.kind not in UNSUBSCRIBE_METHODS:
             raise refusal(f"unknown subscription {topic.kind[:40]!r}", jsonrpc.METHOD_NOT_FOUND)
-        if self._sources.is_empty:
+        if self._sources.is_empty and topic.kind not in POLLED:
             message = f"{topic.kind} is not available: {self._route.network.id} has no upstream with a WebSocket"
             raise refusal(message, jsonrpc.METHOD_NOT_FOUND)
         if topic not in self._channels and len(self._channels) >= MAX_TOPICS:
@@ -147,8 +139,36 @@ class SvmFeed:
     def _reset(self) -> None:
         self._last_slot = 0
         self._todo = asyncio.Queue()
+        self._poller.forget()
 
     async def _follow(self) -> None:
+        self._unstreamed_at = self._clock()
+        async with asyncio.TaskGroup() as group:
+            if self._can_poll:
+                group.create_task(self._poller.run())
+            if not self._sources.is_empty:
+                group.create_task(self._follow_sources())
+
+    # Polling
+
+    def _polled(self) -> list[SvmChannel]:
+        return [channel for channel in self._channels.values() if self._is_polled(channel)]
+
+    def _is_polled(self, channel: SvmChannel) -> bool:
+        if self._channels.get(channel.topic) is not channel or channel.topic.kind not in POLLED:
+            return False
+        if not self._can_poll or self._sources.is_empty or channel.is_polled:
+            return self._can_poll
+        return not self._is_streaming and self._clock() - self._unstreamed_at > PATIENCE_S
+
+    def _drop(self, channel: SvmChannel) -> None:
+        if self._channels.get(channel.topic) is channel:
+            del self._channels[channel.topic]
+            self._demand.changed()
+
+    # Streaming
+
+    async def _follow_sources(self) -> None:
         while True:
             now = self._clock()
             source = self._sources.best(now)
@@ -170,10 +190,7 @@ class SvmFeed:
         self._todo = asyncio.Queue()
         try:
             await stream.open()
-            self._notified_at = self._clock()
-            for channel in self._channels.values():
-                channel.subscription = b""
-                self._todo.put_nowait(channel)
+            self._start_streaming()
             while not lost.is_set() and self._sources.is_best(source, self._clock()):
                 await self._work(stream)
             if lost.is_set():
@@ -181,7 +198,16 @@ class SvmFeed:
         except StreamLost as exc:
             raise SourceFailed(str(exc)) from exc
         finally:
+            self._is_streaming, self._unstreamed_at = False, self._clock()
             await stream.close()
+
+    def _start_streaming(self) -> None:
+        self._notified_at = self._clock()
+        self._is_streaming = True
+        self._poller.forget()
+        for channel in self._channels.values():
+            channel.subscription, channel.is_polled = b"", False
+            self._todo.put_nowait(channel)
 
     def _lose(self, lost: asyncio.Event) -> None:
         lost.set()
@@ -227,9 +253,11 @@ class SvmFeed:
             )
         except SubscriptionRefused as exc:
             verdict = dialect.classify(exc.error)
+            if verdict.lacks_method and self._can_poll and channel.topic.kind in POLLED:
+                channel.is_polled = True  # The poller confirms it.
+                return
             channel.refused = dialect.translate(exc.error, verdict, in_our_codes=False, private=stream.private_words)
-            if self._channels.get(channel.topic) is channel:
-                del self._channels[channel.topic]
+            self._drop(channel)
         if self._channels.get(channel.topic) is not channel:
             stream.forget(channel.subscription)  # Its only notification may have come with the confirmation.
         channel.settled.set()
@@ -247,10 +275,7 @@ class SvmFeed:
             self._last_slot = slot
         # A signature's "received" notification does not end the subscription.
         last = channel.topic.kind == "signatureSubscribe" and bytes(notification.value) != b'"receivedSignature"'
-        event = FeedEvent(result, slot, last)
-        for listener in tuple(channel.listeners):
-            listener.on_events([event])
+        channel.publish(FeedEvent(result, slot, last))
         if last and self._channels.get(channel.topic) is channel:
             stream.forget(channel.subscription)
-            del self._channels[channel.topic]
-            self._demand.changed()
+            self._drop(channel)

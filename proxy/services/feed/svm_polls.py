@@ -1,0 +1,297 @@
+"""What each kind of Solana subscription is read from when no upstream streams it.
+
+A poll keeps what it saw last and turns the next reply into events. The first reply is the state before the subscription and
+makes none. A reply of an earlier slot than the last one comes from an upstream that is behind and is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from proxy.chains.svm.polled_params import COMMITMENTS, DEFAULT_ENCODING, PolledParams
+from proxy.core import jsonrpc
+from proxy.errors import Fault
+from proxy.services.feed.topics import FeedEvent
+from proxy.services.rpc.calls import RpcError
+
+# Makes a call to the network.
+Ask = Callable[[str, list[Any]], Awaitable[bytes]]
+# The newest slot by commitment.
+NewestSlots = Mapping[str, int]
+
+# Slots that are reported after a pause, at most.
+MOST_SLOTS = 32
+# Transactions that are read for one poll of an account's logs, at most.
+MOST_SIGNATURES = 1000
+VOTE_PROGRAM = "Vote111111111111111111111111111111111111111"
+# Errors of slots that have no block.
+SKIPPED = (-32007, -32009)
+# An account that was closed, as upstreams report it.
+_CLOSED = msgspec.Raw(
+    b'{"lamports":0,"data":["","base64"],"owner":"11111111111111111111111111111111","executable":false,"rentEpoch":0,"space":0}'
+)
+
+
+class _PolledContext(msgspec.Struct, gc=False):
+    slot: int
+
+
+class InContext(msgspec.Struct, gc=False):
+    context: _PolledContext
+    value: msgspec.Raw
+
+
+class _PolledProgramAccount(msgspec.Struct, gc=False):
+    pubkey: str
+    account: msgspec.Raw
+
+
+class SignatureStatus(msgspec.Struct, gc=False):
+    err: msgspec.Raw = msgspec.Raw(b"null")
+    confirmationStatus: str | None = None
+
+
+class _PolledSigned(msgspec.Struct, gc=False):
+    signature: str
+    slot: int
+
+
+class _PolledMeta(msgspec.Struct, gc=False):
+    err: msgspec.Raw = msgspec.Raw(b"null")
+    logMessages: list[str] | None = None
+
+
+class _PolledMessage(msgspec.Struct, gc=False):
+    accountKeys: list[str]
+
+
+class _PolledTransaction(msgspec.Struct, gc=False):
+    signatures: list[str]
+    message: _PolledMessage
+
+
+class _PolledLanded(msgspec.Struct, gc=False):
+    transaction: _PolledTransaction
+    meta: _PolledMeta | None
+
+
+class _PolledBlock(msgspec.Struct, gc=False):
+    transactions: list[_PolledLanded]
+
+
+class _PolledError(msgspec.Struct, gc=False):
+    code: int = 0
+
+
+class _PolledLandedAt(msgspec.Struct, gc=False):
+    slot: int
+    meta: _PolledMeta | None
+
+
+read_in_context = msgspec.json.Decoder(InContext).decode
+read_accounts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+read_statuses = msgspec.json.Decoder(list[SignatureStatus | None]).decode
+_program_accounts = msgspec.json.Decoder(list[_PolledProgramAccount]).decode
+_signed = msgspec.json.Decoder(list[_PolledSigned]).decode
+_block = msgspec.json.Decoder(_PolledBlock | None).decode
+_landed = msgspec.json.Decoder(_PolledLandedAt | None).decode
+_code = msgspec.json.Decoder(_PolledError).decode
+_numbers = msgspec.json.Decoder(list[int]).decode
+_any = msgspec.json.Decoder().decode
+
+
+def in_context(slot: int, value: bytes | msgspec.Raw, *, last: bool = False) -> FeedEvent:
+    return FeedEvent(b'{"context":{"slot":%d},"value":%b}' % (slot, bytes(value)), slot, last)
+
+
+def is_reached(status: SignatureStatus, commitment: str) -> bool:
+    """Whether a transaction is as certain as a subscription wants. Without a status it is final."""
+    reached = status.confirmationStatus or COMMITMENTS[-1]
+    return COMMITMENTS.index(reached) >= COMMITMENTS.index(commitment) if reached in COMMITMENTS else False
+
+
+class TopicPoll(Protocol):
+    async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
+        """The events since the last poll. Raises RpcError or a Fault."""
+
+
+class SlotPoll:
+    """New slots at one commitment. `show(slot, slots)`: the notification."""
+
+    def __init__(self, commitment: str, show: Callable[[int, NewestSlots], bytes]) -> None:
+        self._commitment = commitment
+        self._show = show
+        self._last = 0
+
+    def __repr__(self) -> str:
+        return f"<SlotPoll {self._commitment} {self._last}>"
+
+    async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
+        newest = slots[self._commitment]
+        first = max(self._last + 1, newest - MOST_SLOTS + 1) if self._last else newest + 1
+        # A lower slot by far is a network that was restarted.
+        if newest > self._last or newest < self._last - MOST_SLOTS * 10:
+            self._last = newest
+        return [FeedEvent(self._show(slot, slots), slot) for slot in range(first, newest + 1)]
+
+
+class SlotsUpdatePoll:
+    """What becomes of each slot: it is completed, then confirmed, then rooted. `now_ms` is the time of notifications."""
+
+    TYPES: Mapping[str, bytes] = {
+        "processed": b"completed",
+        "confirmed": b"optimisticConfirmation",
+        "finalized": b"root",
+    }
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._polls = [SlotPoll(name, self._shown_as(kind)) for name, kind in self.TYPES.items()]
+
+    def _shown_as(self, kind: bytes) -> Callable[[int, NewestSlots], bytes]:
+        return lambda slot, _: b'{"slot":%d,"timestamp":%d,"type":"%b"}' % (slot, self._now_ms(), kind)
+
+    async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
+        return [event for each in self._polls for event in await each.poll(ask, slots)]
+
+
+class AccountWatch:
+    """The last state of one account. It is read together with others."""
+
+    def __init__(self, params: PolledParams) -> None:
+        self.params = params
+        self._slot = 0
+        self._seen: msgspec.Raw | None = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"encoding": DEFAULT_ENCODING, **self.params.config, "commitment": self.params.commitment}
+
+    def saw(self, slot: int, value: msgspec.Raw) -> list[FeedEvent]:
+        account = _CLOSED if bytes(value) == jsonrpc.NULL else value
+        if slot < self._slot:
+            return []
+        before, self._slot, self._seen = self._seen, slot, msgspec.Raw(bytes(account))
+        if before is None or _is_same(before, account):
+            return []
+        return [in_context(slot, account)]
+
+
+def _is_same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
+    """Whether two upstreams may have written the same value in different ways."""
+    return bytes(one) == bytes(other) or _any(one) == _any(other)
+
+
+class ProgramPoll:
+    """All accounts of a program. A closed account no longer belongs to the program and makes no event."""
+
+    def __init__(self, params: PolledParams) -> None:
+        self._params = [params.target, {**params.config, "commitment": params.commitment, "withContext": True}]
+        self._slot = 0
+        self._seen: dict[str, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProgramPoll {len(self._seen or ())} accounts>"
+
+    async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
+        reply = read_in_context(await ask("getProgramAccounts", self._params))
+        slot = reply.context.slot
+        if slot < self._slot:
+            return []
+        accounts = _program_accounts(reply.value)
+        # A hash of each account in place of the account: there may be many.
+        before, self._seen = self._seen, {each.pubkey: hash(bytes(each.account)) for each in accounts}
+        self._slot = slot
+        if before is None:
+            return []
+        changed = [each for each in accounts if before.get(each.pubkey) != self._seen[each.pubkey]]
+        return [in_context(slot, msgspec.json.encode(each)) for each in changed]
+
+
+class MentionPoll:
+    """The logs of transactions that mention an account, from the account's history."""
+
+    def __init__(self, params: PolledParams) -> None:
+        self._target = params.target
+        self._commitment = params.at_least_confirmed
+        self._until: str | None = None
+        self._started = False
+
+    def __repr__(self) -> str:
+        return f"<MentionPoll {self._target} since {self._until}>"
+
+    async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
+        config: dict[str, Any] = {"commitment": self._commitment, "limit": MOST_SIGNATURES if self._started else 1}
+        if self._until is not None:
+            config["until"] = self._until
+        new = _signed(await ask("getSignaturesForAddress", [self._target, config]))
+        if not self._started:
+            self._started, self._until = True, new[0].signature if new else None
+            return []
+        events: list[FeedEvent] = []
+        with suppress(RpcError, Fault):
+            for each in reversed(new):
+                found = _landed(await ask("getTransaction", [each.signature, self._transaction_config]))
+                if found is None:
+                    break
+                self._until = each.signature
+                events.append(_logs_event(found.slot, each.signature, found.meta))
+        return events  # The next poll starts at the first transaction that could not be read.
+
+    @property
+    def _transaction_config(self) -> dict[str, Any]:
+        return {"commitment": self._commitment, "encoding": "base64", "maxSupportedTransactionVersion": 0}
+
+
+class BlockLogsPoll:
+    """The logs of all transactions, from the blocks."""
+
+    def __init__(self, params: PolledParams) -> None:
+        self._commitment = params.at_least_confirmed
+        self._with_votes = params.with_votes
+        self._last = 0
+
+    def __repr__(self) -> str:
+        return f"<BlockLogsPoll {self._last}>"
+
+    async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
+        newest = slots[self._commitment]
+        if not self._last or newest <= self._last:
+            self._last = self._last or newest
+            return []
+        first = max(self._last + 1, newest - MOST_SLOTS + 1)
+        produced = _numbers(await ask("getBlocks", [first, newest, {"commitment": self._commitment}]))
+        events: list[FeedEvent] = []
+        with suppress(RpcError, Fault):
+            for slot in produced:
+                events += self._events_of(slot, await self._block(ask, slot))
+                self._last = slot
+            self._last = newest
+        return events  # The next poll starts at the first block that could not be read.
+
+    async def _block(self, ask: Ask, slot: int) -> list[_PolledLanded]:
+        config = {"commitment": self._commitment, "encoding": "json", "transactionDetails": "full", "rewards": False}
+        try:
+            found = _block(await ask("getBlock", [slot, {**config, "maxSupportedTransactionVersion": 0}]))
+        except RpcError as exc:
+            if _code(exc.error).code in SKIPPED:
+                return []
+            raise
+        return [] if found is None else found.transactions
+
+    def _events_of(self, slot: int, transactions: list[_PolledLanded]) -> list[FeedEvent]:
+        return [
+            _logs_event(slot, each.transaction.signatures[0], each.meta)
+            for each in transactions
+            if self._with_votes or VOTE_PROGRAM not in each.transaction.message.accountKeys
+        ]
+
+
+def _logs_event(slot: int, signature: str, meta: _PolledMeta | None) -> FeedEvent:
+    meta = meta or _PolledMeta()
+    value = {"signature": signature, "err": meta.err, "logs": meta.logMessages or []}
+    return in_context(slot, msgspec.json.encode(value))
