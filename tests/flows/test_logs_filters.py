@@ -282,6 +282,86 @@ async def test_split_logs_in_a_batch_are_in_their_place_and_final_ones_are_kept(
         assert (await found.ask("eth_getLogs", query())).headers["x-cache"] == "hit"
 
 
+# Blocks that were not seen yet
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("end", ["number", "latest"])
+def test_split_range_includes_blocks_that_came_after_the_last_poll(count: int, end: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            for upstream in found.upstreams:
+                upstream.max_range, upstream.refusal = 10, "geth"
+            found.chain.head += 3
+            first, last = found.chain.head - 24, found.chain.head
+            asked = query(first, last if end == "number" else "latest")
+            assert await found.result("eth_getLogs", asked) == expected(found, first, last)
+
+    run()
+
+
+@pytest.mark.parametrize("limit", [0, 10])
+@pytest.mark.parametrize("lead", [1, 2])
+def test_logs_come_from_the_upstream_that_has_the_last_block(limit: int, lead: int) -> None:
+    """The other upstream does not have it yet and would leave out its logs; neither was polled since."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            for upstream in found.upstreams:
+                upstream.max_range = limit
+            found.chain.head += lead
+            found.upstreams[0].behind = lead
+            first, last = found.chain.head - 24, found.chain.head
+            for _ in range(8):
+                assert await found.result("eth_getLogs", query(first, last), Cache_Control="no-cache") == expected(
+                    found, first, last
+                )
+
+    run()
+
+
+@on_uvloop
+async def test_split_range_fails_if_no_upstream_reports_its_head() -> None:
+    async with scene(2, rpc={"call_timeout_s": 1.0}) as found:
+        for upstream in found.upstreams:
+            upstream.max_range = 10
+            upstream.held = {"eth_blockNumber", "eth_getBlockByNumber"}
+        found.chain.head += 1
+        reply = await found.ask("eth_getLogs", query(found.chain.head - 24, found.chain.head))
+        assert reply.status in (503, 504)
+
+
+@on_uvloop
+async def test_split_range_fails_if_only_an_upstream_without_its_last_block_is_left() -> None:
+    async with scene(2) as found:
+        ahead, behind = found.upstreams
+        behind.max_range = ahead.max_range = 10
+        found.chain.head += 1
+        behind.behind = 1
+        await found.look()
+        found.route.upstreams[0].health.cordon(cordoned=True, now=0.0)
+        fault = (await found.ask("eth_getLogs", query(found.chain.head - 24, found.chain.head))).fault(503)
+        assert "at the moment: try again" in fault["message"]
+
+
+@on_uvloop
+async def test_split_range_fails_if_the_chain_is_reorganised_meanwhile() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.max_range, upstream.held = 10, {"eth_getLogs"}
+        upstream.gate.set()
+        first, last = found.chain.head - 99, found.chain.head
+        asking = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query(first, last)))
+        await until(lambda: upstream.count("eth_getLogs") > 3, every_s=0.001)
+        upstream.gate.clear()
+        found.chain.reorganise(3)
+        await found.look()
+        upstream.gate.set()
+        assert "reorganised" in (await asking).fault(503)["message"]
+
+
 # Filters
 
 

@@ -33,7 +33,7 @@ _monotonic = time.monotonic
 class Dispatcher(FlightHandler):
     """Chooses upstreams for the flights of one network, sends them, and ends them."""
 
-    __slots__ = ("budget", "call_timeout_s", "on_null", "on_split", "state")
+    __slots__ = ("budget", "call_timeout_s", "on_null", "on_partial", "on_split", "state")
 
     def __init__(self, state: NetworkState, *, call_timeout_s: float) -> None:
         self.state = state
@@ -42,6 +42,8 @@ class Dispatcher(FlightHandler):
         # Take over a flight whose range was refused, or whose result is null; False if they decline.
         self.on_split: Callable[[Flight, bytes], bool] | None = None
         self.on_null: Callable[[Flight], bool] | None = None
+        # Take over a flight whose result may lack the last blocks of its range.
+        self.on_partial: Callable[[Flight, bytes, Upstream], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.state!r}>"
@@ -191,6 +193,9 @@ class Dispatcher(FlightHandler):
             return
         if flight.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
             return
+        if policy.by_range and self._may_lack_blocks(flight, upstream, now, reply.result):
+            flight.handed_over = True
+            return
         if policy.looks_up_null and self.state.is_null(reply.result) and self.on_null and self.on_null(flight):
             flight.handed_over = True
             return
@@ -288,6 +293,24 @@ class Dispatcher(FlightHandler):
         flight.spare = spare
         return flight.is_under_way() or self._send_another(flight, now)
 
+    def _may_lack_blocks(
+        self, flight: Flight, upstream: Upstream, now: float, result: bytes | msgspec.Raw = b""
+    ) -> bool:
+        """Whether a range ends beyond the head of the upstream that sent its logs, while another one may have more. A range
+        that ends far beyond any head means all blocks up to the latest."""
+        state = self.state
+        if state.only is not None or self.on_partial is None or flight.is_piece or flight.handed_over:
+            return False
+        last = flight.policy.last_block(flight.params, state.heads.tip)
+        if last <= upstream.health.head or not state.heads.is_plausible(last, now):
+            return False
+        raw = bytes(result)
+        if (newest := state.head_reader.newest_block(raw)) is not None and newest >= last:
+            return False
+        if raw:
+            self.on_partial(flight, raw, upstream)
+        return True
+
     def _agrees_with_head(self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
         """Whether a result that contains the head may be passed on: the head never goes back, nor beyond what is plausible."""
         match self.state.compare_head(bytes(reply.result), upstream.health, now):
@@ -343,7 +366,7 @@ class Dispatcher(FlightHandler):
         if len(waiters) != 1 or not waiters[0].streams or flight.reports_head or flight.handed_over:
             return False
         start = result_at(flight.policy, flight.id, head, beginning)
-        if not start:
+        if not start or (flight.policy.by_range and self._may_lack_blocks(flight, connection.upstream, _monotonic())):
             return False
         flight.streaming = True
         flight.answered_by = connection.upstream

@@ -1,9 +1,12 @@
-"""`eth_getLogs` over more blocks than an upstream accepts: split into pieces and joined in order.
+"""`eth_getLogs` over more blocks than an upstream accepts or has: split into pieces and joined in order, none left out.
 
 The whole range is sent first. Only if the upstream refuses it is the range split: into pieces of the size that the refusal
 names, or of the configured size. A piece that is refused again is halved. A few pieces are in flight at a time. If one fails,
 the whole call fails, because a caller must never take part of the logs for all of them. A range that needs too many pieces, or
 whose logs are too large, is refused with a range that is likely to work.
+
+An upstream omits the logs of blocks that it does not have yet, without an error. So where a range ends beyond the head that was
+last seen, the upstreams are polled first, and each piece must come from one that has the piece's last block.
 """
 
 from __future__ import annotations
@@ -11,18 +14,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.chains.evm import log_range
 from proxy.chains.evm.log_range import LogRange
 from proxy.core import dialect
-from proxy.errors import Fault, InternalError, UpstreamTimeout
+from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.tracker import Tracker
 from proxy.settings import RpcSettings as Limits
 from proxy.tasks import Tasks
-from proxy.wire.upstream import MAX_REPLY_BYTES
+from proxy.wire.upstream import MAX_REPLY_BYTES, Upstream
 
 AT_ONCE = 4
 # Dense chains can refuse any range: at this size the refusal is passed on.
@@ -31,35 +36,68 @@ SMALLEST = 1
 MAX_PIECES = 1000
 MAX_CALLS = 4 * MAX_PIECES
 _serial = itertools.count(1)
+Collect = Callable[[], Awaitable[bytes]]
 
 
 class LogQueries:
-    def __init__(self, tasks: Tasks, limits: Limits) -> None:
+    """`trackers`: by network, to poll the heads at the moment of a call."""
+
+    def __init__(self, tasks: Tasks, limits: Limits, trackers: Mapping[str, Tracker]) -> None:
         self._tasks = tasks
         self._limits = limits
+        self._trackers = trackers
 
     def serve(self, route: Route) -> None:
-        route.dispatcher.on_split = lambda flight, error: self.split(route.dispatcher, flight, error)
+        dispatcher, tracker = route.dispatcher, self._trackers[route.network.id]
+        dispatcher.on_split = lambda flight, error: self.split(dispatcher, tracker, flight, error)
+        dispatcher.on_partial = lambda flight, result, upstream: self.complete(
+            dispatcher, tracker, flight, result, upstream
+        )
 
-    def split(self, dispatcher: Dispatcher, flight: Flight, error: bytes) -> bool:
+    def split(self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, error: bytes) -> bool:
         """Take over a call whose range was refused, if it can be split."""
         # Only logs are the sum of their pieces. A filter is a single object, and traces may be addressed by their index.
         if not flight.policy.by_range:
             return False
-        tip = dispatcher.state.heads.tip
-        whole = log_range.parse(flight.params, tip)
+        whole = log_range.parse(flight.params, dispatcher.state.heads.tip)
         if whole is None or whole.blocks <= SMALLEST:
             return False
-        if whole.first <= tip < whole.last:  # There are no logs beyond the head.
-            whole = whole.part(whole.first, tip)
+        self._start(dispatcher, flight, lambda: self._split(dispatcher, tracker, flight, whole, error))
+        return True
+
+    def complete(
+        self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, result: bytes, upstream: Upstream
+    ) -> None:
+        """Take over a call whose result may lack the last blocks: its upstream was not known to have them."""
+        had = upstream.health.head
+        self._start(dispatcher, flight, lambda: self._complete(dispatcher, tracker, flight, result, had))
+
+    def _start(self, dispatcher: Dispatcher, flight: Flight, collect: Collect) -> None:
+        self._tasks.start(f"logs {next(_serial)}", lambda: _run(dispatcher, flight, collect))
+
+    async def _split(
+        self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, whole: LogRange, error: bytes
+    ) -> bytes:
+        if whole.last >= dispatcher.state.heads.tip:
+            newest = await tracker.newest()
+            whole = _up_to(newest, log_range.parse(flight.params, newest) or whole)
         chunk = self._chunk(whole, error)
         most = min(self._limits.max_logs_blocks, chunk * MAX_PIECES)
         if whole.blocks > most:
-            dispatcher.land_error(flight, log_range.refusal(whole.first, whole.first + most - 1))
-            return True
-        query = SplitLogQuery(dispatcher, flight, whole, chunk)
-        self._tasks.start(f"logs {next(_serial)}", lambda: _run(dispatcher, flight, query))
-        return True
+            raise RpcError(log_range.refusal(whole.first, whole.first + most - 1))
+        return await SplitLogQuery(dispatcher, flight, whole, chunk).collect()
+
+    async def _complete(
+        self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, result: bytes, had: int
+    ) -> bytes:
+        """The result, unless an upstream has more of the blocks than the one that sent it."""
+        whole = log_range.parse(flight.params, dispatcher.state.heads.tip)
+        if whole is None:
+            return result
+        newest = await tracker.newest()
+        if had >= min(whole.last, newest):
+            return result
+        return await SplitLogQuery(dispatcher, flight, _up_to(newest, whole), whole.blocks).collect()
 
     def _chunk(self, whole: LogRange, error: bytes) -> int:
         """The size that the refusal names; else the configured size, or half of the range if that is less."""
@@ -69,8 +107,13 @@ class LogQueries:
         return min(self._limits.logs_chunk_blocks, (whole.blocks + 1) // 2)
 
 
-async def _run(dispatcher: Dispatcher, flight: Flight, query: SplitLogQuery) -> None:
-    outcome = await _outcome(dispatcher, flight, query)
+def _up_to(newest: int, whole: LogRange) -> LogRange:
+    """There are no logs beyond the newest block."""
+    return whole.part(whole.first, newest) if whole.first <= newest < whole.last else whole
+
+
+async def _run(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> None:
+    outcome = await _outcome(dispatcher, flight, collect)
     if flight.done:
         return  # Its waiters have left.
     match outcome:
@@ -82,12 +125,12 @@ async def _run(dispatcher: Dispatcher, flight: Flight, query: SplitLogQuery) -> 
             dispatcher.land_fault(flight, outcome)
 
 
-async def _outcome(dispatcher: Dispatcher, flight: Flight, query: SplitLogQuery) -> bytes | RpcError | Fault:
-    """Collect the pieces within the deadline of the whole call."""
+async def _outcome(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> bytes | RpcError | Fault:
+    """Collect the logs within the deadline of the whole call."""
     limit_s = dispatcher.call_timeout_s
     try:
         async with asyncio.timeout(max(0.0, flight.began + limit_s - time.monotonic())):
-            return await query.collect()
+            return await collect()
     except (RpcError, Fault) as exc:
         return exc
     except ValueError:
@@ -105,6 +148,7 @@ class SplitLogQuery:
         self._whole = whole
         # In reverse order: the next piece is popped from the end.
         self._left = list(whole.chunks(chunk))[::-1]
+        self._reorgs = dispatcher.state.reorgs
         self._logs: dict[int, bytes] = {}
         self._bytes = 0
         self._blocks = 0
@@ -121,6 +165,9 @@ class SplitLogQuery:
         except BaseExceptionGroup as failed:
             # The first failure: it cancelled the other workers.
             raise failed.exceptions[0] from None
+        state = self._dispatcher.state
+        if state.reorgs != self._reorgs and self._whole.last > state.heads.final:
+            raise Unavailable("the chain was reorganised while its logs were read: try again")
         return log_range.merge(logs for _, logs in sorted(self._logs.items()))
 
     def _start_workers(self, group: asyncio.TaskGroup) -> None:
@@ -141,8 +188,14 @@ class SplitLogQuery:
                 self._left += reversed(halves)
                 self._start_workers(group)
             else:
+                self._check(part, pending.answered_by)
                 self._take(part, logs)
         self._workers -= 1
+
+    def _check(self, part: LogRange, upstream: Upstream | None) -> None:
+        """An upstream that does not have the last block of the piece has left out its logs."""
+        if upstream is None or upstream.health.head < part.last:
+            raise Unavailable(f"no upstream has all logs up to block {part.last} at the moment: try again")
 
     def _take(self, part: LogRange, logs: bytes) -> None:
         self._logs[part.first] = logs
@@ -163,7 +216,7 @@ class SplitLogQuery:
             self._dispatcher,
             whole.policy,
             part.params(),
-            least_head=min(part.last, self._dispatcher.state.heads.tip),
+            least_head=part.last,
             archive=whole.archive,
             is_piece=True,
             client=whole.client,
