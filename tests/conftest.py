@@ -12,7 +12,7 @@ from hypothesis.internal.conjecture import providers
 
 from tests import scheduling
 from tests import service as service_room
-from tests.flows.upstream import Upstream, echo
+from tests.flows.upstream import HOODI, Upstream, echo
 from tests.service import Service
 
 # The same examples in every run, and no verdict that depends on the load of the machine. Hypothesis also draws constants that
@@ -65,7 +65,7 @@ async def upstream_server() -> AsyncIterator[Upstream]:
 
 @pytest.fixture(scope="session")
 async def faulty_server() -> AsyncIterator[Upstream]:
-    server = Upstream()
+    server = Upstream(HOODI)
     await server.open()
     yield server
     await server.close()

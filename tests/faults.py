@@ -23,6 +23,8 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 # How far a false head is from the real one, in blocks.
 HEAD_OFFSET = 1000
 
+# The calls that return the head: a method, and the first of its params.
+_HEAD_CALLS: tuple[tuple[str, list[str]], ...] = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest"]))
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 # Not HTTP; not JSON; not a JSON-RPC reply; a reply to another call; no result and no error; an HTTP error; two lengths; binary.
 _GARBAGE = (
@@ -156,20 +158,22 @@ class FaultProxy:
         await writer.drain()
 
     def _with_other_head(self, mode: Mode, request: bytes, reply: bytes) -> bytes:
-        """Replace the block number in replies to eth_blockNumber."""
+        """Replace the block number in replies that contain the head."""
         call = orjson.loads(request.partition(b"\r\n\r\n")[2])
-        if not isinstance(call, dict) or call["method"] != "eth_blockNumber":
+        if not isinstance(call, dict) or (call["method"], call["params"][:1]) not in _HEAD_CALLS:
             return reply
         real = orjson.loads(reply.partition(b"\r\n\r\n")[2])
-        head = int(real["result"], 16)
+        block = real["result"]
+        head = int(block["number"] if isinstance(block, dict) else block, 16)
         if self._frozen_head is None:
-            self._frozen_head = real["result"]
+            self._frozen_head = hex(head)
         false_heads = {
             "high_head": hex(head + HEAD_OFFSET),
             "low_head": hex(max(head - HEAD_OFFSET, 1)),
             "lagging": self._frozen_head,
         }
-        body = orjson.dumps(real | {"result": false_heads[mode]})
+        shown = false_heads[mode]
+        body = orjson.dumps(real | {"result": {**block, "number": shown} if isinstance(block, dict) else shown})
         return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 

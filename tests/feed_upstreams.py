@@ -392,4 +392,5 @@ async def feed_scene(
             for tier, (name, each) in enumerate(zip(kinds, upstreams, strict=True))
         ]
         running = await stack.enter_async_context(worker({network: given}, **sections))
+        chain.identity = running.app.networks.routes[network].network.identity
         yield FeedScene(running, cast(ForkingChain, chain), upstreams, network)

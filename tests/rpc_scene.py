@@ -64,8 +64,10 @@ class Scene:
             1 for each in self.upstreams for call in each.calls if call.method not in ("eth_blockNumber", "net_version")
         )
 
-    def count(self, method: str) -> int:
-        return sum(each.count(method) for each in self.upstreams)
+    def count(self, method: str, params: Sequence[Any] | None = None) -> int:
+        """Calls of a method at all upstreams: with these params, if they are given."""
+        calls = [call for each in self.upstreams for call in each.calls if call.method == method]
+        return len([call for call in calls if params is None or call.params == list(params)])
 
     async def look(self) -> None:
         """See where the heads are, now."""
@@ -133,6 +135,7 @@ async def scene(
         ]
         running = await stack.enter_async_context(worker({network: given}, **sections))
         found = Scene(running, chain, upstreams, network)
+        chain.identity = found.route.network.identity
         found.proxies = proxies
         await found.look()
         yield found

@@ -48,6 +48,8 @@ class Chain:
 
     head: int = 1000
     name: str = "one"
+    # The chain id or genesis hash that its upstreams report.
+    identity: str = "1"
     # How many times the blocks from a height on were replaced, by that height.
     forks: dict[int, int] = field(default_factory=dict)
     # Blocks by the hash of the transactions in them.
@@ -182,6 +184,9 @@ class ScriptedUpstream:
             return self.head
         named = {"earliest": 0, "finalized": self.head - 64}
         return named[tag] if tag in named else int(tag, 16)
+
+    def _eth_chainId(self, params: list[Any]) -> str:
+        return hex(int(self.chain.identity))
 
     def _eth_blockNumber(self, params: list[Any]) -> str:
         return hex(self.head)

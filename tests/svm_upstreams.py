@@ -89,7 +89,7 @@ class SvmUpstream(ScriptedUpstream):
         return "ok"
 
     def _getGenesisHash(self, params: list[Any], slot: int) -> str:
-        return self.chain.hash_of(0)
+        return self.chain.identity
 
     def _getLatestBlockhash(self, params: list[Any], slot: int) -> Any:
         return _in_context(

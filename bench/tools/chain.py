@@ -69,6 +69,8 @@ class Chain:
         return address(chance.randrange(BUSY) if chance.random() < 0.3 else chance.randrange(HOLDERS))
 
     def answer(self, body: bytes) -> bytes:
+        if b"eth_chainId" in body:
+            return b'"0x1"'
         if b"eth_blockNumber" in body:
             return b'"0x%x"' % (len(self.headers) - 1)
         if b"eth_getLogs" in body:

@@ -26,6 +26,8 @@ CacheRule = Literal["never", "static", "hash", "block", "head"]
 HeadResult = Literal["none", "number", "block"]
 # A method and its params, for calls that the proxy makes itself.
 UpstreamCall = tuple[str, bytes]
+# The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
+ReportedBlock = tuple[int, str, str]
 # Services that work on some families only. A family without a feature gets a 404 or 400 there.
 Feature = Literal["follower", "gas_prices", "nfts", "user_operations", "webhooks"]
 # Which feed serves subscriptions (`services/feed/feeds.py`), and which reader serves tokens (`compose/data.py`).
@@ -104,8 +106,12 @@ def _no_number(result: bytes) -> int | None:
     return None
 
 
-def _no_block(result: bytes) -> tuple[str, str] | None:
+def _no_block(result: bytes) -> ReportedBlock | None:
     return None
+
+
+def _no_name(result: bytes) -> str:
+    return ""
 
 
 def _whole(result: bytes) -> bytes:
@@ -123,8 +129,9 @@ class HeadReader:
     `number_call`: returns the head. `read_number(result)`: the number in its result, and in results of methods with a
     `Method.head`; None if there is none. `write_number(number)`: the reverse, as JSON.
     `genesis_call`: returns something that identifies the chain. `read_genesis(result)`: the identifying bytes.
-    `block_call`, `read_block`: the head's number and hash as text, in families whose blocks can be replaced by others of the
-    same height.
+    `chain_call`: returns the identity that the settings of a network name. `read_chain(result)`: that identity as text.
+    `head_block_call`, `final_block_call`, `block_call(number)`: return the head, the newest final block and any block, in
+    families whose blocks can be replaced by others of the same height. `read_block(result)`: the block that they return.
     `newest_block(result)`: the newest block that a result of any method names; None if it names none.
     """
 
@@ -133,8 +140,12 @@ class HeadReader:
     genesis_call: UpstreamCall
     write_number: Callable[[int], bytes] = _decimal
     read_genesis: Callable[[bytes], bytes] = _whole
-    block_call: UpstreamCall | None = None
-    read_block: Callable[[bytes], tuple[str, str] | None] = _no_block
+    chain_call: UpstreamCall | None = None
+    read_chain: Callable[[bytes], str] = _no_name
+    head_block_call: UpstreamCall | None = None
+    final_block_call: UpstreamCall | None = None
+    block_call: Callable[[int], UpstreamCall] | None = None
+    read_block: Callable[[bytes], ReportedBlock | None] = _no_block
     newest_block: Callable[[bytes], int | None] = _no_number
 
 

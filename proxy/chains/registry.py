@@ -91,6 +91,11 @@ class Network:
     def is_live(self) -> bool:
         return self.facts.class_ == "live"
 
+    @property
+    def identity(self) -> str:
+        """The name that an upstream gives its chain: the chain id or the hash of the first block. Empty if it is unknown."""
+        return self.facts.genesis or str(self.facts.chain_id or "")
+
     def word(self, *, live: bool) -> str:
         """The one word by which a key of this class finds it: the chain's name where that means this network."""
         is_meant = self.is_live if live else self.facts.default

@@ -32,7 +32,7 @@ from proxy.services.rpc.logs import LogQueries
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.shared_lookup import SharedLookup
-from proxy.services.rpc.tracker import Tracker
+from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.settings import SCHEMAS, Settings, Tables
 from proxy.store.cache import SharedReplies
 from proxy.store.local_copy import CopyDirectory
@@ -123,7 +123,8 @@ class App:
             batch_wait_s=given.batch_wait_s,
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)
-        self.logs = LogQueries(self.tasks, given)
+        self.trackers = {name: Tracker(route) for name, route in self.networks.routes.items()}
+        self.logs = LogQueries(self.tasks, given, self.trackers)
         self.feeds = feeds_of(self.networks)
 
     def _build_features(self, builder: NetworkBuilder) -> None:
@@ -254,6 +255,7 @@ class App:
         await self._load()
         self.readiness.keys_loaded = True
         self._follow()
+        await start_tracking(self.trackers.values(), self.tasks)
         await self.listen(listener)
 
     async def _load(self) -> None:
@@ -268,15 +270,13 @@ class App:
         await self.dashboard.cordons.load_copy()
 
     def _follow(self) -> None:
-        """Start the loops that follow the database and the heads of the networks."""
+        """Start the loops that follow the database."""
         self.tasks.start("notices", self.notices.run)
         self.accounts.start(self.tasks, self.notices)
         self.tasks.start("readiness", self.readiness.watch)
         self.tasks.start("tally", self._tally)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
-        for route in self.networks.routes.values():
-            self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve on the socket. From here on everything that a call needs is in memory."""

@@ -33,7 +33,7 @@ from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.tracker import Tracker
+from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.wallets import DeploymentSink
 from proxy.settings import Settings, Tables
 from proxy.store.blocks import BlockStore
@@ -117,8 +117,7 @@ class Background:
         if not needs_upstreams:
             return
         self.tasks.start("sweep", self._sweep)
-        for route in self.networks.routes.values():
-            self.tasks.start(f"heads {route.network.id}", Tracker(route).run)
+        await start_tracking(map(Tracker, self.networks.routes.values()), self.tasks)
         self.tasks.start("notifications", self.notices.run)
         cordons = Cordons(FleetStore(self.pool), (self.networks,))
         cordons.listen(self.notices)

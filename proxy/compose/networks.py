@@ -79,7 +79,7 @@ class NetworkBuilder:
         settings = self._settings
         # Nothing is cached, so this process shares no head with the other workers.
         numbered = list(enumerate(bundlers))
-        state = self._state(network, numbered, ReplyCache(0), SharedHead([0, 0], 0), kind=BUNDLER, caches=False)
+        state = self._state(network, numbered, ReplyCache(0), SharedHead([0] * 4, 0), kind=BUNDLER, caches=False)
         return Route(
             network,
             bundler_policies.policies_of(network, self._tables.methods[BUNDLER_FAMILY.name], self._tally),

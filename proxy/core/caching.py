@@ -155,6 +155,10 @@ class ReplyCache:
         self._retired_bytes = self._kept_bytes = self._count = 0
 
     @property
+    def has_recent(self) -> bool:
+        return bool(self._recent)
+
+    @property
     def bytes_used(self) -> int:
         """The memory that the replies take, with all that is stored beside them."""
         return self._kept_bytes + self._recent_bytes + self._retired_bytes

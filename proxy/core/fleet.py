@@ -6,27 +6,36 @@ merged: counts are added, averages are weighted by calls, and the state is the w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core.routing import UpstreamHealth
 from proxy.core.usage import BUCKETS, quantile_ms
 
-# From the worst on.
-STATES = ("cordoned", "open", "silent", "resting", "lagging", "up")
+# Whether an upstream is in a state, from the worst state on.
+_STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
+    "cordoned": lambda health, now: health.cordoned,
+    "wrong_chain": lambda health, now: health.standing == "wrong_chain",
+    "forked": lambda health, now: health.standing == "forked",
+    "open": lambda health, now: bool(health.pause_s),
+    "silent": lambda health, now: health.silent,
+    "unchecked": lambda health, now: health.standing == "unchecked",
+    "resting": lambda health, now: now < health.rests_until,
+    "ahead": lambda health, now: health.ahead,
+    "lagging": lambda health, now: health.lagging,
+    "up": lambda health, now: True,
+}
+STATES = tuple(_STATES)
 
 
 def state_of(health: UpstreamHealth, now: float) -> str:
-    if health.cordoned:
-        return "cordoned"
-    if health.pause_s:
-        return "open"
-    if health.silent:
-        return "silent"
-    if now < health.rests_until:
-        return "resting"
-    return "lagging" if health.lagging else "up"
+    return next(state for state, holds in _STATES.items() if holds(health, now))
+
+
+def _badness(state: str) -> int:
+    """Sorts the worst state first. Another version may report states that this one does not know."""
+    return STATES.index(state) if state in STATES else 0
 
 
 def breaker_of(health: UpstreamHealth, now: float) -> str:
@@ -75,7 +84,7 @@ class UpstreamView:
 
     def add(self, view: dict[str, Any]) -> None:
         self.workers += 1
-        self.state = min(self.state, view["state"], key=STATES.index)
+        self.state = min(self.state, view["state"], key=_badness)
         self.breaker = max(self.breaker, view["breaker"], key=("closed", "half_open", "open").index)
         self.cordoned = self.cordoned or view["cordoned"]
         self.head = max(self.head, view["head"])

@@ -1,17 +1,22 @@
-"""The head of a network, from the reports of several upstreams, any of which may lag or lie.
+"""The head of a network, from the reports of several upstreams, any of which may lag, lie or be on another branch.
 
 *Agreed.* The highest block that enough upstreams have reported. With three or more upstreams this is the second highest
 report, so that one false report cannot move the network; with two, the higher one if it is plausible for the time that
-has passed; with one, its report. Upstreams that are far behind or silent have no vote. The agreed head of several
-upstreams never goes back, except if all reports are far below it: then the chain was reset.
+has passed; with one, its report. Upstreams that are far behind or silent have no vote, and those of another chain or
+branch have none either. The agreed head goes back when most upstreams that have had it no longer do: a reorganisation to a
+shorter branch. If all reports are far below it, the chain was reset.
 *Tip.* The highest block that a caller has received. A single upstream may be slightly ahead of the others, and a caller
-that has seen its block must not get an older one afterwards. It may only be slightly ahead, because it may lie; lag is
-measured against the agreed head.
+that has seen its block must not get an older one afterwards, unless the upstream itself goes back. It may only be slightly
+ahead, because it may lie; lag is measured against the agreed head.
 *Final.* The block below which results never change: the finality depth below the agreed head.
+*Branch.* The hashes of the last blocks. A report with another hash at a known height is a reorganisation.
+*Votes.* Upstreams are compared by the hash that each has at one height. The hash that most have is the network's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Literal
 
 from proxy.core.routing import UpstreamHealth
@@ -22,6 +27,13 @@ LEAP = 5.0
 STALE_S = 20.0
 # The largest number that the shared memory holds: a larger one is not a block.
 HIGHEST = (1 << 63) - 1
+# Hashes to remember: as many blocks as upstreams in use may be apart.
+REMEMBERED_BLOCKS = 256
+# A mark must fit into the shared memory too.
+MARK_BYTES = 7
+
+# What became of the tip.
+HeadChange = Literal["still", "moved", "lowered", "reset"]
 
 
 class NetworkHead:
@@ -47,22 +59,35 @@ class NetworkHead:
         """The highest final block; -1 while unknown."""
         return self.agreed - self.finality_blocks if self.agreed else -1
 
-    def observe(self, members: tuple[UpstreamHealth, ...], now: float) -> Literal["still", "moved", "reset"]:
+    def observe(self, members: tuple[UpstreamHealth, ...], now: float) -> HeadChange:
         """Take the members' heads into account: what became of the tip."""
-        heard = sorted((m.head for m in members if m.head and now - m.head_at <= STALE_S), reverse=True)
-        if not heard:
+        heard = heard_of(members, now)
+        heads = sorted([member.head for member in heard], reverse=True)
+        if not heads:
             return "still"
-        self.heard_at = max(member.head_at for member in members)
+        self.heard_at = max([member.head_at for member in heard])
         alone = len(members) == 1
-        voters = [head for head in heard if head >= self.agreed - self.behind_blocks]
-        agreed = self._agreed_by(voters, now) if voters and not alone else _second_of_many(heard)
-        if agreed > self.agreed or not voters or alone:
+        voters = [head for head in heads if head >= self.agreed - self.behind_blocks]
+        agreed = self._agreed_by(voters, now) if voters and not alone else second_of_many(heads)
+        is_lost = alone or not voters or _is_gone(self.agreed, heard)
+        if agreed > self.agreed or is_lost:
             self.agreed, self._agreed_at = agreed, now
         for member in members:
-            member.lagging = bool(member.head) and self._is_off(member.head, now)
+            member.ahead = bool(member.head) and member.head > self._furthest(now)
+            member.lagging = bool(member.head) and (member.ahead or member.head < self.agreed - self.behind_blocks)
         before = self.tip
-        self.tip = self.agreed if not voters or alone else max(self.tip, self.agreed)
-        return "reset" if not voters else "still" if self.tip == before else "moved"
+        self.tip = self._tip_by(heard, is_lost=is_lost, now=now)
+        if self.tip < before:
+            for member in members:
+                member.peak = member.head
+        return "reset" if not voters else _change(before, self.tip)
+
+    def _tip_by(self, heard: list[UpstreamHealth], *, is_lost: bool, now: float) -> int:
+        if is_lost:
+            return self.agreed
+        if _is_gone(self.tip, heard):
+            return max([self.agreed, *[member.head for member in heard if self.is_plausible(member.head, now)]])
+        return max(self.tip, self.agreed)
 
     def is_plausible(self, number: int, now: float) -> bool:
         """Whether a block of this number can be there by now."""
@@ -72,18 +97,86 @@ class NetworkHead:
         """A caller has received this block: no older head is returned after that."""
         self.tip = max(self.tip, number)
 
+    def lower_to(self, number: int) -> None:
+        """Another worker has seen a reorganisation to a shorter branch."""
+        self.tip = number
+        self.agreed = min(self.agreed, number)
+
     def _agreed_by(self, voters: list[int], now: float) -> int:
         if len(voters) > 2 or self.is_plausible(voters[0], now):
-            return _second_of_many(voters)
+            return second_of_many(voters)
         return voters[1] if len(voters) > 1 else self.agreed
 
     def _furthest(self, now: float) -> float:
         return self.agreed + self.behind_blocks + LEAP * (now - self._agreed_at) / self.block_time_s
 
-    def _is_off(self, head: int, now: float) -> bool:
-        """Too far behind; or so far ahead that it cannot be true."""
-        return head < self.agreed - self.behind_blocks or head > self._furthest(now)
+
+class Branch:
+    """The hashes of the last blocks, by number, as the upstreams in use report them."""
+
+    __slots__ = ("_hashes",)
+
+    def __init__(self) -> None:
+        self._hashes: dict[int, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Branch of {len(self._hashes)} blocks>"
+
+    def note(self, number: int, block_hash: str, parent_hash: str) -> bool:
+        """Note a reported block. Returns whether it replaces a block that was known."""
+        known = self._hashes.get(number, block_hash)
+        parent = self._hashes.get(number - 1, parent_hash)
+        is_replaced = known != block_hash or (bool(parent_hash) and parent != parent_hash)
+        if is_replaced:
+            self._hashes.clear()
+        self._hashes[number] = block_hash
+        if parent_hash:
+            self._hashes[number - 1] = parent_hash
+        while len(self._hashes) > REMEMBERED_BLOCKS:
+            del self._hashes[min(self._hashes)]
+        return is_replaced
+
+    def clear(self) -> None:
+        self._hashes.clear()
 
 
-def _second_of_many(heads: list[int]) -> int:
+def mark_of(block_hash: str) -> int:
+    """A number that stands for a hash. It is never 0, which stands for an unknown hash."""
+    return int.from_bytes(blake2b(block_hash.encode(), digest_size=MARK_BYTES).digest(), "big") or 1
+
+
+def heard_of(members: Iterable[UpstreamHealth], now: float) -> list[UpstreamHealth]:
+    """The members in good standing that have reported their heads lately."""
+    return [each for each in members if each.standing == "good" and each.head and now - each.head_at <= STALE_S]
+
+
+def most_voted(votes: Sequence[tuple[UpstreamHealth, str]]) -> list[str]:
+    """The hashes with the most votes: several if they are tied."""
+    hashes = [block_hash for _, block_hash in votes]
+    most = max([hashes.count(each) for each in hashes], default=0)
+    return [each for each in dict.fromkeys(hashes) if hashes.count(each) == most]
+
+
+def preferred(tied: Sequence[str], votes: Sequence[tuple[UpstreamHealth, str]]) -> str:
+    """Of branches with equally many votes, neither of which is known to be false: the longer one, else the one in use."""
+    best = max(
+        [vote for vote in votes if vote[1] in tied],
+        key=lambda vote: (vote[0].head, vote[0].standing == "good", -vote[0].index),
+    )
+    return best[1]
+
+
+def second_of_many(heads: list[int]) -> int:
+    """The second highest of three or more, so that a single one decides nothing. `heads` are in descending order."""
     return heads[1] if len(heads) > 2 else heads[0]
+
+
+def _is_gone(number: int, heard: list[UpstreamHealth]) -> bool:
+    """Whether more upstreams have lost this block than have it."""
+    spoken = [member for member in heard if not member.silent]
+    lost = len([member for member in spoken if member.head < number <= member.peak])
+    return lost > len([member for member in spoken if member.head >= number])
+
+
+def _change(before: int, tip: int) -> HeadChange:
+    return "still" if tip == before else "moved" if tip > before else "lowered"

@@ -20,6 +20,8 @@ as before when none does.
 reply is neither a success, which would favour the upstream for its speed, nor a failure.
 
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
+*Standing.* An upstream of another chain, or on another branch than most, takes no calls at all, and none before its chain was
+checked.
 *Tiers.* A higher tier is used only when no upstream of a lower one can be.
 """
 
@@ -27,7 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 # Upper edges of the latency histogram, in seconds; one more bucket holds the rest.
 EDGES_S: Final[tuple[float, ...]] = (
@@ -75,14 +77,18 @@ MAX_CLIENTS = 10_000
 FORGET_AT = 2048
 
 
+# `unchecked`: it has not named its chain yet. Only an upstream in good standing takes calls.
+Standing = Literal["good", "unchecked", "wrong_chain", "forked"]
+
+
 class UpstreamHealth:
     """The health of one upstream."""
 
     __slots__ = (
-        "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free",
-        "good", "head", "head_at", "histogram", "index", "inflight", "is_soft", "label", "lacking", "lagging", "latency_s",
-        "mark", "pause_s", "paused_until", "rate_edge", "rate_s", "rests_until", "samples", "serves_all", "silent", "tier",
-        "trial_until", "weight",
+        "ahead", "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good",
+        "head", "head_at", "head_hash", "histogram", "index", "inflight", "is_soft", "label", "lacking", "lagging",
+        "latency_s", "mark", "parent_hash", "pause_s", "paused_until", "peak", "rate_edge", "rate_s", "rests_until",
+        "samples", "serves_all", "silent", "standing", "tier", "trial_until", "weight", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -132,8 +138,18 @@ class UpstreamHealth:
         self.free = not self.rate_s
         self.head = 0
         self.head_at = 0.0
+        # The hashes of the head and of its parent; empty if only the number is known.
+        self.head_hash = ""
+        self.parent_hash = ""
+        # The highest head that it has reported on this branch.
+        self.peak = 0
+        # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
         self.lagging = False
+        self.ahead = False
         self.cordoned = False
+        self.standing: Standing = "good"
+        # Takes no calls at all: cordoned, or not in good standing.
+        self.withheld = False
         self.histogram = [0] * (len(EDGES_S) + 1)
         self.samples = 0
 
@@ -224,13 +240,26 @@ class UpstreamHealth:
         self.cordoned = cordoned
         self.refresh(now)
 
+    def stand(self, standing: Standing, now: float) -> bool:
+        """Its chain or branch was compared with what it should be. Returns whether the outcome is new."""
+        if standing == self.standing:
+            return False
+        self.standing = standing
+        self.refresh(now)
+        return True
+
     def refresh(self, now: float) -> None:
         """A pause ends by time alone, so the clock has to be checked."""
-        self.free = now >= self.paused_until and not (self.pause_s or self.rate_s or self.cordoned)
+        self.withheld = self.cordoned or self.standing != "good"
+        self.free = now >= self.paused_until and not (self.pause_s or self.rate_s or self.withheld)
 
-    def saw_head(self, number: int, now: float) -> None:
+    def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
         self.head = number
         self.head_at = now
+        self.head_hash = block_hash
+        self.parent_hash = parent_hash
+        if number > self.peak:
+            self.peak = number
 
     def fell_silent(self, now: float) -> None:
         """It did not say where its head is. Its traffic decides; one that is being tried has failed."""
@@ -254,7 +283,7 @@ class UpstreamHealth:
 
     def takes_calls(self, now: float) -> bool:
         """Whether the breaker lets a call through; half open, one trial at a time."""
-        if self.cordoned or now < self.paused_until:
+        if self.withheld or now < self.paused_until:
             return False
         if self.rate_s and self._rate_edge(now) > now:
             return False
@@ -262,7 +291,7 @@ class UpstreamHealth:
 
     def takes_calls_softly(self, now: float) -> bool:
         """Whether a call can go here that finds no upstream with a closed breaker."""
-        if not self.is_soft or self.cordoned or now < self.rests_until:
+        if not self.is_soft or self.withheld or now < self.rests_until:
             return False
         return not self.rate_s or self._rate_edge(now) <= now
 

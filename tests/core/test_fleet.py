@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from proxy.core.fleet import breaker_of, networks_of, seen, state_of
-from proxy.core.routing import FAILURES_IN_A_ROW, UpstreamHealth
+from proxy.core.routing import FAILURES_IN_A_ROW, Standing, UpstreamHealth
 
 
 def view(*healths: UpstreamHealth, tip: int = 20, network: str = "net/one", now: float = 100.0) -> dict[str, Any]:
@@ -24,6 +26,9 @@ def test_state_follows_from_what_happened() -> None:
     assert (state_of(found, 100.0), breaker_of(found, 100.0)) == ("up", "closed")
     found.lagging = True
     assert state_of(found, 100.0) == "lagging"
+    found.ahead = True
+    assert state_of(found, 100.0) == "ahead"
+    found.ahead = False
     found.rest(100.0, 5.0)
     assert state_of(found, 100.0) == "resting"
     assert state_of(found, 106.0) == "lagging"
@@ -80,3 +85,17 @@ def test_networks_and_upstreams_are_in_order_and_bundlers_behind() -> None:
     assert [network["network"] for network in found] == ["a/net", "net/one"]
     assert [each["label"] for each in found[1]["upstreams"]] == ["net/one#1", "net/one#2", "net/one#bundler 1"]
     assert networks_of([]) == []
+
+
+@pytest.mark.parametrize("standing", ["unchecked", "wrong_chain", "forked"])
+def test_upstream_of_another_chain_or_branch_is_shown_as_such(standing: Standing) -> None:
+    found = health()
+    found.stand(standing, 100.0)
+    assert state_of(found, 100.0) == standing
+
+
+def test_state_that_another_version_reports_is_shown() -> None:
+    other = view(health())
+    other["networks"][0]["upstreams"][0]["state"] = "haunted"
+    (network,) = networks_of([view(health()), other])
+    assert network["upstreams"][0]["state"] == "haunted"

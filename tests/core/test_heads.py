@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.heads import STALE_S, NetworkHead
-from proxy.core.routing import UpstreamHealth
+from proxy.core.heads import (
+    REMEMBERED_BLOCKS,
+    STALE_S,
+    Branch,
+    NetworkHead,
+    mark_of,
+    most_voted,
+    preferred,
+)
+from proxy.core.routing import Standing, UpstreamHealth
 
 BLOCK_S = 12.0
 BEHIND = 2
@@ -48,7 +56,7 @@ def test_single_upstream_is_believed_whatever_it_says() -> None:
     assert (chain.heads.tip, chain.said) == (100, "moved")
     assert chain.report(5000).heads.tip == 5000
     assert chain.report(4999).heads.tip == 4999
-    assert chain.said == "moved"
+    assert chain.said == "lowered"
     assert chain.report(3).heads.tip == 3
     assert (chain.said, chain.lagging) == ("reset", set())
 
@@ -129,9 +137,82 @@ def test_reset_is_not_believed_while_one_still_has_the_old_head() -> None:
     assert (chain.heads.tip, chain.lagging) == (1000, {0, 1})
 
 
-def test_upstream_that_steps_back_a_little_does_not_take_the_tip_with_it() -> None:
-    chain = Chain(100, 100, 100).report(99, 99, 99)
-    assert (chain.heads.tip, chain.said) == (100, "still")
+@pytest.mark.parametrize(
+    ("heads", "after", "tip", "said"),
+    [
+        ((100, 100, 100), (99, 99, 99), 99, "lowered"),
+        ((100, 100, 100), (98, 98, 100), 98, "lowered"),
+        ((100, 100), (98, 98), 98, "lowered"),
+        ((100, 99), (98, 99), 99, "lowered"),
+        # One of several has lost the block: the others still have it.
+        ((100, 100, 100), (98, 100, 100), 100, "still"),
+        ((100, 100), (98, 100), 100, "still"),
+        # An upstream that falls silent has lost nothing.
+        ((101, 101, 99, 99), (101, None, 99, 99), 101, "still"),
+    ],
+)
+def test_block_that_most_of_its_upstreams_have_lost_is_gone(
+    heads: tuple[int, ...], after: tuple[int | None, ...], tip: int, said: str
+) -> None:
+    chain = Chain(*heads).report(*after, after_s=1.0)
+    assert (chain.heads.tip, chain.said) == (tip, said)
+
+
+def test_head_moves_on_from_the_block_that_it_went_back_to() -> None:
+    chain = Chain(100, 100, 100).report(98, 98, 98)
+    assert chain.report(99, 98, 98).heads.tip == 98
+    assert chain.report(99, 99, 98).heads.tip == 99
+    assert chain.report(100, 99, 99).heads.tip == 99
+
+
+def test_upstream_that_is_ahead_of_what_is_possible_is_not_said_to_lag_behind() -> None:
+    chain = Chain(100, 100, 100).report(101, 101, 1000)
+    assert [member.ahead for member in chain.members] == [False, False, True]
+    assert chain.lagging == {2}
+
+
+@pytest.mark.parametrize("standing", ["forked", "wrong_chain", "unchecked"])
+def test_upstream_of_another_chain_or_branch_has_no_vote(standing: Standing) -> None:
+    chain = Chain(100, 100)
+    chain.members[0].stand(standing, chain.now)
+    assert chain.report(101, 100).heads.tip == 100
+    assert chain.report(101, 99).heads.tip == 99
+
+
+# The branch
+
+
+def test_block_is_replaced_when_its_hash_or_its_parent_differs() -> None:
+    branch = Branch()
+    assert not branch.note(100, "100a", "99a")
+    assert not branch.note(100, "100a", "99a")
+    assert not branch.note(101, "101a", "100a")
+    assert branch.note(101, "101b", "100a")
+    assert not branch.note(102, "102b", "101b")
+    assert branch.note(103, "103c", "102c")
+    assert not branch.note(90, "90c", "")
+
+
+def test_branch_remembers_a_bounded_number_of_blocks() -> None:
+    branch = Branch()
+    for number in range(2000):
+        assert not branch.note(number, f"{number}", f"{number - 1}")
+    assert repr(branch) == f"<Branch of {REMEMBERED_BLOCKS} blocks>"
+
+
+def test_most_voted_hash_wins_and_a_tie_goes_to_the_longer_branch() -> None:
+    members = Chain(100, 100, 101).members
+    votes = list(zip(members, ["a", "a", "b"], strict=True))
+    assert most_voted(votes) == ["a"]
+    assert most_voted(votes[1:]) == ["a", "b"]
+    assert preferred(["a", "b"], votes[1:]) == "b"
+    assert most_voted([]) == []
+
+
+def test_mark_tells_hashes_apart_and_fits_the_shared_memory() -> None:
+    marks = {mark_of(str(number)) for number in range(1000)}
+    assert len(marks) == 1000
+    assert all(0 < mark < 1 << 63 for mark in marks)
 
 
 # The tip
@@ -167,10 +248,10 @@ def test_tip_never_goes_back_and_stays_with_the_honest_whatever_one_says(
 ) -> None:
     """Three honest upstreams at most one block apart, and one liar."""
     chain = Chain(2000 + lie, 2000, 2000, 2000)
-    block, tip = 2000, chain.heads.tip
+    block, tip, honest = 2000, chain.heads.tip, [2000] * 3
     for step in steps:
         block += 1
-        honest = [block + each for each in step]
+        honest = [max(before, block + each) for before, each in zip(honest, step, strict=True)]
         chain.report(block + lie, *honest)
         assert tip <= chain.heads.tip <= max(honest) + 1
         tip = chain.heads.tip

@@ -21,6 +21,7 @@ from proxy.core.routing import (
     OWN_RETRIES,
     OWN_RETRIES_PER_S,
     RetryBudget,
+    Standing,
     UpstreamGroup,
     UpstreamHealth,
 )
@@ -270,8 +271,25 @@ def test_own_rate_limit_is_held_over_time_and_never_bars_for_good(rate: float) -
 
 def test_cordoned_upstream_takes_nothing() -> None:
     health = UpstreamHealth("up")
-    health.cordoned = True
+    health.cordon(cordoned=True, now=10.0)
     assert not health.takes_calls(10.0)
+    assert not health.free
+
+
+@pytest.mark.parametrize("standing", ["unchecked", "wrong_chain", "forked"])
+def test_upstream_that_is_not_in_good_standing_takes_nothing(standing: Standing) -> None:
+    health = UpstreamHealth("up")
+    assert health.stand(standing, 10.0)
+    assert not health.stand(standing, 10.0)
+    assert not health.takes_calls(10.0)
+    assert not health.free
+    assert UpstreamGroup([health]).choose(10.0, "eth_call") is None
+    health.cordon(cordoned=True, now=11.0)
+    health.stand("good", 11.0)
+    assert not health.takes_calls(11.0)
+    health.cordon(cordoned=False, now=12.0)
+    assert health.takes_calls(12.0)
+    assert health.free
 
 
 def test_short_way_is_closed_by_a_pause_a_rest_or_a_limit_and_opened_again_in_time() -> None:

@@ -52,7 +52,7 @@ def test_final_answer_of_one_worker_is_found_by_another(tmp_path: Path) -> None:
     @on_uvloop
     async def run() -> None:
         chain = Chain(mined={TX: 900})
-        calls = [OLD, ("eth_getTransactionReceipt", [TX]), ("eth_chainId", [])]
+        calls = [OLD, ("eth_getTransactionReceipt", [TX]), ("web3_sha3", ["0x"])]
         async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
             for method, params in calls:
                 assert await how(one, method, params) == "miss"

@@ -32,6 +32,11 @@ def large_block(upstream: ScriptedUpstream, params: list[Any]) -> dict[str, Any]
     return {**(upstream._eth_getBlockByNumber(params) or {}), "transactions": ["0x" + "ab" * 32] * 2000}
 
 
+def block_ahead(upstream: ScriptedUpstream, lead: int, params: list[Any]) -> dict[str, Any] | None:
+    block = upstream._eth_getBlockByNumber(params)
+    return {**(block or {}), "number": hex(upstream.head + lead)} if params[0] == "latest" else block
+
+
 async def heads_seen(of: Scene, rounds: int, **headers: str) -> list[int]:
     """Heads that one caller reads on one connection, by two methods in turn."""
     heads: list[int] = []
@@ -55,13 +60,17 @@ def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: b
         # Blocks come far faster here than on the network that this is taken for: it is one that is used to quick ones.
         async with scene(3, network=QUICK, cache={} if cached else NO_CACHE) as found:
             stop = asyncio.Event()
+            reached: dict[int, int] = {}
 
             async def advance() -> None:
                 while not stop.is_set():
                     if chance.random() < 0.3:
                         found.chain.head += 1
                     for each in found.upstreams:
-                        each.behind = max(0, min(2, each.behind + chance.choice((-1, 0, 1))))
+                        # A node that is behind stays there or catches up: its own head does not go back.
+                        lead = found.chain.head - reached.get(each.port, 0)
+                        each.behind = max(0, min(2, lead, each.behind + chance.choice((-1, 0, 1))))
+                        reached[each.port] = each.head
                     if chance.random() < 0.3:
                         await found.look()
                     await asyncio.sleep(0.002)
@@ -142,9 +151,9 @@ def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: in
     @on_uvloop
     async def run() -> None:
         async with scripted(count, Chain()) as upstreams:
-            upstreams[0].answers["eth_blockNumber"] = lambda _: hex(upstreams[0].chain.head + lead)
+            upstreams[0].answers["eth_getBlockByNumber"] = partial(block_ahead, upstreams[0], lead)
             for slow in upstreams[1:]:
-                slow.held = {"eth_blockNumber"}
+                slow.held = {"eth_getBlockByNumber"}
             async with worker({LIVE: [each.url for each in upstreams]}) as running, asyncio.TaskGroup() as group:
                 route = running.app.networks.routes[LIVE]
                 looking = group.create_task(Tracker(route).look())
@@ -160,11 +169,10 @@ def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: in
 
 @on_uvloop
 async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> None:
-    def ahead(_: list[Any]) -> str:
-        return hex(found.chain.head + 10)
-
     async with scene(3, cache=NO_CACHE) as found:
-        found.upstreams[0].answers["eth_blockNumber"] = ahead
+        liar = found.upstreams[0]
+        liar.answers["eth_getBlockByNumber"] = partial(block_ahead, liar, 10)
+        liar.answers["eth_blockNumber"] = lambda _: hex(found.chain.head + 10)
         for _ in range(10):
             found.chain.head += 1
             await found.look()

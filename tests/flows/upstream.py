@@ -13,8 +13,9 @@ Act = Callable[[dict[str, object]], Awaitable[web.StreamResponse]]
 
 
 HEAD = {"number": "0x10", "hash": "0x" + "11" * 32}
-# The service's own calls to find an upstream's head. They always get a reply.
+# The service's own calls to find an upstream's head and chain. They always get a reply.
 PROBES = {"eth_blockNumber": HEAD["number"], "eth_getBlockByNumber": HEAD}
+SEPOLIA, HOODI = 11155111, 560048
 
 
 async def echo(call: dict[str, object]) -> web.StreamResponse:
@@ -31,7 +32,8 @@ def reply(call: dict[str, object], **members: object) -> web.Response:
 class Upstream:
     """The server. The service is configured with its `url`."""
 
-    def __init__(self) -> None:
+    def __init__(self, chain_id: int = SEPOLIA) -> None:
+        self.chain_id = chain_id
         self.port = 0
         self.calls = 0
         self.act: Act = echo
@@ -73,5 +75,7 @@ class Upstream:
         method = str(call["method"])
         if method in PROBES:
             return reply(call, result=PROBES[method])
+        if method == "eth_chainId":
+            return reply(call, result=hex(self.chain_id))
         self.calls += 1
         return await self.act(call)

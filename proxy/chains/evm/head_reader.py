@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from proxy.chains.family import HeadReader, UpstreamCall
+from proxy.chains.family import HeadReader, ReportedBlock, UpstreamCall
 
 HEAD_BLOCK_CALL: UpstreamCall = ("eth_getBlockByNumber", b'["latest",false]')
 
@@ -17,6 +17,7 @@ _BLOCK_NUMBER = re.compile(rb'"blockNumber"\s*:\s*"0x([0-9a-fA-F]{1,16})"')
 class _Block(msgspec.Struct, gc=False):
     number: str
     hash: str
+    parentHash: str = ""
 
 
 _block = msgspec.json.Decoder(_Block).decode
@@ -37,13 +38,22 @@ def write_number(number: int) -> bytes:
     return b'"0x%x"' % number
 
 
-def read_block(result: bytes) -> tuple[str, str] | None:
-    """Number and hash of a block."""
+def read_block(result: bytes) -> ReportedBlock | None:
+    """The number, hash and parent hash of a block."""
     try:
         found = _block(result)
-    except msgspec.DecodeError:
+        return int(found.number, 16), found.hash, found.parentHash
+    except (msgspec.DecodeError, ValueError):
         return None
-    return found.number, found.hash
+
+
+def block_call(number: int) -> UpstreamCall:
+    return "eth_getBlockByNumber", b'["0x%x",false]' % number
+
+
+def read_chain_id(result: bytes) -> str:
+    number = read_number(result)
+    return "" if number is None else str(number)
 
 
 def read_genesis(result: bytes) -> bytes:
@@ -65,7 +75,11 @@ HEAD = HeadReader(
     write_number=write_number,
     genesis_call=("eth_getBlockByNumber", b'["0x0",false]'),
     read_genesis=read_genesis,
-    block_call=HEAD_BLOCK_CALL,
+    chain_call=("eth_chainId", b"[]"),
+    read_chain=read_chain_id,
+    head_block_call=HEAD_BLOCK_CALL,
+    final_block_call=("eth_getBlockByNumber", b'["finalized",false]'),
+    block_call=block_call,
     read_block=read_block,
     newest_block=newest_block,
 )

@@ -27,6 +27,7 @@ NONE = BlockRef("none")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _slot = msgspec.json.Decoder(int).decode
+_text = msgspec.json.Decoder(str).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -143,6 +144,13 @@ def read_subscription(method: str, params: list[Any]) -> SubscriptionParams:
     return SubscriptionParams(method, detail, None, "svm", notification)
 
 
+def read_genesis(result: bytes) -> str:
+    try:
+        return _text(result)
+    except _UNREADABLE:
+        return ""
+
+
 def list_id(network: str, chain_id: int | None) -> int | None:
     return LIST_IDS.get(network)
 
@@ -153,7 +161,13 @@ SVM = Family(
     lifetime=lifetime,
     is_archive=is_archive,
     is_empty=is_empty,
-    head=HeadReader(number_call=("getSlot", b"[]"), read_number=read_slot, genesis_call=("getGenesisHash", b"[]")),
+    head=HeadReader(
+        number_call=("getSlot", b"[]"),
+        read_number=read_slot,
+        genesis_call=("getGenesisHash", b"[]"),
+        chain_call=("getGenesisHash", b"[]"),
+        read_chain=read_genesis,
+    ),
     addresses=FORMAT,
     # A validator has two ports: its RPC port takes calls, its PubSub port subscriptions.
     socket_calls=False,

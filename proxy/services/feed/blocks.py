@@ -20,7 +20,7 @@ from proxy.core.head_chain import ChainBlock
 from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.tracker import Probe
+from proxy.services.rpc.probe import Probe
 from proxy.wire.upstream import Upstream
 
 # Blocks cached by hash: enough for a few replays that run side by side.

@@ -185,7 +185,8 @@ class EvmFeed:
         source = watched.upstream if watched is not None else None
         # First, so that a client that has received a head gets no cached reply from before it.
         if source is not None:
-            self.route.state.compare_number(added[-1].number, source.health, time.monotonic())
+            newest = added[-1]
+            self.route.state.announce((newest.number, newest.hash, newest.parent), source.health, time.monotonic())
         if removed:
             self.route.state.forget_recent()
         if self._ready.is_set():

@@ -111,7 +111,7 @@ class HeadWatcher:
             now = self._clock()
             source = self._sources.best(now)
             if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_retry_at() - now))
+                await asyncio.sleep(max(0.0, self._sources.next_retry_at(now) - now))
                 continue
             try:
                 await self._follow(source)

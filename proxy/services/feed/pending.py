@@ -22,7 +22,7 @@ from proxy.services.feed.head_watcher import SourceFailed
 from proxy.services.feed.sources import FeedSource, FeedSources
 from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.tracker import Probe
+from proxy.services.rpc.probe import Probe
 from proxy.tasks import until_set
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_upstream import WebSocketUpstream
@@ -135,7 +135,7 @@ class PendingTransactions:
             now = self._clock()
             source = self._sources.best(now)
             if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_retry_at() - now))
+                await asyncio.sleep(max(0.0, self._sources.next_retry_at(now) - now))
                 continue
             self._sources.begin(source, now)
             try:

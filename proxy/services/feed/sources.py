@@ -59,8 +59,8 @@ class FeedSources:
         return not self._sources
 
     def best(self, now: float) -> FeedSource | None:
-        """Return the best source, or None while all of them back off."""
-        ready = [source for source in self._sources if source.retry_at <= now]
+        """Return the best source, or None while all of them back off or serve another chain or branch."""
+        ready = [source for source in self._sources if source.retry_at <= now and _is_ours(source)]
         return next((source for source in ready if self._is_healthy(source, now)), ready[0] if ready else None)
 
     def is_best(self, source: FeedSource, now: float) -> bool:
@@ -68,8 +68,10 @@ class FeedSources:
         before = self._sources[: self._sources.index(source)]
         return not any(each.retry_at <= now and self._is_healthy(each, now) for each in before)
 
-    def next_retry_at(self) -> float:
-        return min((source.retry_at for source in self._sources), default=0.0)
+    def next_retry_at(self, now: float) -> float:
+        """When to look for a source again."""
+        ready = [source.retry_at for source in self._sources if _is_ours(source)]
+        return max(min(ready, default=0.0), now + (0.0 if ready else FIRST_BACKOFF_S))
 
     def begin(self, source: FeedSource, now: float) -> None:
         source.started_at = now
@@ -82,7 +84,11 @@ class FeedSources:
 
     def _is_healthy(self, source: FeedSource, now: float) -> bool:
         health = source.upstream.health
-        return not (health.lagging or health.silent or health.cordoned or now < health.rests_until)
+        return not (health.lagging or health.silent or health.withheld or now < health.rests_until)
+
+
+def _is_ours(source: FeedSource) -> bool:
+    return source.upstream.health.standing == "good"
 
 
 def _rank(source: FeedSource) -> tuple[int, float]:

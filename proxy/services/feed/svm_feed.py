@@ -173,7 +173,7 @@ class SvmFeed:
             now = self._clock()
             source = self._sources.best(now)
             if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_retry_at() - now))
+                await asyncio.sleep(max(0.0, self._sources.next_retry_at(now) - now))
                 continue
             self._sources.begin(source, now)
             try:

@@ -1,19 +1,21 @@
 """The state of one network in this process: its upstreams, its head, and the replies that are true at that head.
 
 Replies are cached for ever or until the head moves. A new head, a reorganisation or a write makes recent replies out of date,
-here and in the other workers of the host, which learn of it through the shared head.
+here and in the other workers of the host, which learn of it through the shared head. Recent replies are bound to the hash of
+the block that they were read at: while only its number is known, they are discarded when its hash is first reported.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import MutableSequence, Sequence
 from typing import Literal
 
 import msgspec
 
-from proxy.chains.family import HeadReader
+from proxy.chains.family import HeadReader, ReportedBlock
 from proxy.core.caching import ReplyCache
-from proxy.core.heads import HIGHEST, STALE_S, NetworkHead
+from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, heard_of, mark_of
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import UpstreamGroup, UpstreamHealth
 from proxy.services.rpc.flights import Flight
@@ -26,18 +28,21 @@ HeadComparison = Literal["current", "behind", "future"]
 
 
 class SharedHead:
-    """Two numbers of one network in the memory that a host's workers share: the tip, and a counter of moves.
+    """Four numbers of one network in the memory that a host's workers share: the tip, a counter of moves, the mark of the tip's
+    hash (0 if it is unknown), and a counter of the times that the tip went back.
 
     A client's next request may reach another worker. So a worker that learns of a new head, or has sent a write, increments the
     counter; a worker that sees another count than its own discards its recent replies before it replies. Two workers that
     increment at once may count once: the number still differs from the one before.
     """
 
-    __slots__ = ("_index", "_memory")
+    __slots__ = ("_index", "_memory", "_more")
 
     def __init__(self, memory: MutableSequence[int] | memoryview[int], index: int) -> None:
         self._memory = memory
         self._index = 2 * index
+        # In the other half of the memory: workers of the version before know only the first two numbers.
+        self._more = len(memory) // 2 + 2 * index
 
     @property
     def tip(self) -> int:
@@ -47,16 +52,27 @@ class SharedHead:
     def moves(self) -> int:
         return self._memory[self._index + 1]
 
-    def publish(self, tip: int) -> int:
+    @property
+    def mark(self) -> int:
+        return self._memory[self._more]
+
+    @property
+    def returns(self) -> int:
+        return self._memory[self._more + 1]
+
+    def publish(self, tip: int, mark: int = 0, *, is_lower: bool = False) -> int:
         self._memory[self._index] = tip
+        self._memory[self._more] = mark
+        if is_lower:
+            self._memory[self._more + 1] += 1
         self._memory[self._index + 1] = moves = self._memory[self._index + 1] + 1
         return moves
 
 
 class NetworkState:
     __slots__ = (
-        "_head_block", "caches", "chain", "flights", "group", "head_reader", "heads", "network_id", "only", "replies",
-        "seen_moves", "shared_cache", "shared_head", "upstreams",
+        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "caches", "chain", "flights", "group", "head_reader",
+        "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache", "shared_head", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +103,14 @@ class NetworkState:
         self.flights: dict[bytes, Flight] = {}
         # For bundlers: the state of the chain that they serve.
         self.chain: NetworkState | None = None
-        self._head_block = (-1, "", "")
+        # How often blocks were replaced: results that are joined from several replies must not span it.
+        self.reorgs = 0
+        self._branch = Branch()
+        self._noted_at = 0.0
+        # The block that recent replies were read at: its number, and the mark of its hash, 0 while that is unknown.
+        self._marked_tip = 0
+        self._mark = 0
+        self._seen_returns = shared_head.returns
 
     def __repr__(self) -> str:
         return f"{self.network_id}: {len(self.upstreams)} upstreams, {self.heads!r}"
@@ -109,7 +132,7 @@ class NetworkState:
             return
         raw = bytes(result)
         if policy.shows_block:
-            self.note_block(raw)
+            self.note_block(raw, flight.answered_by)
         ref = policy.family.block_ref(policy.method, flight.params)
         lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
         if lifetime == "forever" or (lifetime == "head" and flight.moves == self.replies.moves):
@@ -117,21 +140,35 @@ class NetworkState:
             if lifetime == "forever" and self.shared_cache is not None:
                 self.shared_cache.put(flight.slot, raw)
 
-    def forget_recent(self) -> None:
-        """Discard replies that depend on the head: here, and in every other worker."""
-        if self.shared_head.moves != self.seen_moves:
+    def forget_recent(self, *, is_lower: bool = False) -> None:
+        """Discard replies that depend on the head: here, and in every other worker. `is_lower`: the tip has gone back."""
+        if self.shared_head.moves != self.seen_moves and not is_lower:
             # Another worker may have published a newer block meanwhile: do not overwrite it with an older one.
-            self.heads.raise_to(self.shared_head.tip)
+            self._take_shared_tip()
         self.replies.head_moved()
         self.flights.clear()
-        self.seen_moves = self.shared_head.publish(self.heads.tip)
+        mark = self._mark if self._marked_tip == self.heads.tip else 0
+        self.seen_moves = self.shared_head.publish(self.heads.tip, mark, is_lower=is_lower)
+        self._seen_returns = self.shared_head.returns
 
     def catch_up(self) -> None:
         """Another worker learned of a write or of a new head before this one."""
         self.seen_moves = self.shared_head.moves
         self.replies.head_moved()
         self.flights.clear()
-        self.heads.raise_to(self.shared_head.tip)
+        self._take_shared_tip()
+
+    def _take_shared_tip(self) -> None:
+        shared = self.shared_head
+        if shared.returns != self._seen_returns:
+            self._seen_returns = shared.returns
+            self._branch.clear()
+            self.reorgs += 1
+            self.heads.lower_to(shared.tip)
+        else:
+            self.heads.raise_to(shared.tip)
+        if self.heads.tip == shared.tip and shared.mark:
+            self._marked_tip, self._mark = shared.tip, shared.mark
 
     def is_null(self, result: bytes | msgspec.Raw) -> bool:
         """Whether a bundler's result is null. Any other result may name a block that is newer than the chain's tip."""
@@ -141,34 +178,77 @@ class NetworkState:
             self.chain.note_block(bytes(result))
         return False
 
-    def note_block(self, result: bytes) -> None:
-        """If the result names a block beyond the tip, discard recent replies: they must not contradict it."""
+    def note_block(self, result: bytes, upstream: Upstream | None = None) -> None:
+        """If the result names a block beyond the tip, discard recent replies: they must not contradict it. The upstream that
+        sent the result has that block."""
         newest = self.head_reader.newest_block(result)
-        if newest is not None and newest > self.heads.tip:
+        if newest is None or newest <= self.heads.tip:
+            return
+        if upstream is None or self.compare_number(newest, upstream.health, time.monotonic()) != "current":
             self.forget_recent()
 
     # The head
 
-    def observe_heads(self, now: float) -> None:
+    def observe_heads(self, now: float, *, is_newer: bool = False) -> None:
+        """Take the heads that upstreams have reported into account. `is_newer`: the tip was raised already."""
         change = self.heads.observe(self.group.members, now)
         if change == "reset":
             self.replies.clear()
-            self.seen_moves = self.shared_head.moves  # Other workers published it for the chain before the reset.
+            self._branch.clear()
             if self.shared_cache is not None:
                 self.shared_cache.chain = ""
+        is_replaced = self._note_blocks(now)
+        self.reorgs += is_replaced or change == "lowered" or change == "reset"
+        is_other = self._mark_tip()
         # Without recent reports of the head there is no telling which replies are recent.
-        if change != "still" or not self.hears(now):
-            self.forget_recent()
+        if is_newer or is_replaced or is_other or change != "still" or not self.hears(now):
+            self.forget_recent(is_lower=change == "lowered" or change == "reset")
+
+    def announce(self, block: ReportedBlock, health: UpstreamHealth, now: float) -> None:
+        """An upstream has announced a block without being asked, and clients may have received it."""
+        number, block_hash, parent_hash = block
+        if not self.heads.agreed or not 0 < number <= HIGHEST or not self.heads.is_plausible(number, now):
+            return
+        health.saw_head(number, now, block_hash, parent_hash)
+        is_newer = health.standing == "good" and number > self.heads.tip
+        if is_newer:
+            self.heads.raise_to(number)
+        self.observe_heads(now, is_newer=is_newer)
+
+    def distrust(self) -> None:
+        """An upstream that replies came from is of another chain or branch: nothing that was cached is known to be true."""
+        self.reorgs += 1
+        self.replies.clear()
+        self.forget_recent()
+
+    def _note_blocks(self, now: float) -> bool:
+        """Compare new reports with the branch. Returns whether a block was replaced."""
+        is_replaced = False
+        for member in self.group.members:
+            if (
+                member.standing == "good"
+                and member.head_hash
+                and not member.lagging
+                and member.head_at > self._noted_at
+            ):
+                is_replaced |= self._branch.note(member.head, member.head_hash, member.parent_hash)
+        self._noted_at = now
+        return is_replaced
+
+    def _mark_tip(self) -> bool:
+        """Bind recent replies to the hash of the tip. Returns whether they may have been read at another block."""
+        tip = self.heads.tip
+        found = [member for member in heard_of(self.group.members, self._noted_at) if member.head == tip]
+        reports = [(member.head_at, member.head_hash) for member in found if member.head_hash and not member.silent]
+        mark = mark_of(max(reports)[1]) if reports else 0
+        was = self._mark if self._marked_tip == tip else 0
+        if mark:
+            self._marked_tip, self._mark = tip, mark
+        return mark != 0 and mark != was
 
     def hears(self, now: float) -> bool:
         """Whether upstreams have reported their heads lately."""
         return now - self.heads.heard_at < STALE_S
-
-    def saw_block(self, upstream: int, number: str, block_hash: str) -> None:
-        """Note an upstream's newest block. Another hash at the same height means that the chain was reorganised."""
-        was, self._head_block = self._head_block, (upstream, number, block_hash)
-        if was[:2] == (upstream, number) and was[2] != block_hash:
-            self.forget_recent()
 
     def compare_head(self, result: bytes, health: UpstreamHealth, now: float) -> HeadComparison:
         """Compare a result that contains the head with ours, and raise ours if the result is newer."""
@@ -181,6 +261,7 @@ class NetworkState:
             return "current"
         if self.only is not None:
             if self.heads.tip < number <= HIGHEST:
+                health.saw_head(number, now)
                 self.heads.raise_to(number)
                 self.forget_recent()
             return "current"

@@ -7,7 +7,8 @@ const TONES = {
   active: "good", delivered: "good", up: "good", answered: "good", live: "live", closed: "good",
   paused: "wait", pending: "wait", held: "wait", parked: "wait", slow: "wait", lagging: "wait", resting: "wait",
   half_open: "wait", catching_up: "wait", expiring: "wait", cordoned: "wait", waiting: "wait",
-  disabled: "bad", revoked: "off", failed: "bad", open: "bad", silent: "bad", stopped: "bad", expired: "off",
+  disabled: "bad", revoked: "off", failed: "bad", open: "bad", silent: "bad",
+  wrong_chain: "bad", forked: "bad", ahead: "bad", unchecked: "wait", stopped: "bad", expired: "off",
 };
 
 export const badge = (status, tone = TONES[status] ?? "off") => el(`span.badge.${tone}`, null, format.label(status));

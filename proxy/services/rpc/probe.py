@@ -1,0 +1,59 @@
+"""One call of our own to one upstream, outside admission and routing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.core import jsonrpc
+from proxy.services.rpc.flights import next_id
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
+
+# How long an upstream may take to reply.
+REPLY_S = 3.0
+
+
+class Probe:
+    """One call to one upstream. Its result is None if the call failed."""
+
+    client = ""
+
+    def __init__(self, upstream: Upstream, method: str, params: bytes = b"[]") -> None:
+        self._id = b"%d" % next_id()
+        self._upstream = upstream
+        self._body = b"".join((jsonrpc.HEAD, self._id, jsonrpc.request_tail(method), params, b"}"))
+        self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        # Whether the upstream replied at all, be it with an error.
+        self.is_answered = False
+
+    async def send(self, within_s: float = REPLY_S) -> bytes | None:
+        self._upstream.probe(self, self._body)
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._result
+        except TimeoutError:
+            self._upstream.leave(self)
+            return None
+
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+        try:
+            reply = jsonrpc.read_reply(body, self._id)
+        except ValueError:
+            self._settle(None)
+            return
+        self.is_answered = True
+        self._settle(bytes(reply.result) or None)
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._settle(None)
+
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+        return False
+
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_end(self, connection: UpstreamConnection) -> None: ...
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
+
+    def _settle(self, result: bytes | None) -> None:
+        if not self._result.done():
+            self._result.set_result(result)

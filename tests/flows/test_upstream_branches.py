@@ -1,0 +1,338 @@
+"""Upstreams of another chain, on another branch, or of a chain that is reorganised: no reply may come from the wrong block."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from proxy.core.fleet import state_of
+from proxy.services.rpc.tracker import Tracker, start_tracking
+from tests.rpc_scene import Scene, scene
+from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream
+from tests.service import until
+from tests.svm_upstreams import SvmChain, SvmUpstream
+from tests.web.worker import on_uvloop
+
+ADDRESS = "0x" + "ab" * 20
+TX = "0x" + "cd" * 32
+FINALITY = 64
+
+
+def states(of: Scene) -> list[str]:
+    now = time.monotonic()
+    return [state_of(upstream.health, now) for upstream in of.route.upstreams]
+
+
+def fork(of: Scene, upstream: ScriptedUpstream, depth: int) -> Chain:
+    """Put one upstream on another branch, which begins so many blocks ago."""
+    chain = of.chain
+    upstream.chain = Chain(chain.head, chain.name, chain.identity, {chain.head - depth + 1: 1})
+    return upstream.chain
+
+
+# Another chain
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            stray = found.upstreams[0]
+            stray.answers["eth_chainId"] = lambda _: "0x539"
+            for _ in range(2):
+                found.tracker = Tracker(found.route)
+                await found.look()
+            assert states(found) == ["wrong_chain"] + ["up"] * (count - 1)
+            for _ in range(10):
+                reply = await found.ask("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
+                assert reply.status == (200 if count > 1 else 503)
+            assert stray.count("eth_getBalance") == 0
+            assert found.route.heads.tip == found.chain.head
+            del stray.answers["eth_chainId"]
+            await found.look()
+            assert states(found) == ["up"] * count
+            assert (await found.ask("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
+
+    with caplog.at_level(logging.INFO, logger="penstock.heads"):
+        run()
+    assert [record.levelname for record in caplog.records if "another chain" in record.message] == ["ERROR"]
+
+
+@on_uvloop
+async def test_upstream_gets_no_call_before_it_has_named_its_chain() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        upstream.held = {"eth_chainId"}
+        async with asyncio.TaskGroup() as group:
+            starting = group.create_task(start_tracking([found.tracker], found.worker.app.tasks))
+            await until(lambda: upstream.count("eth_chainId") > 1)
+            assert states(found) == ["unchecked"]
+            assert (await found.ask("eth_gasPrice")).status == 503
+            assert not starting.done()
+            upstream.gate.set()
+        assert states(found) == ["up"]
+        assert (await found.ask("eth_gasPrice")).status == 200
+
+
+@on_uvloop
+async def test_upstream_that_does_not_name_its_chain_is_used() -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32601, "the method eth_chainId does not exist")
+
+    async with scene(1) as found:
+        found.upstreams[0].answers["eth_chainId"] = refuse
+        found.tracker.withhold()
+        await found.look()
+        assert states(found) == ["up"]
+
+
+@on_uvloop
+async def test_solana_upstream_of_another_cluster_gets_no_calls() -> None:
+    async with scene(2, network="solana/devnet", chain=SvmChain(), kind=SvmUpstream) as found:
+        stray = found.upstreams[0]
+        stray.answers["getGenesisHash"] = lambda _: "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
+        found.tracker = Tracker(found.route)
+        await found.look()
+        assert states(found) == ["wrong_chain", "up"]
+        before = stray.count("getBlockHeight")
+        for _ in range(6):
+            await found.result("getBlockHeight", Cache_Control="no-cache")
+        assert stray.count("getBlockHeight") == before
+
+
+# Another branch
+
+
+async def hashes_at(of: Scene, heights: range) -> list[set[str]]:
+    """The hashes that clients get for each height in several reads."""
+    return [
+        {
+            (await of.result("eth_getBlockByNumber", [hex(height), False], Cache_Control="no-cache"))["hash"]
+            for _ in range(4)
+        }
+        for height in heights
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 100])
+@pytest.mark.parametrize("place", [0, 2])
+def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int, place: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(3) as found:
+            forked = fork(found, found.upstreams[place], depth)
+            await found.look()
+            assert states(found) == ["forked" if index == place else "up" for index in range(3)]
+            heights = range(found.chain.head - 5, found.chain.head + 1)
+            assert await hashes_at(found, heights) == [{found.chain.hash_of(height)} for height in heights]
+            # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
+            forked.head += 1
+            found.chain.head += 1
+            await found.look()
+            assert states(found)[place] == "forked"
+            found.upstreams[place].chain = found.chain
+            await found.look()
+            assert states(found) == ["up"] * 3
+
+    run()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
+    """It is ahead, which would decide between two short branches."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            fork(found, found.upstreams[place], FINALITY + 10).head += 1
+            await found.look()
+            assert states(found) == ["forked" if index == place else "up" for index in range(2)]
+            # Nor does it when it is the only one left.
+            found.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
+            await found.look()
+            assert states(found)[place] == "forked"
+            found.upstreams[1 - place].gate.set()
+
+    run()
+
+
+@on_uvloop
+async def test_of_two_short_branches_the_longer_is_used_and_the_other_when_it_is_left_alone() -> None:
+    async with scene(2) as found:
+        fork(found, found.upstreams[1], 2).head += 1
+        await found.look()
+        assert states(found) == ["forked", "up"]
+        found.upstreams[1].held = {"eth_getBlockByNumber", "eth_chainId"}
+        await found.look()
+        await found.look()
+        assert states(found)[0] == "up"
+        found.upstreams[1].gate.set()
+
+
+@on_uvloop
+async def test_replies_of_an_upstream_that_turns_out_to_be_on_another_branch_are_discarded() -> None:
+    async with scene(3) as found:
+        fork(found, found.upstreams[0], 100)
+        heights = range(found.chain.head - 95, found.chain.head - 70)
+
+        async def wrong() -> int:
+            hashes = [(await found.result("eth_getBlockByNumber", [hex(n), False]))["hash"] for n in heights]
+            return sum(a != found.chain.hash_of(n) for n, a in zip(heights, hashes, strict=True))
+
+        assert await wrong() > 0
+        await found.look()
+        assert await wrong() == 0
+
+
+@on_uvloop
+async def test_upstream_that_is_behind_is_compared_at_its_own_height() -> None:
+    async with scene(3, rpc={"lag_s": 600}) as found:
+        fork(found, found.upstreams[1], 30)
+        found.upstreams[1].behind = found.upstreams[2].behind = 10
+        found.chain.head += 1
+        await found.look()
+        assert states(found) == ["up", "forked", "up"]
+
+
+# Reorganisations
+
+
+def reads(of: Scene) -> list[tuple[str, list[Any]]]:
+    return [
+        ("eth_getBalance", [ADDRESS, "latest"]),
+        ("eth_getTransactionReceipt", [TX]),
+        ("eth_getBlockByNumber", ["latest", False]),
+        ("eth_getBlockByNumber", [hex(of.chain.head), False]),
+        ("eth_getLogs", [{"fromBlock": hex(of.chain.head - 2)}]),
+        ("eth_blockNumber", []),
+    ]
+
+
+async def check(of: Scene, calls: list[tuple[str, list[Any]]]) -> None:
+    """Compare each read with what the node itself replies."""
+    for method, params in calls:
+        node = getattr(of.upstreams[0], f"_{method}")
+        try:
+            expected = node(params)
+        except Refused:
+            continue
+        assert await of.result(method, params) == expected, (method, params)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("lower", [False, True])
+def test_nothing_from_before_a_reorganisation_is_returned_after_one_look(count: int, depth: int, lower: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            found.chain.mined[TX] = found.chain.head
+            calls = reads(found)
+            for _ in range(2):
+                await check(found, calls)
+            found.chain.reorganise(depth)
+            if lower:
+                found.chain.head -= depth
+            found.chain.mined.clear()
+            await found.look()
+            await check(found, calls)
+
+    run()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("reader", ["eth_blockNumber", "eth_getTransactionReceipt"])
+def test_replies_read_before_the_hash_of_their_block_was_seen_are_discarded_with_it(count: int, reader: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count) as found:
+            found.chain.head += 1
+            found.chain.mined[TX] = found.chain.head
+            # A client learns of the new block before the tracker does.
+            await found.ask(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
+            calls = reads(found)
+            await check(found, calls)
+            found.chain.reorganise(1)
+            await found.look()
+            await check(found, calls)
+
+    run()
+
+
+@on_uvloop
+async def test_tip_that_goes_back_is_seen_by_the_other_workers() -> None:
+    async with scene(2) as found:
+        state = found.route.state
+        state.shared_head.publish(found.chain.head - 2, 7, is_lower=True)
+        await found.ask("eth_gasPrice")
+        assert state.heads.tip == found.chain.head - 2
+        state.shared_head.publish(found.chain.head - 3)
+        await found.ask("eth_gasPrice")
+        assert state.heads.tip == found.chain.head - 2
+
+
+@on_uvloop
+async def test_new_block_discards_recent_replies_once() -> None:
+    async with scene(3) as found:
+        found.chain.head += 1
+        await found.look()
+        moves = found.route.state.replies.moves
+        for _ in range(3):
+            await found.look()
+        assert found.route.state.replies.moves == moves
+
+
+@on_uvloop
+async def test_hash_that_another_worker_has_seen_discards_nothing_again() -> None:
+    async with scene(1) as found:
+        state, shared = found.route.state, found.route.state.shared_head
+        found.chain.head += 1
+        await found.look()
+        seen = (shared.tip, shared.mark)
+        found.chain.head += 1
+        await found.look()
+        moves = state.replies.moves
+        assert (shared.tip, bool(shared.mark)) == (found.chain.head, True)
+        assert seen[1] != shared.mark
+        # As another worker would: it takes over the tip and its mark, and then sees the same block.
+        shared.publish(found.chain.head, shared.mark)
+        state.catch_up()
+        await found.look()
+        assert state.replies.moves == moves + 1
+
+
+# Intervals
+
+
+@on_uvloop
+async def test_network_in_use_is_polled_every_second_and_an_idle_one_twice_per_block() -> None:
+    async with scene(1) as found:
+        upstream = found.upstreams[0]
+        assert "every 6 s" in repr(found.tracker)
+        found.watch()
+        await until(lambda: upstream.count("eth_getBlockByNumber") > 1)
+        await found.result("eth_gasPrice")
+        assert "every 1 s" in repr(found.tracker)
+        before, began = upstream.count("eth_getBlockByNumber"), time.monotonic()
+        await until(lambda: upstream.count("eth_getBlockByNumber") >= before + 4)
+        assert time.monotonic() - began < 12.0, "an idle network would have taken 18 s or more"
+
+
+@on_uvloop
+async def test_upstream_that_hangs_does_not_delay_the_next_poll_of_the_others() -> None:
+    async with scene(2) as found:
+        hanging, other = found.upstreams
+        hanging.held = {"eth_getBlockByNumber"}
+        await found.result("eth_gasPrice")
+        found.watch()
+        before = other.count("eth_getBlockByNumber")
+        await until(lambda: other.count("eth_getBlockByNumber") >= before + 3)
+        assert hanging.count("eth_getBlockByNumber") <= other.count("eth_getBlockByNumber") - before
+        hanging.gate.set()
