@@ -42,6 +42,7 @@ from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
 from proxy.web import api_spec, routes
+from proxy.web.cross_origin import CrossOrigin
 from proxy.web.docs.pages import Pages
 from proxy.web.front.connection_limiter import ConnectionLimiter, require_c_parser
 from proxy.web.front.front_connection import FrontConnection
@@ -146,10 +147,11 @@ class App:
     def _build_web(self) -> None:
         """Everything that aiohttp serves: the API, the pages and the WebSocket handshake."""
         server = self.settings.server
-        gate = Gate(self.admission, self.limiter, server, access_log=self.settings.log.access)
+        self.api_spec = api_spec.load(SCHEMAS)
+        cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
+        gate = Gate(self.admission, self.limiter, server, cross_origin, access_log=self.settings.log.access)
         largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
-        self.api_spec = api_spec.load(SCHEMAS)
         self.sockets = self._sockets()
         resolver = NetworkResolver(self._tables.chains, self.networks, self.admission)
         self.web.add_routes(Pages(self.api_spec, self.readiness).routes())

@@ -124,7 +124,7 @@ class KeyRestrictions:
         """Why a request from there is refused; empty: it is not."""
         if self.blocks and not self._has_address(address):
             return "this API key may not be used from this address"
-        if self.origins and not self._has_origin(origin.lower()):
+        if self.origins and not self.has_origin(origin):
             return "this API key may not be used from this origin"
         return ""
 
@@ -134,7 +134,9 @@ class KeyRestrictions:
         found = address_of(address)
         return found is not None and any(found in block for block in self._networks)
 
-    def _has_origin(self, origin: str) -> bool:
+    def has_origin(self, origin: str) -> bool:
+        """Whether the list has this origin, or a pattern for it."""
+        origin = origin.lower()
         if "*" in origin or not _ORIGIN.fullmatch(origin):
             return False
         for allowed in self.origins:

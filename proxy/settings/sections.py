@@ -28,6 +28,7 @@ class ServerSettings:
     drain_s: float
     worker_timeout_s: float
     trusted_proxies: tuple[str, ...]
+    cors_origins: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

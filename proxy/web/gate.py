@@ -32,6 +32,7 @@ from proxy.errors import (
 from proxy.services.accounts.admission import Admission
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
+from proxy.web.cross_origin import CrossOrigin
 from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
 from proxy.web.request_ids import new_request_id
@@ -56,9 +57,16 @@ _WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
 
 class Gate:
     def __init__(
-        self, admission: Admission, limiter: ConnectionLimiter, settings: ServerSettings, *, access_log: bool
+        self,
+        admission: Admission,
+        limiter: ConnectionLimiter,
+        settings: ServerSettings,
+        cross_origin: CrossOrigin,
+        *,
+        access_log: bool,
     ) -> None:
         self._admission = admission
+        self._cross_origin = cross_origin
         self._limiter = limiter
         self._settings = settings
         self._access_log = access_log
@@ -86,7 +94,7 @@ class Gate:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._check_head(request)
-            return await handler(request)
+            return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
             return fault_reply(fault)
         except web.HTTPException as exc:
@@ -133,6 +141,7 @@ class Gate:
         key = request.get(KEY)
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
+        self._cross_origin.sign(request, reply, key)
         connection = request.protocol
         is_last = isinstance(connection, HandlerConnection) and connection.is_at_last_request
         if is_last or self._limiter.draining or reply.status in (408, 413, 501, 505):

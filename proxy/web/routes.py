@@ -22,6 +22,13 @@ def of_spec(spec: ApiSpec, handlers: Mapping[str, Handler]) -> list[web.RouteDef
     ]
 
 
+def roots_for_keys(spec: ApiSpec) -> set[str]:
+    """The first two segments of the paths that are used with a key, such as `/v1/rpc`."""
+    return {
+        BASE + "/" + operation.path.split("/")[1] for operation in spec.operations.values() if operation.session is None
+    }
+
+
 async def expect(request: web.Request) -> None:
     """Answer `Expect: 100-continue`. The gate refuses any other expectation."""
     if request.headers["Expect"].lower() == CONTINUE and request.version == HttpVersion11:

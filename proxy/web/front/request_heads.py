@@ -52,7 +52,7 @@ _ROLES = {
         (
             b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"proxy-connection", b"te", b"trailer",
             b"http2-settings", b"keep-alive", b"etag", b"server", b"content-location", b"content-range",
-            b"max-forwards", b"sec-websocket-key1",
+            b"max-forwards", b"sec-websocket-key1", b"origin",
         ),
         LEAVE,
     ),

@@ -87,7 +87,7 @@ function edit(key, reload) {
     const ips = forms.lines("Allowed IP addresses", { rows: 2, value: key?.allowed_ips.join("\n"),
       hint: "One address or CIDR block per line, such as 203.0.113.0/24. Leave empty to allow any." });
     const origins = forms.lines("Allowed origins", { rows: 2, value: key?.allowed_origins.join("\n"),
-      hint: "One web origin per line, such as https://app.example.com. Leave empty to allow any." });
+      hint: "One web origin per line, such as https://app.example.com, whose pages may use the key from a browser. Leave empty to allow any client." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
       forms.row(requests.node, units.node), forms.row(ips.node, origins.node));
     const send = async () => {
