@@ -17,22 +17,25 @@ ABOUT = """
 To rotate the pepper:
 
   1. Set keys.pepper to a new value and keys.previous_pepper to the old one, on every host, and reload or restart it.
-     From then on each API key and admin token moves to the new pepper when it is used.
-  2. Run `reseal`. It encrypts the webhooks' signing secrets again and counts the API keys that have not moved yet.
-  3. When none is left, or the rest may stop working, run `reseal --finish`.
+     From then on each API key and admin token moves to the new pepper when it is used. Hosts that still have the old
+     settings keep working.
+  2. When every host has the new settings, run `reseal`. It counts the API keys and admin tokens that have not moved yet.
+  3. When none is left, or the rest may stop working, run `reseal --finish`. It also encrypts the webhooks' signing secrets
+     again.
   4. Remove keys.previous_pepper, and reload.
 
-Dashboard sessions and sign-in links from before the rotation are valid until step 4. Filters (eth_newFilter) from before are
+Dashboard sessions and sign-in links from before step 4 end with it. Filters (eth_newFilter) from before are
 lost: clients create them again, as after a restart of the upstream.
 
-`reseal` alone also encrypts signing secrets again after webhooks.secret_key was set for the first time.
+Without a rotation, `reseal` encrypts signing secrets again after webhooks.secret_key was set for the first time. Set it on the
+hosts that deliver webhooks first.
 """
 
 
 def register(commands: Any) -> None:
     parser = commands.add_parser(
         "reseal",
-        help="rotate the pepper: encrypt stored secrets again and count the API keys still on the old pepper",
+        help="rotate the pepper: count the API keys still on the old one, and encrypt stored secrets again",
         description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -40,7 +43,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--finish",
         action="store_true",
-        help="end the rotation: the old pepper is refused from now on, and keys that have not moved stop working",
+        help="end the rotation: the old pepper is refused from now on, and keys and tokens that have not moved stop working",
     )
     parser.set_defaults(run=lambda args: asyncio.run(run(args)))
 
@@ -49,7 +52,8 @@ async def run(args: argparse.Namespace) -> int:
     found = context.load(args)
     await context.check_database(found)
     async with context.database(found.database.url) as connection:
-        await _reseal(connection, found)
+        if args.finish or not found.keys.previous_pepper:
+            await _reseal(connection, found)
         await _report_keys(connection, found, is_finish=args.finish)
     return 0
 
@@ -67,10 +71,13 @@ async def _reseal(connection: DatabaseConnection, found: Settings) -> None:
 
 
 async def _report_keys(connection: DatabaseConnection, found: Settings, *, is_finish: bool) -> None:
-    left = await peppers.count_unmoved_keys(connection, found.keys.pepper)
-    print(f"API keys not used since the pepper was changed: {left}")
+    keys, tokens = await peppers.count_unmoved(connection, found.keys.pepper)
+    print(f"API keys not used since the pepper was changed: {keys}")
+    print(f"admin tokens not used since the pepper was changed: {tokens}")
     if is_finish:
-        await peppers.finish(connection, found.keys.pepper)
+        await peppers.finish(connection, found.keys.pepper, vault_of(found))
         print("the rotation has ended: remove keys.previous_pepper from the settings and reload")
     elif found.keys.previous_pepper:
-        print("run `python -m proxy reseal --finish` to end the rotation; keys not used by then stop working")
+        print(
+            "run `python -m proxy reseal --finish` to end the rotation; keys and tokens not used by then stop working"
+        )

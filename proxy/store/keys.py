@@ -14,8 +14,8 @@ from proxy.core import access
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
-from proxy.store.peppers import check_value
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.secrets import check_value
 
 KeyRow = dict[str, Any]
 # Columns that are never returned.

@@ -5,15 +5,14 @@ every client gets a 401 from a service that looks healthy. The database therefor
 start with an unknown one is refused.
 
 A rotation: set `keys.pepper` to a new value and `keys.previous_pepper` to the old one, and reload every host. A digest cannot
-be computed without its key, so each key is moved to the new pepper when it is first used. Hosts with the old settings keep
-working meanwhile: a key that was moved or created keeps its digest under the old pepper too. `python -m proxy reseal` then
-re-encrypts signing secrets that depend on the old pepper and counts the keys that were not used yet; with `--finish` it retires
-the old pepper.
+be computed without its key, so each key and admin token is moved to the new pepper when it is first used. Hosts with the old
+settings keep working meanwhile: a key or token that was moved or created keeps its digest under the old pepper too, and
+signing secrets, sessions and links are still stored under the old one. `python -m proxy reseal` counts the keys that were not
+used yet; with `--finish` it retires the old pepper and encrypts the signing secrets again.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -22,18 +21,11 @@ import asyncpg
 from proxy.errors import StartError
 from proxy.store import sql
 from proxy.store.pool import DatabaseConnection
-from proxy.store.secrets import SealBroken, Vault
+from proxy.store.secrets import SealBroken, Vault, check_value
 
 # Secrets that are re-encrypted per statement.
 AT_ONCE = 1_000
-_CHECKED = b"penstock pepper check"
-
 PepperState = Literal["known", "new"]
-
-
-def check_value(pepper: str) -> bytes:
-    """A value that identifies the pepper. The pepper cannot be derived from it, and no digest of a key equals it."""
-    return hmac.digest(pepper.encode(), _CHECKED, "sha256")
 
 
 def judge(stored: Sequence[bytes], pepper: str, previous: str) -> PepperState:
@@ -98,18 +90,24 @@ async def check_vault(connection: DatabaseConnection, vault: Vault) -> None:
 
 async def reseal(connection: DatabaseConnection, vault: Vault) -> tuple[int, list[str]]:
     """Encrypt all signing secrets with the vault's current key. Returns how many webhooks were done, and the ids of those
-    whose secret cannot be decrypted, which stay unchanged."""
+    whose secret cannot be decrypted, which stay unchanged. Secrets that have the current key already are left alone."""
     done, broken, last = 0, list[str](), ""
     while rows := await connection.fetch(sql.peppers.list_sealed_secrets, last, AT_ONCE):
         changes = []
         for row in rows:
             try:
-                changes.append((row["id"], row["secret"], row["old_secret"], *_resealed(vault, row)))
+                if not _is_current(vault, row):
+                    changes.append((row["id"], row["secret"], row["old_secret"], *_resealed(vault, row)))
             except SealBroken:
                 broken.append(row["id"])
         await connection.executemany(sql.peppers.reseal_secret, changes)
         done, last = done + len(changes), rows[-1]["id"]
     return done, broken
+
+
+def _is_current(vault: Vault, row: asyncpg.Record) -> bool:
+    sealed = (row["secret"],) if row["old_secret"] is None else (row["secret"], row["old_secret"])
+    return all(vault.is_current(row["id"], each) for each in sealed)
 
 
 def _resealed(vault: Vault, row: asyncpg.Record) -> tuple[bytes, bytes | None]:
@@ -118,13 +116,20 @@ def _resealed(vault: Vault, row: asyncpg.Record) -> tuple[bytes, bytes | None]:
     return secret, None if old is None else vault.seal(name, vault.open(name, old))
 
 
-async def count_unmoved_keys(connection: DatabaseConnection, pepper: str) -> int:
-    return int(await connection.fetchval(sql.peppers.count_unmoved_keys, check_value(pepper)))
+async def count_unmoved(connection: DatabaseConnection, pepper: str) -> tuple[int, int]:
+    """The numbers of API keys and admin tokens that only the previous pepper finds."""
+    row = await connection.fetchrow(sql.peppers.count_unmoved, check_value(pepper))
+    assert row is not None
+    return row["keys"], row["tokens"]
 
 
-async def finish(connection: DatabaseConnection, pepper: str) -> None:
-    """Retire every other pepper: keys that were not moved stop working."""
+async def finish(connection: DatabaseConnection, pepper: str, vault: Vault) -> None:
+    """Retire every other pepper: keys that were not moved stop working. Secrets that hosts have sealed with the previous
+    pepper until this moment are encrypted again; after it they use the current one."""
     async with connection.transaction():
         await connection.execute(sql.peppers.lock_peppers)
-        await connection.execute(sql.peppers.drop_previous_digests, check_value(pepper))
+        # Waits for transactions that store such a secret: they hold the pepper's row.
         await connection.execute(sql.peppers.retire_other_peppers, check_value(pepper))
+        await reseal(connection, vault)
+        await connection.execute(sql.peppers.drop_previous_digests, check_value(pepper))
+        await connection.execute(sql.peppers.drop_previous_token_digests, check_value(pepper))

@@ -15,6 +15,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.secrets import check_value
 
 SessionRow = dict[str, Any]
 
@@ -47,6 +48,7 @@ class SessionStore:
     def __init__(self, pool: Pool, *, pepper: str, previous_pepper: str = "") -> None:
         self._pool = pool
         self._peppers = [each.encode() for each in (pepper, previous_pepper) if each]
+        self._check_value = check_value(pepper)
 
     def __repr__(self) -> str:
         return f"<SessionStore {self._pool!r}>"
@@ -59,6 +61,10 @@ class SessionStore:
         """Return the digest under the current pepper, then the one under the previous pepper if there is one."""
         data = f"{kind}\0{text}".encode("utf-8", "replace")
         return [hmac.digest(pepper, data, "sha256") for pepper in self._peppers]
+
+    def _digest_for_every_host(self, kind: str, text: str) -> bytes:
+        """The digest of something short-lived: under the previous pepper while it is rotated, which every host has."""
+        return self.digests(kind, text)[-1]
 
     # Accounts
 
@@ -89,7 +95,7 @@ class SessionStore:
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
                 await connection.execute(sql.sessions.end_session, self.digests("session", instead))
-            digest = self.digest("session", token)
+            digest = self._digest_for_every_host("session", token)
             await connection.execute(sql.sessions.begin_session, digest, account, operator, lasts_s)
 
     async def end(self, token: str) -> None:
@@ -109,7 +115,7 @@ class SessionStore:
 
     async def add_link(self, token: str, account_id: str, *, lasts_s: float) -> datetime.datetime:
         async with self._pool.connection() as connection:
-            digest = self.digest("link", token)
+            digest = self._digest_for_every_host("link", token)
             return await connection.fetchval(sql.sessions.add_link, digest, account_id, lasts_s)  # type: ignore[no-any-return]
 
     async def link_email(self, token: str) -> str:
@@ -162,7 +168,10 @@ class SessionStore:
         if not name.strip() or len(name) > 200 or not name.isprintable():
             raise InvalidRequest("name must be 1 to 200 printable characters")
         hint = f"{token[:8]}…{token[-4:]}"
-        row = await self._row(sql.sessions.add_token, new_id("admt"), name, self.digest("admin", token), hint)
+        digest, *previous = self.digests("admin", token)
+        row = await self._row(
+            sql.sessions.add_token, new_id("admt"), name, digest, hint, next(iter(previous), None), self._check_value
+        )
         assert row is not None
         return dict(row)
 
@@ -180,7 +189,7 @@ class SessionStore:
 
     async def find_token(self, token: str) -> tuple[str, str] | None:
         """Return the token's id and name if it is valid."""
-        row = await self._row(sql.sessions.find_token, self.digests("admin", token))
+        row = await self._row(sql.sessions.find_token, self.digests("admin", token), self._check_value)
         return None if row is None else (row["id"], row["name"])
 
     async def purge(self, *, idle_s: float) -> None:

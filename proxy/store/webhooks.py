@@ -22,6 +22,7 @@ from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.secrets import RotatedSecret
 
 # The stored reason for a webhook's state: what paused or disabled it.
 _REASONS: dict[WebhookTrigger, str] = {"pause": "owner", "exhaust": "failures", "gone": "gone", "disable": "operator"}
@@ -89,9 +90,17 @@ class WebhookStore:
         return new_id("wh")
 
     async def create(
-        self, webhook_id: str, new: NewWebhook, *, addresses: Sequence[bytes] | None, secret: bytes, most: int
+        self,
+        webhook_id: str,
+        new: NewWebhook,
+        *,
+        addresses: Sequence[bytes] | None,
+        secret: bytes,
+        most: int,
+        rotated: RotatedSecret | None = None,
     ) -> Webhook:
-        """Create a webhook; raise Forbidden if the account already has `most`. `addresses` has no duplicates."""
+        """Create a webhook; raise Forbidden if the account already has `most`. `addresses` has no duplicates. `rotated`: the
+        secret to store instead while the pepper is rotated."""
         for_s = LONG_S if addresses else None
         async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
             await connection.execute(sql.webhooks.lock_webhooks, new.account)
@@ -100,6 +109,7 @@ class WebhookStore:
             number = await connection.fetchval(sql.webhooks.next_webhook)
             await _copy(connection, number, addresses or ())
             version = await lock(connection, new.network)
+            secret = await _for_every_host(connection, secret, rotated)
             row = await connection.fetchrow(
                 sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
                 new.event_type, _json(new.config), None if addresses is None else len(addresses), secret, version,
@@ -183,8 +193,11 @@ class WebhookStore:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
                 count = await connection.fetchval(sql.webhooks.unpark, webhook_id, AT_ONCE)
 
-    async def rotate(self, webhook_id: str, *, account: str, secret: bytes, old_for_s: float) -> Webhook:
-        async with self._pool.connection() as connection:
+    async def rotate(
+        self, webhook_id: str, *, account: str, secret: bytes, old_for_s: float, rotated: RotatedSecret | None = None
+    ) -> Webhook:
+        async with self._pool.connection() as connection, connection.transaction():
+            secret = await _for_every_host(connection, secret, rotated)
             row = await connection.fetchrow(sql.webhooks.rotate_secret, webhook_id, account, secret, old_for_s)
         return _webhook(row, webhook_id)
 
@@ -195,6 +208,13 @@ class WebhookStore:
 async def lock(connection: DatabaseConnection, network: str) -> int:
     """Increment, lock and return the network's version. Call it before changing a webhook or locking its rows."""
     return int(await connection.fetchval(sql.webhooks.change_webhooks, network))
+
+
+async def _for_every_host(connection: DatabaseConnection, secret: bytes, rotated: RotatedSecret | None) -> bytes:
+    """The secret under the oldest pepper in use, which every host has. The pepper stays in use until the transaction ends."""
+    if rotated is None or await connection.fetchval(sql.peppers.hold_oldest_pepper) != rotated.pepper:
+        return secret
+    return rotated.sealed
 
 
 async def set_status(connection: DatabaseConnection, webhook_id: str, cause: WebhookTrigger) -> bool:

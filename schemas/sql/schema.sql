@@ -922,7 +922,10 @@ create table admin_tokens (
     hint text not null,
     created_at timestamptz not null default now(),
     last_used_at timestamptz,
-    revoked_at timestamptz
+    revoked_at timestamptz,
+    -- While the pepper is rotated: the digest under the previous one. And the number of the pepper of `digest`.
+    previous_digest bytea,
+    pepper integer not null default 1
 );
 
 -- Sessions of account holders and operators. Only the digest of the cookie's token is stored.

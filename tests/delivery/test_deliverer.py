@@ -15,8 +15,9 @@ from proxy.core import signatures
 from proxy.core.lanes import receiver_of
 from proxy.core.retries import Format
 from proxy.core.signatures import matches
+from proxy.store.secrets import Vault
 from proxy.tasks import Tasks
-from tests.delivery.scene import SECRET, VAULT, Scene
+from tests.delivery.scene import KEY, SECRET, VAULT, Scene
 from tests.service import until
 
 # The specified schedules with each step at least a hundred times shorter, and the same number of steps.
@@ -416,3 +417,24 @@ async def test_cancelled_loop_leaves_its_slots_to_the_next_run(scene: Scene) -> 
         tasks.start("deliverer", deliverer.run)
         await until(lambda: scene.are_all(hook, "delivered"))
         await tasks.close()
+
+
+async def test_delivery_that_cannot_be_signed_stays_queued(scene: Scene) -> None:
+    """It is no failure of the receiver: a deliverer with the right key delivers it after the lease."""
+    hook = await scene.webhook()
+    await scene.events(hook)
+    await scene.execute(
+        "update webhooks set secret = $2 where id = $1", hook.id, Vault("another key").seal(hook.id, KEY)
+    )
+    async with scene.delivering(lease_s=0.5):
+        await until(lambda: _was_claimed_twice(scene))
+    assert not scene.inbox.posts
+    assert await scene.rows("select * from attempts") == []
+    assert await scene.status(hook) == ("active", None)
+    await scene.execute("update webhooks set secret = $2 where id = $1", hook.id, VAULT.seal(hook.id, KEY))
+    async with scene.delivering():
+        await until(lambda: scene.are_all(hook, "delivered"))
+
+
+async def _was_claimed_twice(scene: Scene) -> bool:
+    return bool(await scene.rows("select 1 from deliveries where claim >= 2"))

@@ -17,6 +17,7 @@ from proxy.store import peppers, windows
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.secrets import Vault
 from proxy.store.windows import UnsharedWindows
 from proxy.tasks import Tasks
 from tests.service import until
@@ -124,14 +125,14 @@ async def test_rotated_pepper_loses_no_key(store: KeyStore, pool: Pool, account:
         await until(lambda: found(new_host, late))
         async with pool.connection() as connection:
             await until_zero_but(connection, new, left=1)
-            await peppers.finish(connection, new)
+            await peppers.finish(connection, new, Vault(new, PEPPER))
     async with following(KeyStore(pool, pepper=new, plans=MOST_KEYS), pool, reload_s=NEVER_S, pepper=new) as after:
         assert [found(after, text) is not None for text in (*texts, created, late)] == [True, False, True, True]
 
 
 async def until_zero_but(connection: DatabaseConnection, pepper: str, *, left: int) -> None:
     async with asyncio.timeout(10):
-        while await peppers.count_unmoved_keys(connection, pepper) != left:  # noqa: ASYNC110 - the database has no event
+        while (await peppers.count_unmoved(connection, pepper))[0] != left:  # noqa: ASYNC110 - the database has no event
             await asyncio.sleep(0.01)
 
 
@@ -146,6 +147,6 @@ async def test_rotation_that_is_taken_back_loses_no_key(store: KeyStore, pool: P
         assert found(back, text)
         async with pool.connection() as connection:
             await until_zero_but(connection, PEPPER, left=0)
-            await peppers.finish(connection, PEPPER)
+            await peppers.finish(connection, PEPPER, Vault(PEPPER, new))
     async with following(store, pool, reload_s=NEVER_S) as after:
         assert found(after, text)

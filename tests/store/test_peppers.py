@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from proxy.errors import StartError
-from proxy.store import peppers
+from proxy.store import peppers, sql
 from proxy.store.fleet import FleetStore
 from proxy.store.keys import KeyStore
-from proxy.store.peppers import check_value, judge
+from proxy.store.peppers import judge
 from proxy.store.pool import Pool
-from proxy.store.secrets import SealBroken, Vault
+from proxy.store.secrets import SealBroken, Vault, check_value
 from proxy.store.sessions import SessionStore
 from proxy.store.webhooks import NewWebhook, WebhookStore
+from tests.service import until
 
 OLD, NEW, OTHER = "o" * 32, "n" * 32, "x" * 32
 FIRST, BOTH = [check_value(OLD)], [check_value(OLD), check_value(NEW)]
@@ -70,7 +73,7 @@ async def test_rotation_ends_with_finish_and_the_old_pepper_can_come_back(pool: 
     async with pool.connection() as connection:
         await peppers.admit(connection, OLD, "", {})
         await peppers.admit(connection, NEW, OLD, {})
-        await peppers.finish(connection, NEW)
+        await peppers.finish(connection, NEW, Vault(NEW, OLD))
         assert await peppers.check(connection, NEW, "") == "known"
         with pytest.raises(StartError):
             await peppers.check(connection, OLD, "")
@@ -87,13 +90,13 @@ async def test_keys_are_counted_until_they_are_moved(pool: Pool) -> None:
     async with pool.connection() as connection:
         await peppers.admit(connection, OLD, "", {})
         row, _ = await old.create_key(account, name="k", mode="live")
-        assert await peppers.count_unmoved_keys(connection, OLD) == 0
+        assert await peppers.count_unmoved(connection, OLD) == (0, 0)
         await peppers.admit(connection, NEW, OLD, {})
-        assert await peppers.count_unmoved_keys(connection, NEW) == 1
+        assert await peppers.count_unmoved(connection, NEW) == (1, 0)
         await new.create_key(account, name="k", mode="live")
-        assert await peppers.count_unmoved_keys(connection, NEW) == 1
+        assert await peppers.count_unmoved(connection, NEW) == (1, 0)
         await new.move_keys({row["id"]: b"d" * 32})
-        assert await peppers.count_unmoved_keys(connection, NEW) == 0
+        assert await peppers.count_unmoved(connection, NEW) == (0, 0)
 
 
 async def test_sessions_links_and_tokens_outlive_a_rotation(pool: Pool) -> None:
@@ -110,6 +113,31 @@ async def test_sessions_links_and_tokens_outlive_a_rotation(pool: Pool) -> None:
     assert valid == [True, False, False]
     assert await new.find_token("admin-token") is not None
     assert await SessionStore(pool, pepper=NEW).find_token("admin-token") is not None
+
+
+async def test_hosts_with_the_old_pepper_keep_working_during_a_rotation(pool: Pool) -> None:
+    """Whatever a host with the new settings creates or moves is found by one with the old settings."""
+    old, new = SessionStore(pool, pepper=OLD), SessionStore(pool, pepper=NEW, previous_pepper=OLD)
+    last = SessionStore(pool, pepper=NEW)
+    account = await KeyStore(pool, pepper=OLD, plans={"free": 10}).create_account(name="a", email="a@b", plan="free")
+    async with pool.connection() as connection:
+        await peppers.admit(connection, OLD, "", {})
+        for name in ("moved", "unused"):
+            await old.add_token(name, name)
+        await peppers.admit(connection, NEW, OLD, {})
+        await new.add_token("created", "created")
+        for host in (new, old, new, old):
+            assert await host.find_token("moved") is not None
+            assert await host.find_token("created") is not None
+        await new.begin("session", account=account["id"], lasts_s=60.0)
+        await new.add_link("link", account["id"], lasts_s=60.0)
+        assert await old.read("session", idle_s=60.0) is not None
+        assert await old.take_link("link") == account["id"]
+        assert await peppers.count_unmoved(connection, NEW) == (0, 1)
+        await peppers.finish(connection, NEW, Vault(NEW, OLD))
+    for name, is_valid in (("moved", True), ("created", True), ("unused", False)):
+        assert (await last.find_token(name) is not None) == is_valid
+        assert await old.find_token(name) is None or name == "unused"
 
 
 async def test_upstream_out_of_service_stays_out_during_a_rotation(pool: Pool) -> None:
@@ -138,6 +166,7 @@ async def webhook(pool: Pool, vault: Vault, webhook_id: str) -> None:
         ),
         addresses=None,
         secret=vault.seal(webhook_id, b"secret"),
+        rotated=vault.seal_for_previous(webhook_id, b"secret"),
         most=10,
     )
 
@@ -171,3 +200,68 @@ def test_vault_opens_with_older_keys_and_seals_with_the_first() -> None:
     assert Vault(NEW).open("wh_1", both.seal("wh_1", b"secret")) == b"secret"
     with pytest.raises(SealBroken):
         Vault(NEW, OTHER).open("wh_1", sealed)
+
+
+async def secrets_of(pool: Pool, vault: Vault) -> set[str]:
+    """The webhooks whose secret this vault opens."""
+    async with pool.connection() as connection:
+        rows = await connection.fetch("select id, secret from webhooks")
+    return {row["id"] for row in rows if vault.is_current(row["id"], row["secret"])}
+
+
+async def test_new_webhooks_open_on_hosts_with_the_old_pepper_until_the_rotation_ends(pool: Pool) -> None:
+    rotating = Vault(NEW, OLD, previous_pepper=OLD)
+    async with pool.connection() as connection:
+        await peppers.admit(connection, OLD, "", {})
+        await webhook(pool, Vault(OLD), "wh_before")
+        await peppers.admit(connection, NEW, OLD, {})
+        await webhook(pool, rotating, "wh_during")
+        store, sealed = WebhookStore(pool), rotating.seal("wh_before", b"fresh")
+        await store.rotate(
+            "wh_before",
+            account="acct_1",
+            secret=sealed,
+            rotated=rotating.seal_for_previous("wh_before", b"fresh"),
+            old_for_s=60.0,
+        )
+        assert await secrets_of(pool, Vault(OLD)) == {"wh_before", "wh_during"}
+        await peppers.finish(connection, NEW, rotating)
+        await webhook(pool, rotating, "wh_after")
+    assert await secrets_of(pool, Vault(NEW)) == {"wh_before", "wh_during", "wh_after"}
+
+
+async def test_rotation_that_is_taken_back_stores_secrets_under_the_first_pepper(pool: Pool) -> None:
+    async with pool.connection() as connection:
+        await peppers.admit(connection, OLD, "", {})
+        await peppers.admit(connection, NEW, OLD, {})
+        await peppers.admit(connection, OLD, NEW, {})
+        await webhook(pool, Vault(OLD, NEW, previous_pepper=NEW), "wh_1")
+    assert await secrets_of(pool, Vault(OLD)) == {"wh_1"}
+
+
+async def test_end_of_a_rotation_waits_for_secrets_that_are_being_stored(pool: Pool) -> None:
+    """Otherwise a secret stored between the last encryption and the end would be lost with the old pepper."""
+    rotating = Vault(NEW, OLD, previous_pepper=OLD)
+    await webhook(pool, Vault(OLD), "wh_1")
+
+    async def finish() -> None:
+        async with pool.connection(within_s=5.0) as connection:
+            await peppers.finish(connection, NEW, rotating)
+
+    async with asyncio.TaskGroup() as group, pool.connection(within_s=5.0) as connection:
+        await peppers.admit(connection, OLD, "", {})
+        await peppers.admit(connection, NEW, OLD, {})
+        async with connection.transaction():
+            assert await connection.fetchval(sql.peppers.hold_oldest_pepper) == check_value(OLD)
+            finishing = group.create_task(finish())
+            await until(lambda: _waits_for_a_lock(pool))
+            late = Vault(OLD).seal("wh_1", b"late")
+            await connection.execute("update webhooks set secret = $1 where id = 'wh_1'", late)
+        await finishing
+    assert await secrets_of(pool, Vault(NEW)) == {"wh_1"}
+
+
+async def _waits_for_a_lock(pool: Pool) -> bool:
+    async with pool.connection(within_s=5.0) as connection:
+        query = "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())"
+        return bool(await connection.fetchval(query))

@@ -27,7 +27,7 @@ from proxy.errors import Unavailable
 from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
 from proxy.store.notices import Notices
 from proxy.store.pool import AWAY
-from proxy.store.secrets import Vault
+from proxy.store.secrets import SealBroken, Vault
 from proxy.tasks import FirstFailure, until_set
 from proxy.wire.receiver import DeliveryReply, Receiver
 
@@ -184,12 +184,24 @@ class Deliverer:
         began = time.monotonic()
         try:
             headers = self._headers(claimed)
+        except SealBroken as exc:
+            self._leave(claimed, str(exc))
+            return
+        try:
             reply = await self._receiver.post(claimed.url, claimed.body, headers=headers)
         except Exception:  # One broken delivery must not end all others.
             log.exception("cannot attempt a delivery", extra={"event": claimed.event_id})
             reply = DeliveryReply("invalid")
         self._finished_attempts.append((claimed, reply, began, time.monotonic() - began))
         self._finished.set()
+
+    def _leave(self, claimed: ClaimedDelivery, reason: str) -> None:
+        """Leave a delivery to a deliverer that can open its secret, when the lease ends. The receiver has not failed."""
+        log.error("cannot sign a delivery: it stays queued", extra={"event": claimed.event_id, "reason": reason})
+        self._lanes.end(receiver_of(claimed.url), took_s=0.0, ok=False)
+        telemetry.delivery_attempts_total.labels("unsigned").inc()
+        self._wake.set()
+        self._written.set()
 
     def _headers(self, claimed: ClaimedDelivery) -> dict[str, str]:
         """The headers of one attempt, signed with its own timestamp."""

@@ -92,6 +92,7 @@ class WebhookService:
             new,
             addresses=addresses,
             secret=self._vault.seal(webhook_id, secret),
+            rotated=self._vault.seal_for_previous(webhook_id, secret),
             most=self._most[key.account.plan],
         )
         return CreatedWebhook(made, signatures.secret_of(secret))
@@ -161,6 +162,7 @@ class WebhookService:
             found.id,
             account=found.account,
             secret=self._vault.seal(found.id, secret),
+            rotated=self._vault.seal_for_previous(found.id, secret),
             old_for_s=signatures.ROTATION_S,
         )
         return CreatedWebhook(after, signatures.secret_of(secret))

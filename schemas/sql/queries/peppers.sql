@@ -13,14 +13,24 @@ on conflict (check_value) do update set since = clock_timestamp(), retired_at = 
 -- retire_other_peppers
 update peppers set retired_at = now() where check_value <> $1 and retired_at is null;
 
--- count_unmoved_keys
--- Keys that still work and whose digest was made with another pepper.
-select count(*) from keys
-where status <> 'revoked' and (expires_at is null or expires_at > now())
-    and pepper <> (select number from peppers where check_value = $1);
+-- hold_oldest_pepper
+-- The pepper that every host has. It cannot be retired before the transaction ends.
+select check_value from peppers where retired_at is null order by since, number limit 1 for share;
+
+-- count_unmoved
+-- Keys and admin tokens that still work and whose digest was made with another pepper.
+select
+    (select count(*) from keys where status <> 'revoked' and (expires_at is null or expires_at > now()) and pepper <> p.number)
+        as keys,
+    (select count(*) from admin_tokens where revoked_at is null and pepper <> p.number) as tokens
+from peppers p where p.check_value = $1;
 
 -- drop_previous_digests
 update keys set previous_digest = null
+where previous_digest is not null and pepper = (select number from peppers where check_value = $1);
+
+-- drop_previous_token_digests
+update admin_tokens set previous_digest = null
 where previous_digest is not null and pepper = (select number from peppers where check_value = $1);
 
 -- move_keys

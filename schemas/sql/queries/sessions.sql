@@ -77,7 +77,9 @@ select place from sign_in_places where place = any ($1::bytea[]) and seen_at > n
 insert into sign_in_places (place) select unnest($1::bytea[]) on conflict (place) do update set seen_at = now();
 
 -- add_token
-insert into admin_tokens (id, name, digest, hint) values ($1, $2, $3, $4) returning id, name, hint, created_at;
+insert into admin_tokens (id, name, digest, hint, previous_digest, pepper)
+values ($1, $2, $3, $4, $5, coalesce((select number from peppers where check_value = $6), 1))
+returning id, name, hint, created_at;
 
 -- list_tokens
 select id, name, hint, created_at, last_used_at, revoked_at from admin_tokens order by created_at, id;
@@ -90,9 +92,18 @@ returning id, name, hint, created_at, last_used_at, revoked_at;
 delete from sessions where admin_token_id = $1;
 
 -- find_token
--- A token found by its digest under the previous pepper gets its digest under the current one, which is the first.
-update admin_tokens set last_used_at = now(), digest = ($1::bytea[])[1]
-where digest = any ($1::bytea[]) and revoked_at is null returning id, name;
+-- A host that has two peppers moves the token to the first of them, and keeps the other digest for hosts that have only this one.
+update admin_tokens set
+    last_used_at = now(),
+    digest = case when cardinality($1::bytea[]) > 1 then ($1::bytea[])[1] else digest end,
+    previous_digest = coalesce(($1::bytea[])[2], previous_digest),
+    pepper = case
+        when cardinality($1::bytea[]) > 1 or digest = ($1::bytea[])[1]
+        then coalesce((select number from peppers where check_value = $2), pepper)
+        else pepper
+    end
+where (digest = any ($1::bytea[]) or previous_digest = any ($1::bytea[])) and revoked_at is null
+returning id, name;
 
 -- delete_expired_sessions
 delete from sessions where expires_at < now() or seen_at < now() - make_interval(secs => $1);
