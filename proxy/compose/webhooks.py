@@ -10,6 +10,7 @@ from proxy.services.events.enrichment import EventEnricher, NftSource, TokenSour
 from proxy.services.events.finality import FinalityGate
 from proxy.services.events.internal_transfers import InternalTransfers
 from proxy.services.events.mempool import MempoolWatcher
+from proxy.services.events.mined_lookups import MinedLookups
 from proxy.services.events.notifications import Notifications
 from proxy.services.events.pending_filters import PendingFilters
 from proxy.services.events.sink import EventSink
@@ -78,6 +79,7 @@ class EventFeature:
         self.internal_transfers = InternalTransfers(
             self.watch, self.drafter, pool, TraceReader(network, internal_calls)
         )
+        self.mined_lookups = MinedLookups(self.watch, self.drafter, pool, internal_calls)
         self.mempool = MempoolWatcher(self.watch, self.drafter, pool, internal_calls, PendingFilters(route))
 
     def __repr__(self) -> str:
@@ -91,4 +93,5 @@ class EventFeature:
         tasks.start(f"metadata {name}", lambda: self.metadata_enricher.run(self._notifications, is_leader))
         tasks.start(f"finality {name}", lambda: self.finality.run(self._notifications, is_leader))
         tasks.start(f"traces {name}", lambda: self.internal_transfers.run(self._notifications, is_leader))
+        tasks.start(f"mined {name}", lambda: self.mined_lookups.run(self._notifications, is_leader))
         tasks.start(f"mempool {name}", lambda: self.mempool.run(is_leader))

@@ -20,6 +20,8 @@ from proxy.store.pool import DatabaseConnection
 # The position of an incomplete event in their order; and the position before the first.
 EventCursor = tuple[datetime.datetime, str]
 FIRST: EventCursor = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
+LookupCursor = tuple[datetime.datetime, str, str]
+FIRST_LOOKUP: LookupCursor = (*FIRST, "")
 # The block tags by which a chain reports finality.
 FinalityTag = Literal["safe", "finalized"]
 
@@ -68,6 +70,20 @@ class TraceJob:
     block: int
     hash: bytes
     tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class MinedLookup:
+    """A transaction that a webhook has named and that may be mined already."""
+
+    webhook: str
+    transaction: str
+    created_at: datetime.datetime
+    age_s: float
+
+    @property
+    def place(self) -> LookupCursor:
+        return self.created_at, self.webhook, self.transaction
 
 
 async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEvent]) -> set[str]:
@@ -189,6 +205,28 @@ async def end_job(connection: DatabaseConnection, network: str, job: TraceJob) -
 
 async def count_try(connection: DatabaseConnection, network: str, job: TraceJob) -> None:
     await connection.execute(sql.events.count_try, network, job.block, job.hash)
+
+
+# Transactions that may be mined already
+
+
+async def lookups(
+    connection: DatabaseConnection, network: str, *, after: LookupCursor, limit: int
+) -> list[MinedLookup]:
+    rows = await connection.fetch(sql.events.list_lookups, network, *after, limit)
+    return [MinedLookup(row["webhook_id"], row["tx_hash"], row["created_at"], row["age_s"]) for row in rows]
+
+
+async def end_lookups(connection: DatabaseConnection, ended: Sequence[MinedLookup]) -> None:
+    await connection.execute(
+        sql.events.end_lookups, [each.webhook for each in ended], [each.transaction for each in ended]
+    )
+
+
+async def followed_block(connection: DatabaseConnection, network: str, number: int) -> tuple[int, bytes | None] | None:
+    """Return the last block written and the hash of block `number`, which is None if it is too old to be kept."""
+    row = await connection.fetchrow(sql.events.followed_block, network, number)
+    return None if row is None else (row["head"], row["hash"])
 
 
 def _json(lacks: Mapping[str, Any] | None) -> str | None:

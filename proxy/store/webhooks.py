@@ -114,6 +114,7 @@ class WebhookStore:
                 sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
                 new.event_type, _json(new.config), None if addresses is None else len(addresses), secret, version,
             )  # fmt: skip
+            await _add_lookups(connection, _webhook(row))
         return _webhook(row)
 
     async def read(self, webhook_id: str, *, account: str) -> Webhook:
@@ -158,6 +159,8 @@ class WebhookStore:
                 None if config is None else _json(config), None if addresses is None else len(addresses), version,
             )  # fmt: skip
             found = _webhook(row, before.id)
+            if config is not None:
+                await _add_lookups(connection, found, known=before)
             if delta is not None and changed is not None:
                 found = await _note_addresses(connection, found, changed, most=delta.most)
             if cause is not None:
@@ -261,6 +264,21 @@ async def _note_addresses(
     if (after.addresses or 0) > most:
         raise InvalidRequest(f"add_addresses: the webhook would have {after.addresses} addresses; the limit is {most}")
     return after
+
+
+async def _add_lookups(connection: DatabaseConnection, found: Webhook, *, known: Webhook | None = None) -> None:
+    """Have the transactions that a webhook names looked up, because they may be mined already."""
+    new = _transactions(found)
+    if known is not None and (before := _transactions(known)):
+        await connection.execute(sql.events.drop_lookups, found.id, [*new])
+        new -= before
+    if new:
+        await connection.execute(sql.events.add_lookups, found.id, found.network, [*new])
+        await connection.execute(sql.events.notify_events, found.network)
+
+
+def _transactions(webhook: Webhook) -> set[str]:
+    return {each.lower() for each in webhook.config.get("tx_hashes", ())}
 
 
 def absent(webhook_id: str) -> NotFound:

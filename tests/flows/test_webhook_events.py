@@ -292,6 +292,22 @@ async def test_mined_transaction_is_sent_after_its_confirmations(
     assert data["from"] == signer.address
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_transaction_that_is_mined_already_is_sent(
+    service: Service, box: Inbox, chain: Chain, is_changed: bool
+) -> None:
+    sent = await chain.send(random_address(), value=5)
+    await chain.ask("hardhat_mine", "0x3")
+    name = sent["transactionHash"]
+    async with hooked(service, box, "mined_transaction", tx_hashes=["0x" + "0a" * 32 if is_changed else name]) as hook:
+        if is_changed:
+            change = {"config": {"tx_hashes": [name], "confirmations": 2}}
+            assert (await ask(service, "PATCH", f"/webhooks/{hook.made['id']}", change))[0] == 200
+        (data,) = await hook.received(1)
+    assert (data["tx_hash"], data["status"], data["confirmations"]) == (name, "success", 1 + is_changed)
+    assert data["block_number"] == int(sent["blockNumber"], 16)
+
+
 async def test_log_is_filtered_by_contract_and_topics(service: Service, box: Inbox, chain: Chain) -> None:
     holder, token = random_address(), chain.contract("PEN")
     transfer = "0x" + Web3.keccak(text="Transfer(address,address,uint256)").hex().removeprefix("0x")

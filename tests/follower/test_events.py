@@ -21,7 +21,7 @@ from proxy.web.rest.deliveries import _shown
 from tests.chain_upstream import TRANSFER, Event, erc20, erc721, erc1155_batch, word
 from tests.database import connected
 from tests.follower.scene import NETWORK, scene
-from tests.follower.stage import ART, COIN, GAME, A, B, C, Stage, staged, with_transaction
+from tests.follower.stage import ART, COIN, GAME, A, B, C, Stage, staged, transaction, with_transaction
 from tests.service import until
 from tests.shapes import conforms
 
@@ -371,6 +371,82 @@ async def test_incomplete_events_are_skipped_and_do_not_block_later_ones(
         pass
     assert len(await stage.bodies()) == 2
     assert len(await stage.rows("select from events where lacks is not null")) == 5
+
+
+MINED = "0x" + "79" * 32
+
+
+def with_receipts(stage: Stage, block: int) -> None:
+    """The transaction is in this block."""
+    mined = stage.scene.chain.blocks[block]
+    at = {"blockHash": mined.hash, "blockNumber": hex(block)}
+    answers = stage.scene.upstream.answers
+    answers["eth_getTransactionByHash"] = lambda _: {**transaction(MINED, A, B, 5), **at}
+    answers["eth_getTransactionReceipt"] = lambda _: {**at, "status": "0x1", "gasUsed": "0x5208"}
+
+
+async def test_transaction_that_was_mined_before_its_webhook_is_sent_once(stage: Stage) -> None:
+    await stage.mine([], [])
+    with_receipts(stage, 1)
+    await stage.webhook("mined_transaction", tx_hashes=[MINED.upper().replace("X", "x")])
+    for _ in range(2):
+        assert await stage.events.mined_lookups.look_up()
+        await stage.events.enricher.enrich()
+    (body,) = await stage.bodies()
+    assert (body["data"]["tx_hash"], body["data"]["block_number"], body["data"]["status"]) == (MINED, 1, "success")
+    assert not await stage.rows("select from mined_lookups")
+
+
+async def test_confirmations_of_a_transaction_that_was_mined_before_are_counted(stage: Stage) -> None:
+    await stage.mine([], [])
+    with_receipts(stage, 2)
+    await stage.webhook("MINED_TRANSACTION", tx_hashes=[MINED], confirmations=2)
+    await stage.webhook("MINED_TRANSACTION", tx_hashes=[MINED], confirmations=1)
+    await stage.events.mined_lookups.look_up()
+    await stage.events.enricher.enrich()
+    assert [body["data"]["confirmations"] for body in await stage.bodies()] == [1]
+    await stage.mine([])
+    assert sorted(body["data"]["confirmations"] for body in await stage.bodies()) == [1, 2]
+
+
+async def test_transaction_in_a_block_that_arrives_meanwhile_is_sent_once(stage: Stage) -> None:
+    """The lookup finds it in a block that the follower has not written, or has written with the webhook."""
+    await stage.mine([])
+    await stage.webhook("mined_transaction", tx_hashes=[MINED])
+    stage.scene.chain.mine([])
+    with_receipts(stage, 2)
+    with_transaction(stage, MINED, only=2)
+    assert await stage.events.mined_lookups.look_up()
+    assert not await stage.rows("select from events")
+    await stage.step()
+    async with connected(stage.scene.database) as connection:
+        await connection.execute("insert into mined_lookups select id, network, $1 from webhooks", MINED)
+    assert await stage.events.mined_lookups.look_up()
+    await stage.events.enricher.enrich()
+    assert len(await stage.bodies()) == 1
+
+
+async def test_lookup_on_another_fork_waits_and_an_unknown_transaction_is_given_up(stage: Stage) -> None:
+    await stage.mine([], [])
+    with_receipts(stage, 2)
+    answers = stage.scene.upstream.answers
+    fork = {**transaction(MINED, A, B, 5), "blockHash": "0x" + "12" * 32, "blockNumber": "0x2"}
+    answers["eth_getTransactionByHash"] = lambda _: fork
+    await stage.webhook("mined_transaction", tx_hashes=[MINED])
+    assert not await stage.events.mined_lookups.look_up()
+    answers["eth_getTransactionByHash"] = lambda _: None
+    assert not await stage.events.mined_lookups.look_up()
+    async with connected(stage.scene.database) as connection:
+        await connection.execute("update mined_lookups set created_at = now() - interval '1 minute'")
+    assert await stage.events.mined_lookups.look_up()
+    assert not await stage.rows("select from events")
+
+
+async def test_new_config_looks_up_only_its_new_transactions(stage: Stage) -> None:
+    hook = await stage.webhook("mined_transaction", tx_hashes=[MINED, "0x" + "01" * 32])
+    assert await stage.rows("delete from mined_lookups where tx_hash like '0x79%' returning 1")
+    await stage.store.update(hook, config={"tx_hashes": [MINED, "0x" + "02" * 32]})
+    assert await stage.rows("select tx_hash from mined_lookups") == [{"tx_hash": "0x" + "02" * 32}]
 
 
 async def test_failed_transaction_is_no_activity_in_format_b(stage: Stage) -> None:

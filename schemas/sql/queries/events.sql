@@ -143,6 +143,30 @@ update trace_jobs set tries = tries + 1 where network = $1 and block = $2 and bl
 -- drop_jobs
 delete from trace_jobs where network = $1 and block > $2;
 
+-- add_lookups
+insert into mined_lookups (webhook_id, network, tx_hash) select $1, $2, unnest($3::text[]) on conflict do nothing;
+
+-- drop_lookups
+-- Those of a webhook that does not name their transactions any more.
+delete from mined_lookups where webhook_id = $1 and tx_hash <> all($2::text[]);
+
+-- list_lookups
+-- Oldest first, after a cursor, with their age in seconds.
+select webhook_id, tx_hash, created_at, extract(epoch from now() - created_at)::float8 as age_s from mined_lookups
+where network = $1 and (created_at, webhook_id, tx_hash) > ($2::timestamptz, $3::text, $4::text)
+order by created_at, webhook_id, tx_hash limit $5;
+
+-- end_lookups
+delete from mined_lookups using unnest($1::text[], $2::text[]) as t (webhook_id, tx_hash)
+where mined_lookups.webhook_id = t.webhook_id and mined_lookups.tx_hash = t.tx_hash;
+
+-- followed_block
+-- The last block written; and the hash under which a block was written, null if it is too old to be kept.
+select block as head, (
+    select hash from recent_blocks where recent_blocks.network = followed_networks.number and recent_blocks.number = $2
+) as hash
+from followed_networks where network = $1 and block is not null;
+
 -- notify_events
 -- Wake the process that completes events when the transaction commits.
 select pg_notify('penstock_events', $1);
