@@ -381,6 +381,34 @@ async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
         assert reply.json["error"]["message"] == "filter not found"
 
 
+@pytest.mark.parametrize("last", [LAST, "latest"])
+def test_logs_of_a_filter_are_split_where_its_upstream_refuses_them(last: int | str) -> None:
+    def refuse(_: list[Any]) -> Any:
+        raise Refused(-32000, "exceed maximum block range: 100")
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2) as found:
+            for upstream in found.upstreams:
+                upstream.max_range, upstream.answers["eth_getFilterLogs"] = 100, refuse
+            asked = query(FIRST, last, address=["0x" + f"{n:040x}" for n in range(3)], topics=[None, ["0x" + "5" * 64]])
+            name = await found.result("eth_newFilter", asked)
+            logs = await found.result("eth_getFilterLogs", [name])
+            assert logs == expected(found, FIRST, found.chain.head if last == "latest" else LAST)
+            assert await found.result("eth_getFilterChanges", [name]) == []
+            assert await found.result("eth_uninstallFilter", [name]) is True
+
+    run()
+
+
+@on_uvloop
+async def test_filter_with_very_many_addresses_works_without_its_params_in_the_id() -> None:
+    async with scene(1) as found:
+        name = await found.result("eth_newFilter", query(address=[f"0x{n * 7919:040x}" for n in range(1000)]))
+        assert len(name) < 100
+        assert await found.result("eth_getFilterChanges", [name]) == []
+
+
 @pytest.mark.parametrize("own_id", ['0x"', "0x\\", "0x\n", "0xü", "0x", "", "a b", 1, None, ["0x1"]])
 def test_invalid_filter_id_from_an_upstream_is_returned_unchanged(own_id: Any) -> None:
     @on_uvloop

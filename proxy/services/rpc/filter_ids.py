@@ -1,17 +1,21 @@
 """Filters (`eth_newFilter` and similar) exist only in the upstream that created them, so polls must go to that upstream.
 
 The id that a caller receives identifies it: a tag that only this service can compute, for this key and this upstream, followed
-by the upstream's own id. Any worker can route a poll, also after a restart with other settings. A key cannot poll the filter of
-another key, although the ids of upstreams that merely count are the same everywhere.
+by the upstream's own id and the packed params of the filter. Any worker can route a poll, also after a restart with other
+settings. A key cannot poll the filter of another key, although the ids of upstreams that merely count are the same everywhere.
+The params are needed where an upstream refuses to return all logs of a filter at once: they are then read as `eth_getLogs`,
+which is split.
 """
 
 from __future__ import annotations
 
 import hmac
+import time
+import zlib
 
 import msgspec
 
-from proxy.core import jsonrpc
+from proxy.core import dialect, jsonrpc
 from proxy.core.access import Key
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Caller
@@ -22,6 +26,10 @@ from proxy.wire.upstream import Upstream
 
 # In hex digits: 64 bits cannot be guessed within a rate limit.
 _TAG = 16
+# Longer params do not become part of the id: the filter works, but its logs are not split.
+_MOST_DIGITS = 2048
+# Signed with the id, which no id can contain: ids with and without params have different tags.
+_WITH_PARAMS = " with params"
 NOT_FOUND = jsonrpc.error(-32000, "filter not found")
 
 
@@ -32,7 +40,7 @@ class FilterIds:
     def forward(self, caller: Caller, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
         dispatcher = route.dispatcher
         if policy.method.creates_filter:
-            caller.flight = flight = dispatcher.new_flight(policy, params, _TagWriter(self, caller, key), now)
+            caller.flight = flight = dispatcher.new_flight(policy, params, _TagWriter(self, caller, key, params), now)
             flight.client = key.account.id
             dispatcher.launch(flight, now)
             return
@@ -40,52 +48,63 @@ class FilterIds:
         if found is None:
             caller.on_error(NOT_FOUND)
             return
-        upstream, own_id = found
-        caller.flight = flight = dispatcher.new_flight(policy, b'["0x%b"]' % own_id.encode(), caller, now)
+        upstream, own_id, asked = found
+        same = route.policies.get(policy.method.same_as)
+        waiter = caller if same is None or not asked else _LogsPoll(caller, route, same, asked, key.account.id)
+        caller.flight = flight = dispatcher.new_flight(policy, b'["0x%b"]' % own_id.encode(), waiter, now)
         flight.client = key.account.id
         flight.tried = -1  # All bits are set: no other upstream has the filter, even if this one cannot be reached.
         dispatcher.send(flight, upstream, now)
 
-    def tagged(self, result: bytes, key: Key, upstream: Upstream) -> bytes:
+    def tagged(self, result: bytes, key: Key, upstream: Upstream, params: bytes) -> bytes:
         """The upstream's id with the tag before it. Raises ValueError if `_read` would not accept the id."""
         own_id = msgspec.json.decode(result, type=str).removeprefix("0x")
         if not own_id.isalnum() or not own_id.isascii():
             raise ValueError("not a filter's id")
-        return b'"0x%b%b"' % (self._tag(upstream, key, own_id).encode(), own_id.encode())
+        packed = zlib.compress(params, 9).hex() if params != b"[]" else ""
+        if not packed or len(packed) > _MOST_DIGITS or len(own_id) > 0xFF:
+            return b'"0x%b%b"' % (self._tag(upstream, key, own_id).encode(), own_id.encode())
+        rest = f"{len(own_id):02x}{own_id}{packed}"
+        return b'"0x%b%b"' % (self._tag(upstream, key, rest + _WITH_PARAMS).encode(), rest.encode())
 
-    def _read(self, params: bytes, route: Route, key: Key) -> tuple[Upstream, str] | None:
+    def _read(self, params: bytes, route: Route, key: Key) -> tuple[Upstream, str, bytes] | None:
+        """The filter's upstream, its id there and, if the id carries them, its params."""
         try:
             (text,) = msgspec.json.decode(params, type=list[str])
         except (msgspec.DecodeError, ValueError):
             return None
-        tag, own_id = text[2 : 2 + _TAG], text[2 + _TAG :]
-        if not own_id.isalnum() or not text.isascii():
+        tag, rest = text[2 : 2 + _TAG], text[2 + _TAG :]
+        if not rest.isalnum() or not text.isascii():
             return None
         for upstream in route.upstreams:
-            if hmac.compare_digest(tag, self._tag(upstream, key, own_id)):
-                return upstream, own_id
+            if hmac.compare_digest(tag, self._tag(upstream, key, rest + _WITH_PARAMS)):
+                end = 2 + int(rest[:2], 16)
+                return upstream, rest[2:end], zlib.decompress(bytes.fromhex(rest[end:]))
+            if hmac.compare_digest(tag, self._tag(upstream, key, rest)):
+                return upstream, rest, b""
         return None
 
-    def _tag(self, upstream: Upstream, key: Key, own_id: str) -> str:
+    def _tag(self, upstream: Upstream, key: Key, text: str) -> str:
         """The upstream's mark is a digest of its network and address, so it does not change with the upstream's index."""
-        text = f"{upstream.health.mark} {key.lineage} {own_id}".encode()
-        return hmac.digest(self._pepper, text, "sha256").hex()[:_TAG]
+        signed = f"{upstream.health.mark} {key.lineage} {text}".encode()
+        return hmac.digest(self._pepper, signed, "sha256").hex()[:_TAG]
 
 
 class _TagWriter(WholeResultWaiter):
     """Adds the tag to the id of a new filter before the caller receives it."""
 
-    def __init__(self, filters: FilterIds, caller: Caller, key: Key) -> None:
+    def __init__(self, filters: FilterIds, caller: Caller, key: Key, params: bytes) -> None:
         self._filters = filters
         self._caller = caller
         self._key = key
+        self._params = params
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         flight = self._caller.flight
         assert flight is not None
         assert flight.answered_by is not None
         try:
-            tagged = self._filters.tagged(bytes(result), self._key, flight.answered_by)
+            tagged = self._filters.tagged(bytes(result), self._key, flight.answered_by, self._params)
         except (msgspec.DecodeError, ValueError):
             self._caller.on_result(result)
             return
@@ -93,6 +112,34 @@ class _TagWriter(WholeResultWaiter):
 
     def on_error(self, error: bytes) -> None:
         self._caller.on_error(error)
+
+    def on_fault(self, fault: Fault) -> None:
+        self._caller.on_fault(fault)
+
+
+class _LogsPoll(WholeResultWaiter):
+    """Reads the logs of a filter with an ordinary call, which is split, if its upstream refuses to return so many at once."""
+
+    def __init__(self, caller: Caller, route: Route, same: MethodPolicy, params: bytes, client: str) -> None:
+        self._caller = caller
+        self._route = route
+        self._same = same
+        self._params = params
+        self._client = client
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        self._caller.on_result(result)
+
+    def on_error(self, error: bytes) -> None:
+        if dialect.classify(error).kind != "range_too_large":
+            self._caller.on_error(error)
+            return
+        dispatcher, now = self._route.dispatcher, time.monotonic()
+        self._caller.flight = flight = dispatcher.new_flight(self._same, self._params, self._caller, now)
+        flight.client = self._client
+        tip = self._route.heads.tip
+        flight.least_head = min(tip, self._same.last_block(self._params, tip))
+        dispatcher.launch(flight, now)
 
     def on_fault(self, fault: Fault) -> None:
         self._caller.on_fault(fault)
