@@ -68,6 +68,14 @@ def test_processes_over_time_get_capacity_plus_refill(hammers: list[Hammer]) -> 
     assert allowed * 0.98 <= sum(counts) <= allowed
 
 
+def test_process_stopped_between_its_clock_and_its_take_gets_nothing_extra(hammers: list[Hammer]) -> None:
+    """The others have used the rate in the meantime: their edges are in the future of the late one."""
+    late, *others = hammers
+    assert sum(ask_all(others, "take", slot=7, tries=1000, now=NOW + 30.0, request_s=0.01)) == 100
+    assert late.ask("take", slot=7, tries=1000, now=NOW, request_s=0.01) == 0
+    assert sum(ask_all(others, "take", slot=7, tries=1000, now=NOW + 30.0, request_s=0.01)) == 0
+
+
 def test_unit_bucket_is_shared_by_all_processes(hammers: list[Hammer]) -> None:
     counts = ask_all(hammers, "take", slot=7, tries=1000, now=NOW, request_s=0.0001, unit_s=0.1)
     assert sum(counts) == 10
