@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.access import Limits
+from proxy.services.rpc.batch_admission import MOST_OF_ACCOUNT
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import value_of
 from tests.service import until
@@ -115,6 +116,26 @@ async def test_client_that_leaves_takes_its_waiting_items_along() -> None:
 
 def sent(found: Scene) -> int:
     return found.upstreams[0].count("eth_call")
+
+
+@on_uvloop
+async def test_only_some_batches_of_an_account_wait_at_a_time() -> None:
+    """Waiting is free: without a bound one key could fill the memory with batches."""
+    async with scene(1, rpc={"batch_wait_s": 60.0}, **NO_CACHE) as found:
+        first = found.worker.add_key("poor", limits=Limits(1, 10_000, 0))
+        found.worker.add_key("second", beside=first)
+        found.worker.add_key("neighbour", limits=Limits(20, 10_000, 0))
+        waiting = found.worker.app.rpc.waiting_batches
+        with contextlib.suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as group:
+                held = [group.create_task(found.batch(*reads(50), key="poor")) for _ in range(MOST_OF_ACCOUNT)]
+                await until(lambda: len(waiting) == MOST_OF_ACCOUNT, every_s=0.01)
+                refused = await found.batch(*reads(50), key="second")
+                assert refused.json[-1]["error"]["code"] == -32005
+                check_results((await found.batch(*reads(25), key="neighbour")).json, reads(25))
+                for each in held:
+                    each.cancel()
+        await until(lambda: len(waiting) == 0, every_s=0.01)
 
 
 @on_uvloop

@@ -1,14 +1,15 @@
 """Admits a batch item by item, if it is large or does not fit the rate at once.
 
 Items are charged in order. When the buckets are empty, the others wait for the refill, up to a bound; then they are refused,
-each with the time to retry. Admitted items are sent on without waiting for the others.
+each with the time to retry. Admitted items are sent on without waiting for the others. Waiting costs nothing, so the number of
+batches that wait is limited, by account and in all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from proxy.core.access import Key
@@ -23,13 +24,45 @@ ITEMS_PER_TURN = 100
 # Refills are awaited for at least this long, so that several items are sent on together.
 LEAST_PAUSE_S = 0.05
 
+# Batches that wait in a worker, of one account and in all. With `server.max_body_bytes` this bounds the memory that they take.
+MOST_OF_ACCOUNT = 8
+MOST_WAITING = 256
+
 # A call that may be made, with its price; and one that is answered with an error for its own mistake.
 PricedItem = tuple[BatchItem, MethodPolicy, RawCall, int]
 MistakenItem = tuple[BatchItem, bytes]
 
 
+class WaitingBatches:
+    """How many batches wait, by account."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<WaitingBatches {self._counts.total()}>"
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def enter(self, account: str) -> bool:
+        """Count one more, unless there are too many."""
+        if self._counts[account] >= MOST_OF_ACCOUNT or len(self) >= MOST_WAITING:
+            return False
+        self._counts[account] += 1
+        return True
+
+    def leave(self, account: str) -> None:
+        self._counts[account] -= 1
+        if not self._counts[account]:
+            del self._counts[account]
+
+
 class BatchAdmission:
-    __slots__ = ("_admission", "_batch", "_deadline", "_key", "_loop", "_mistaken", "_send", "_timer", "_waiting")
+    __slots__ = (
+        "_admission", "_batch", "_deadline", "_is_waiting", "_key", "_loop", "_mistaken", "_others", "_send", "_timer",
+        "_waiting",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,9 +71,12 @@ class BatchAdmission:
         admission: Admission,
         send: Callable[[Sequence[PricedItem], float], None],
         *,
+        others: WaitingBatches,
         deadline: float,
     ) -> None:
         self._batch = batch
+        self._others = others
+        self._is_waiting = False
         self._key = key
         self._admission = admission
         self._send = send
@@ -62,6 +98,7 @@ class BatchAdmission:
     def leave(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._stop_waiting()
         self._batch.leave()
 
     def _admit(self) -> None:
@@ -72,12 +109,26 @@ class BatchAdmission:
         refusal = self._take(admitted, now)
         if admitted:
             self._send(admitted, now)
-        if isinstance(refusal, RateLimited) and now + refusal.wait_s <= self._deadline:
+        if isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
             self._timer = self._loop.call_later(max(LEAST_PAUSE_S, refusal.wait_s), self._admit)
-        elif refusal is not None:
+            return
+        if refusal is not None:
             self._refuse(refusal)
         elif self._waiting or self._mistaken:
             self._timer = self._loop.call_later(0.0, self._admit)
+            return
+        self._stop_waiting()
+
+    def _may_wait(self, until: float) -> bool:
+        if until > self._deadline:
+            return False
+        self._is_waiting = self._is_waiting or self._others.enter(self._key.account.id)
+        return self._is_waiting
+
+    def _stop_waiting(self) -> None:
+        if self._is_waiting:
+            self._is_waiting = False
+            self._others.leave(self._key.account.id)
 
     def _take(self, admitted: list[PricedItem], now: float) -> Fault | None:
         """Charge the next items. Returns the refusal that applies to the first one left."""

@@ -17,7 +17,13 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import UnitPrices
 from proxy.errors import Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.batch_admission import ITEMS_PER_TURN, BatchAdmission, MistakenItem, PricedItem
+from proxy.services.rpc.batch_admission import (
+    ITEMS_PER_TURN,
+    BatchAdmission,
+    MistakenItem,
+    PricedItem,
+    WaitingBatches,
+)
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.forwarder import Forwarder
@@ -39,6 +45,7 @@ class RpcService:
     ) -> None:
         self._admission = admission
         self._batch_wait_s = batch_wait_s
+        self.waiting_batches = WaitingBatches()
         self.max_batch = max_batch
         self._archive_minimum = prices.archive_minimum
         self.forwarder = forwarder
@@ -120,9 +127,9 @@ class RpcService:
         """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered."""
         batch = CallBatch(items, done, now, key.sheet)
         accepted, declined, units = self._checked_items(batch, items, route, key, subscriber)
-        send = partial(self._send_items, route, key, fresh, subscriber)
         is_large = len(items) > ITEMS_PER_TURN
         if is_large or self._admission.charge(key, len(items), units, now) is not None:
+            send = partial(self._send_items, route, key, fresh, subscriber)
             return self._admit_by_item(batch, key, accepted, declined, send)
         if (
             len(accepted) == len(items)
@@ -138,7 +145,7 @@ class RpcService:
         for item, why in declined:
             item.decline(why)
         batch.expect(len(accepted))
-        send(accepted, now)
+        self._send_items(route, key, fresh, subscriber, accepted, now)
         return batch
 
     def _checked_items(
@@ -187,7 +194,14 @@ class RpcService:
                 item.decline(why)
             else:
                 mistaken.append((item, why))
-        admission = BatchAdmission(batch, key, self._admission, send, deadline=batch.began + self._batch_wait_s)
+        admission = BatchAdmission(
+            batch,
+            key,
+            self._admission,
+            send,
+            others=self.waiting_batches,
+            deadline=batch.began + self._batch_wait_s,
+        )
         admission.start(accepted, mistaken)
         return admission
 
