@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import baselines, loaders, machine, plot, report, service, summary
-from bench.cases import BIG, CASES, Case
+from bench.cases import BIG, CASES, LIMITED_AT_ONCE, LIMITED_MS, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
 from bench.processes import StartFailed
@@ -106,6 +106,7 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         "small": Stub("small", size=SMALL_RESULT),
         "large": Stub("large", size=BIG),
         "slow": Stub("slow", size=SMALL_RESULT, delay_us=SLOW_US),
+        "limited": Stub("limited", size=SMALL_RESULT, delay_us=LIMITED_MS * 1000, at_once=LIMITED_AT_ONCE),
     }
     settings: Mapping[str, service.Value] = dict(options.set)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as made:

@@ -212,21 +212,27 @@ defaults
     timeout client 600s
     timeout server 600s
     timeout http-keep-alive 600s
+    timeout queue 300ms
     option http-keep-alive
     http-reuse always
 frontend front
     bind 127.0.0.1:{port} backlog 4096
     default_backend stub
 backend stub
-    server one 127.0.0.1:{upstream_port} pool-max-conn {keepalive}
+    server one 127.0.0.1:{upstream_port} pool-max-conn {keepalive} {limit}
 """
 
 
-def _haproxy(start: Start) -> list[str]:
+def _haproxy(start: Start, *, limit: str = "") -> list[str]:
     config = start.workdir / "haproxy.cfg"
     fields = {"workers": start.workers, "port": start.port, "upstream_port": start.upstream_port}
-    config.write_text(HAPROXY.format(**fields, keepalive=KEEPALIVE))
+    config.write_text(HAPROXY.format(**fields, keepalive=KEEPALIVE, limit=limit))
     return [machine.find_tool("haproxy") or "haproxy", "-db", "-q", "-f", str(config)]
+
+
+def _haproxy_queue(start: Start) -> list[str]:
+    """As many upstream connections as Penstock's default; other calls wait for a moment and then get a 503."""
+    return _haproxy(start, limit="maxconn 64")
 
 
 def _haproxy_missing() -> str | None:
@@ -250,6 +256,7 @@ BASELINES = {
         Baseline("nginx", "nginx", _nginx_missing, _nginx),
         Baseline("nginx+lua", "nginx + Lua (JSON, key)", _nginx_lua_missing, _nginx_lua),
         Baseline("haproxy", "HAProxy", _haproxy_missing, _haproxy),
+        Baseline("haproxy+queue", "HAProxy with a limit and a queue", _haproxy_missing, _haproxy_queue),
         Baseline("relay", "bare uvloop relay (the limit)", lambda: None, _relay),
         Baseline("plain", "ordinary aiohttp", lambda: None, _plain),
     )

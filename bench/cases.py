@@ -12,7 +12,7 @@ from bench.loaders import MARKER, Generator, Target
 
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
-    "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults",
+    "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -30,6 +30,10 @@ ALL_HEALTHY = "all healthy"
 # aiohttp's client posting the same bodies: no database, no signatures.
 BARE_CLIENT = "bare client"
 BIG = 100 * 1024
+# The stub of limited capacity: each call takes so long, and so many are worked on at a time.
+LIMITED_MS = 100
+LIMITED_AT_ONCE = 64
+OVERLOAD = 4
 RPC = "rpc"
 # Penstock's RPC path, as a baseline for a case about another path.
 OWN_RPC = "penstock /rpc"
@@ -344,6 +348,21 @@ CASES = (
         expect="",
         candidates=("penstock",),
         aims=(Aim(250.0, at_most=True, over=""),),
+    ),
+    Case(
+        "overload",
+        f"{OVERLOAD} times as many calls as the upstream can answer ({LIMITED_MS} ms each, {LIMITED_AT_ONCE} at a time)",
+        kind="overload",
+        unit="",
+        body=small,
+        expect=OWN_ID,
+        candidates=("nginx", "haproxy+queue", "penstock"),
+        stub="limited",
+        connections=1024,
+        aims=(
+            Aim(90.0, over="", figure="goodput"),
+            Aim(3.0 * LIMITED_MS, at_most=True, over="", figure="p99"),
+        ),
     ),
     Case(
         "filters",

@@ -73,6 +73,7 @@ class Load:
     rate: float = 0.0  # open loop at this rate; 0: closed loop
     count: int = 0  # stop after this many requests; 0: stop by time only
     warmup_s: float = 0.3
+    refusals: bool = False  # replies other than 200 are expected: they are counted, but not as latencies
 
 
 def build(name: str) -> Path:
@@ -89,8 +90,8 @@ def build(name: str) -> Path:
 class Stub:
     """A running stub upstream."""
 
-    def __init__(self, name: str, *, size: int, delay_us: int = 0) -> None:
-        self.name, self.size, self.delay_us = name, size, delay_us
+    def __init__(self, name: str, *, size: int, delay_us: int = 0, at_once: int = 0) -> None:
+        self.name, self.size, self.delay_us, self.at_once = name, size, delay_us, at_once
         self.port = 0
         self._child: processes.Child | None = None
 
@@ -104,6 +105,7 @@ class Stub:
     def start(self, cpu: int, *, port: int, workdir: Path) -> None:
         self.port = port or processes.free_port()
         flags = ["--port", str(self.port), "--size", str(self.size), "--delay-us", str(self.delay_us)]
+        flags += ["--at-once", str(self.at_once)]
         self._child = processes.start(
             f"stub-{self.name}", [str(build("stub")), *flags], cpus=[cpu], log=workdir / f"stub-{self.name}.log"
         )
@@ -168,6 +170,8 @@ def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, 
     argv = [str(build("load")), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
     if load.expect:
         argv += ["--expect", load.expect]
+    if load.refusals:
+        argv.append("--refusals")
     seen = _run(argv, timeout_s=load.seconds + 30)
     late = seen["late"] if seen["late"] > load.connections else 0  # the last few are only still in flight
     return {**seen, "late": late, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"]}

@@ -22,7 +22,18 @@ from bench import (
     sponsor,
     usage,
 )
-from bench.cases import ALL_HEALTHY, BARE_CLIENT, FEW_ADDRESSES, NO_SOCKETS, ONE_BY_ONE, ONE_IN_A_TURN, Case
+from bench.cases import (
+    ALL_HEALTHY,
+    BARE_CLIENT,
+    FEW_ADDRESSES,
+    LIMITED_AT_ONCE,
+    LIMITED_MS,
+    NO_SOCKETS,
+    ONE_BY_ONE,
+    ONE_IN_A_TURN,
+    OVERLOAD,
+    Case,
+)
 from bench.figures import Figure, Row
 from bench.fleet import Fleet, probe
 from bench.loaders import Generator, Load, Sample, Target, measure
@@ -31,6 +42,7 @@ from bench.processes import StartFailed
 CACHED_REPLIES = 1_000_000
 # Latency rounds per ordinary round: the tail of a single round says more about the machine than about the candidate.
 TAIL_ROUNDS = 3
+OVERLOAD_S = 5.0  # long enough for queues to fill
 BESIDE_RATE = 1_000  # calls per second while heads are sent to all sockets
 
 
@@ -89,6 +101,8 @@ class Runner:
                 self._run_usage(case)
             case "faults":
                 self._run_faults(case)
+            case "overload":
+                self._run_overload(case)
             case "filters":
                 rows = {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])}
                 self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
@@ -173,6 +187,30 @@ class Runner:
                 return median(figure.rows["nginx"].values)
         load = Load(case.template(target), case.expect, 64, self.seconds)
         return measure("load", load, target, self.layout, workdir=self.workdir).per_second
+
+    # --- overload -----------------------------------------------------------------------------------------------------
+
+    def _run_overload(self, case: Case) -> None:
+        """The share of the upstream's capacity that becomes answers, and how long those take."""
+        capacity = LIMITED_AT_ONCE * 1000 / LIMITED_MS
+        rate, seconds = OVERLOAD * capacity, max(self.seconds, OVERLOAD_S)
+
+        def take(target: Target) -> Sample:
+            load = Load(
+                case.template(target), case.expect, case.connections, seconds, rate, warmup_s=1.0, refusals=True
+            )
+            return measure("load", load, target, self.layout, workdir=self.workdir)
+
+        taken = self._interleave(self._ready(case), take, case, "open loop")
+        parts: dict[str, tuple[str, Callable[[Sample], float]]] = {
+            "goodput": ("% of capacity", lambda sample: 100 * sample.per_second / capacity),
+            "p99": ("ms", lambda sample: sample.p99_us / 1000),
+        }
+        method = f"open loop at {rate:,.0f} calls/s over {case.connections} connections; refused calls have no latency"
+        for name, (unit, read) in parts.items():
+            rows = {candidate: Row([read(each) for each in row.samples]) for candidate, row in taken.items()}
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", unit, rows, aims, method))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 

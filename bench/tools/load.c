@@ -9,6 +9,8 @@
  * lengths do not change. --expect may contain the marker too: the reply's body must then contain this request's number,
  * which proves that replies reach the right caller.
  *
+ * --refusals: replies other than 200 are refusals of an overloaded server. They are counted, but their latency is not.
+ *
  * A reply counts only when it is complete (Content-Length or chunked) and nothing follows it. Prints one JSON object.
  */
 #define _GNU_SOURCE
@@ -64,7 +66,7 @@ static uint64_t histogram[64 * STEPS];
 
 static struct {
     const char *host, *file, *marker, *expect;
-    int port, connections, cpu;
+    int port, connections, cpu, refusals;
     double seconds, warmup, rate;
     uint64_t count;
 } opt = {.host = "127.0.0.1", .connections = 64, .cpu = -1, .seconds = 2, .warmup = 0.3};
@@ -241,9 +243,11 @@ static int read_head(struct conn *c, const char *p, const char *end) {
 }
 
 static void complete(struct conn *c) {
-    record(now() - c->due);
+    int refused = opt.refusals && c->status != 200;
+    if (!refused) record(now() - c->due);
     finished++;
-    if (!c->found) tally.mismatched++;
+    if (refused) tally.other++;
+    else if (!c->found) tally.mismatched++;
     else if (c->status == 200) tally.ok++;
     else tally.other++;
     c->busy = 0;
@@ -410,7 +414,8 @@ static void options(int argc, char **argv) {
     static const struct option names[] = {
         {"host", 1, 0, 'h'}, {"port", 1, 0, 'p'}, {"connections", 1, 0, 'c'}, {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'w'}, {"rate", 1, 0, 'r'}, {"count", 1, 0, 'n'}, {"request", 1, 0, 'f'},
-        {"marker", 1, 0, 'm'}, {"expect", 1, 0, 'e'}, {"first", 1, 0, 'i'}, {"cpu", 1, 0, 'u'}, {0, 0, 0, 0}};
+        {"marker", 1, 0, 'm'}, {"expect", 1, 0, 'e'}, {"first", 1, 0, 'i'}, {"cpu", 1, 0, 'u'},
+        {"refusals", 0, 0, 'x'}, {0, 0, 0, 0}};
     for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
         case 'h': opt.host = optarg; break;
         case 'p': opt.port = atoi(optarg); break;
@@ -424,6 +429,7 @@ static void options(int argc, char **argv) {
         case 'e': opt.expect = optarg; break;
         case 'i': next_number = strtoull(optarg, NULL, 10); break;
         case 'u': opt.cpu = atoi(optarg); break;
+        case 'x': opt.refusals = 1; break;
         default: usage();
     }
     if (!opt.file || opt.port < 1 || opt.connections < 1) usage();
@@ -452,7 +458,7 @@ int main(int argc, char **argv) {
         dial(c);
     }
     double elapsed = run();
-    uint64_t total = tally.ok + tally.other + tally.mismatched + tally.late;
+    uint64_t total = tally.ok + (opt.refusals ? 0 : tally.other) + tally.mismatched + tally.late;
     printf("{\"requests\":%lu,\"non_200\":%lu,\"mismatched\":%lu,\"errors\":%lu,\"reconnects\":%lu,\"late\":%lu,"
            "\"bytes\":%lu,\"elapsed_s\":%.6f,\"p50_us\":%.1f,\"p90_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n",
            tally.ok, tally.other, tally.mismatched, tally.errors, tally.reconnects, tally.late, tally.bytes, elapsed,

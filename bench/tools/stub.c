@@ -3,7 +3,8 @@
  * Every POST with a Content-Length is read as one call or a batch; replies come in order with the caller's ids, and
  * notifications get none. Methods used by health checks (head, chain id, blocks, client version) return consistent
  * values: there is a block every 12 seconds since 1970, and block n's hash contains n, so all stubs serve one chain.
- * Every other method returns a hex string of --size bytes. --delay-us delays each reply.
+ * Every other method returns a hex string of --size bytes. --delay-us delays each reply. With --at-once N it works on so many
+ * requests at a time, each for the delay; the others wait their turn, and a client that leaves changes nothing.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -41,10 +42,11 @@ struct call { struct text id, method, params; };
 
 struct delayed { struct delayed *next; int64_t due; struct conn *conn; size_t n; char body[]; };
 
-static struct { int port, cpu; size_t size; long delay_us; } opt = {.cpu = -1, .size = 66};
+static struct { int port, cpu; size_t size; long delay_us; int at_once; } opt = {.cpu = -1, .size = 66};
 static char *result; static size_t result_n;
 static int ep, listener;
 static struct delayed *first, **last = &first;
+static int64_t *busy_until; static int turn;        /* with --at-once: when each place is free, in order */
 
 static void fail(const char *what) {
     fprintf(stderr, "stub: %s: %s\n", what, strerror(errno));
@@ -280,10 +282,16 @@ static int flush(struct conn *c) {
     return 0;
 }
 
+static int64_t begins(void) {
+    int64_t t = now();
+    return busy_until && busy_until[turn] > t ? busy_until[turn] : t;
+}
+
 static void delay(struct conn *c, const char *body, size_t n) {
     struct delayed *d = malloc(sizeof *d + n);
     if (!d) fail("malloc");
-    *d = (struct delayed){.due = now() + opt.delay_us * 1000, .conn = c, .n = n};
+    *d = (struct delayed){.due = begins() + opt.delay_us * 1000, .conn = c, .n = n};
+    if (busy_until) { busy_until[turn] = d->due; turn = (turn + 1) % opt.at_once; }
     memcpy(d->body, body, n);
     c->queued++;
     *last = d;
@@ -370,15 +378,18 @@ static int wait_for(struct epoll_event *events, int n) {
 
 static void options(int argc, char **argv) {
     static const struct option names[] = {
-        {"port", 1, 0, 'p'}, {"size", 1, 0, 's'}, {"delay-us", 1, 0, 'd'}, {"cpu", 1, 0, 'u'}, {0, 0, 0, 0}};
+        {"port", 1, 0, 'p'}, {"size", 1, 0, 's'}, {"delay-us", 1, 0, 'd'}, {"cpu", 1, 0, 'u'},
+        {"at-once", 1, 0, 'a'}, {0, 0, 0, 0}};
     for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
         case 'p': opt.port = atoi(optarg); break;
         case 's': opt.size = strtoull(optarg, NULL, 10); break;
         case 'd': opt.delay_us = atol(optarg); break;
         case 'u': opt.cpu = atoi(optarg); break;
-        default: fputs("stub [--port N] [--size BYTES] [--delay-us N] [--cpu N]\n", stderr); exit(2);
+        case 'a': opt.at_once = atoi(optarg); break;
+        default: fputs("stub [--port N] [--size BYTES] [--delay-us N] [--at-once N] [--cpu N]\n", stderr); exit(2);
     }
     if (opt.size < 2) opt.size = 2;
+    if (opt.at_once > 0 && !(busy_until = calloc((size_t)opt.at_once, sizeof *busy_until))) fail("calloc");
 }
 
 static void listen_on(int port) {
