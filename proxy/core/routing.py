@@ -85,10 +85,10 @@ class UpstreamHealth:
     """The health of one upstream."""
 
     __slots__ = (
-        "ahead", "allow", "archive", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row", "free", "good",
-        "head", "head_at", "head_hash", "histogram", "index", "inflight", "is_soft", "label", "lacking", "lagging",
-        "latency_s", "mark", "parent_hash", "pause_s", "paused_until", "peak", "rate_edge", "rate_s", "rests_until",
-        "samples", "serves_all", "silent", "standing", "tier", "trial_until", "weight", "withheld",
+        "ahead", "allow", "archive", "back_at", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row",
+        "free", "good", "head", "head_at", "head_hash", "histogram", "index", "inflight", "is_soft", "label", "lacking",
+        "lagging", "latency_s", "mark", "parent_hash", "pause_s", "paused_until", "peak", "rate_edge", "rate_s",
+        "rests_until", "samples", "serves_all", "silent", "standing", "tier", "trial_until", "weight", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -132,8 +132,9 @@ class UpstreamHealth:
         self.trial_until = 0.0
         # Whether the breaker is open because of what clients sent.
         self.is_soft = False
-        # Whether it did not even say where its head is when it was last asked.
+        # Whether it did not even say where its head is when it was last asked, and when it last did so again.
         self.silent = False
+        self.back_at = 0.0
         # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
         self.free = not self.rate_s
         self.head = 0
@@ -270,8 +271,10 @@ class UpstreamHealth:
     def spoke(self, took_s: float, now: float) -> None:
         """It said where its head is. One that was silent is back: the next call may try it. One that is quick again is not
         thought slow for ever, although it gets no calls that would show it."""
-        if self.silent and self.pause_s:
-            self.paused_until = min(self.paused_until, max(now, self.rests_until))
+        if self.silent:
+            self.back_at = now
+            if self.pause_s:
+                self.paused_until = min(self.paused_until, max(now, self.rests_until))
         self.silent = False
         self.latency_s = min(self.latency_s, max(took_s, self.latency_s / 2))
 

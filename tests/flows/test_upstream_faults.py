@@ -442,3 +442,20 @@ def test_items_of_a_broken_batch_are_retried_one_by_one_on_another_upstream(mode
                 assert [item.get("result") for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
 
     run()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(count, faults=True) as found, asyncio.TaskGroup() as group:
+            for proxy in found.proxies:
+                await proxy.switch("black_hole")
+            asked = group.create_task(found.ask("eth_estimateGas", [{"to": ADDRESS}]))
+            await until(lambda: all(proxy.methods["eth_estimateGas"] for proxy in found.proxies))
+            await found.look()
+            await found.proxies[-1].switch("pass")
+            await found.look()
+            assert (await asked).status == 200
+
+    run()

@@ -143,13 +143,34 @@ class Dispatcher(FlightHandler):
         """Send one more attempt. If two are in flight already, the older one is given up."""
         upstream = self._another(flight, now)
         if upstream is None:
+            self._repeat(flight, now)
             return
+        self._make_room(flight, now)
+        self.send(flight, upstream, now)
+
+    def _make_room(self, flight: Flight, now: float) -> None:
         if flight.first is not None and flight.second is not None:
             oldest = flight.first if flight.first_at < flight.second_at else flight.second
             began = flight.ended(oldest)
             oldest.leave(flight)
             _count_late(oldest, began, now)
-        self.send(flight, upstream, now)
+
+    def _repeat(self, flight: Flight, now: float) -> None:
+        """The call hangs on every upstream. One that was silent and is back may have lost it, and gets it again."""
+        sent_at = now - flight.newest(now)[1]
+        for upstream in self.state.upstreams:
+            health = upstream.health
+            if health.back_at <= sent_at or not health.takes_calls(now):
+                continue
+            if flight.is_carried_by(upstream):
+                flight.ended(upstream)
+                upstream.leave(flight)
+            elif flight.tried < 0:  # It may be sent to one upstream only.
+                continue
+            else:
+                self._make_room(flight, now)
+            self.send(flight, upstream, now, fresh=True)
+            return
 
     # Replies and failures
 
