@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import scheduling
 from tests import service as service_room
@@ -53,6 +55,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Start long files first where several processes share the files."""
     if config.getoption("numprocesses", None) or "workerinput" in vars(config):
         items.sort(key=lambda item: scheduling.place_of(item.path))
+
+
+class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a process whole files, and those that share a service together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scheduling.unit_of(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitScheduling:
+    return UnitScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

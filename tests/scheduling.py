@@ -1,4 +1,5 @@
-"""The choice and the order of test files. The uncompiled pass runs only files with compiled code; long files start first."""
+"""The choice, the order and the grouping of test files. The uncompiled pass runs only files with compiled code; long files
+start first; files that share a service run in one process."""
 
 from __future__ import annotations
 
@@ -13,24 +14,24 @@ ROOT = Path(__file__).resolve().parent.parent
 # With two processes, a long file that starts last leaves one of them idle. These take 15 seconds or more, the longest first.
 LONG = (
     "tests/flows/test_dev.py",
-    "tests/flows/test_serve.py",
-    "tests/flows/test_worker_faults.py",
-    "tests/follower/test_failover.py",
-    "tests/flows/test_feed_heads.py",
-    "tests/flows/test_upstream_faults.py",
-    "tests/house/test_compiled.py",
-    "tests/browser/test_page.py",
-    "tests/flows/test_command_line.py",
-    "tests/flows/test_clients.py",
-    "tests/wire/test_hazards.py",
-    "tests/browser/test_user_flows.py",
+    "tests/flows/test_smart_wallets.py",
     "tests/flows/test_sponsor.py",
+    "tests/browser/test_page.py",
+    "tests/browser/test_user_flows.py",
+    "tests/browser/test_sign_in.py",
+    "tests/flows/test_clients.py",
+    "tests/flows/test_socket_clients.py",
+    "tests/flows/test_serve.py",
+    "tests/follower/test_failover.py",
+    "tests/flows/test_upstream_faults.py",
+    "tests/flows/test_feed_heads.py",
+    "tests/house/test_compiled.py",
+    "tests/flows/test_command_line.py",
+    "tests/wire/test_hazards.py",
     "tests/flows/test_front.py",
     "tests/delivery/test_audit.py",
     "tests/store/test_ledger_machine.py",
-    "tests/flows/test_smart_wallets.py",
     "tests/flows/test_follower.py",
-    "tests/flows/test_socket_clients.py",
     "tests/web/test_front_framing.py",
     "tests/store/test_keys.py",
     "tests/flows/test_faults.py",
@@ -38,12 +39,24 @@ LONG = (
     "tests/dev/test_bundler.py",
     "tests/flows/test_bundler.py",
 )
+# Files of one row share a service that takes seconds to start, so one process runs them all. It is long: start it early.
+TOGETHER = (
+    ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py"),
+    ("tests/browser/test_page.py", "tests/browser/test_user_flows.py", "tests/browser/test_sign_in.py"),
+    ("tests/flows/test_clients.py", "tests/flows/test_socket_clients.py"),
+)
+_UNITS = {file: files[0] for files in TOGETHER for file in files}
 _PLACES = {file: place for place, file in enumerate(LONG)}
 
 
 def place_of(file: Path) -> int:
     """The sort key of a test file: long files in the order of the table, all others after them."""
     return _PLACES.get(str(file.relative_to(ROOT)), len(LONG))
+
+
+def unit_of(file: str) -> str:
+    """The name of the files that run in one process with this one."""
+    return _UNITS.get(file, file)
 
 
 def runs_compiled_code(file: Path) -> bool:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from proxy.dev.postgres import Postgres
+from tests import service as service_room
+from tests.flows.upstream import Upstream
+from tests.service import Service
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,29 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pos
         await running.start()
         yield running
         await running.child.stop()
+
+
+@pytest.fixture(scope="session")
+async def bundled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    """The complete service with its bundler."""
+    running = await service_room.start(tmp_path_factory.mktemp("bundled"), "--workers", "2", bundler=True)
+    yield running
+    await service_room.stop(running)
+
+
+@pytest.fixture(scope="session")
+async def geth() -> AsyncIterator[Upstream]:
+    server = Upstream()
+    await server.open()
+    yield server
+    await server.close()
+
+
+@pytest.fixture(scope="session")
+async def served(tmp_path_factory: pytest.TempPathFactory, geth: Upstream) -> AsyncIterator[Service]:
+    """A service for client libraries, with two workers, so that the connections of one library reach different workers."""
+    running = await service_room.start(
+        tmp_path_factory.mktemp("clients"), "--workers", "2", "--upstream", f"ethereum/sepolia={geth.url}"
+    )
+    yield running
+    await service_room.stop(running)

@@ -7,7 +7,7 @@ results. Expected values are read from the chain directly, not through the servi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import pytest
 from aiohttp import web
 
 from proxy.core import access
-from tests import service as service_room
 from tests.client_scripts import run_script
 from tests.flows.upstream import Upstream, echo, reply
 from tests.service import Service, until
@@ -127,24 +126,6 @@ class Run:
 
     def named(self, names: tuple[str | None, ...]) -> str | None:
         return names[CLIENTS.index(self.client)]
-
-
-@pytest.fixture(scope="module")
-async def geth() -> AsyncIterator[Upstream]:
-    server = Upstream()
-    await server.open()
-    yield server
-    await server.close()
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory, geth: Upstream) -> AsyncIterator[Service]:
-    """Two workers, so that the connections of one library reach different workers."""
-    running = await service_room.start(
-        tmp_path_factory.mktemp("clients"), "--workers", "2", "--upstream", f"ethereum/sepolia={geth.url}"
-    )
-    yield running
-    await service_room.stop(running)
 
 
 @pytest.fixture(scope="module")

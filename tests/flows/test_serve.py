@@ -57,10 +57,10 @@ async def _json(*words: str, at: Path) -> Any:
 
 @pytest.fixture
 async def serving(tmp_path: Path, config: tuple[Path, str], upstream: Upstream) -> AsyncIterator[Production]:
-    """A service for one test, with its own copy of the settings file."""
+    """The workers for one test, with their own copy of the settings file."""
     path = tmp_path / "penstock.toml"
     path.write_text(config[0].read_text())
-    running = await production.start(path, tmp_path / "log", config[1])
+    running = await production.start(path, tmp_path / "log", config[1], role="gateway")
     yield running
     assert await production.stop(running) == 0
     assert not descendants(running.process.pid)
@@ -253,7 +253,7 @@ async def test_drain_ends_at_its_deadline(tmp_path: Path, config: tuple[Path, st
     """A request that is never answered does not delay the shutdown forever."""
     path = tmp_path / "short.toml"
     path.write_text(config[0].read_text().replace("drain_s = 10.0", "drain_s = 1.0"))
-    running = await production.start(path, tmp_path / "short.log", config[1])
+    running = await production.start(path, tmp_path / "short.log", config[1], role="gateway")
     hangs = asyncio.Event()
 
     async def never(call: dict[str, Any]) -> web.StreamResponse:
@@ -379,7 +379,7 @@ async def test_slow_database_connections_are_waited_for(
     async with far(cluster, 0.6) as address:
         path = tmp_path / "penstock.toml"
         path.write_text(config[0].read_text().replace(cluster.url, address))
-        running = await production.start(path, tmp_path / "log", config[1])
+        running = await production.start(path, tmp_path / "log", config[1], role="gateway")
         data = post(fresh_call(), key=running.key, network=SEPOLIA)
         assert (await _ask(running, data)).status == 200
         account = (await _json("accounts", "list", at=config[0]))[0]

@@ -9,7 +9,6 @@ import asyncio
 import datetime
 import json
 import random
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -20,7 +19,6 @@ from eth_abi import encode
 
 from proxy.chains.evm import abi, address, factories, user_operation
 from proxy.settings import load_tables
-from tests import service as service_room
 from tests.bundler_scene import ScriptedBundler
 from tests.client_scripts import run_script
 from tests.database import connected
@@ -36,14 +34,6 @@ RECIPIENT = "0x00000000000000000000000000000000000beef6"
 VERSIONS = ("0.6", "0.7", "0.8")
 TABLES = load_tables()
 FACTORIES = factories.of_chain(TABLES.chains.chains["dev"], TABLES.proxies)
-
-
-@pytest.fixture(scope="module")
-async def smart(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """The complete service with its bundler."""
-    running = await service_room.start(tmp_path_factory.mktemp("smart"), "--workers", "2", bundler=True)
-    yield running
-    await service_room.stop(running)
 
 
 async def chain(service: Service, method: str, *params: Any) -> Any:
@@ -69,11 +59,11 @@ async def records(service: Service) -> dict[str, asyncpg.Record]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_computed_address_equals_the_factorys(smart: Service, version: str) -> None:
+async def test_computed_address_equals_the_factorys(bundled: Service, version: str) -> None:
     chance = random.Random(version)
     factory = FACTORIES[version]
-    assert smart.ready["factories"][version] == address.checksum(factory.address)
-    implementation = await read(smart, address.checksum(factory.address), "accountImplementation()", "address")
+    assert bundled.ready["factories"][version] == address.checksum(factory.address)
+    implementation = await read(bundled, address.checksum(factory.address), "accountImplementation()", "address")
     assert bytes.fromhex(implementation[2:]) == factory.implementation
     drawn = [(chance.randbytes(20), chance.getrandbits(chance.choice([1, 8, 64, 256]))) for _ in range(60)]
     drawn += [(bytes(20), 0), (b"\xff" * 20, 2**256 - 1)]
@@ -89,73 +79,73 @@ async def test_computed_address_equals_the_factorys(smart: Service, version: str
         {"jsonrpc": "2.0", "id": place, "method": "eth_call", "params": [call, "latest"]}
         for place, call in enumerate(calls)
     ]
-    async with smart.session.post(smart.ready["upstream_url"], json=batch) as response:
+    async with bundled.session.post(bundled.ready["upstream_url"], json=batch) as response:
         results = {item["id"]: item["result"][-40:] for item in await response.json()}
     assert [results[place] for place in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
 
 
-async def test_wallet_is_created_once_and_found_by_its_key_only(smart: Service) -> None:
-    account = (await smart.new_account("growth"))["id"]
-    mine, other = [await smart.new_key(account) for _ in range(2)]
-    owner = smart.ready["accounts"][4]["address"]
+async def test_wallet_is_created_once_and_found_by_its_key_only(bundled: Service) -> None:
+    account = (await bundled.new_account("growth"))["id"]
+    mine, other = [await bundled.new_key(account) for _ in range(2)]
+    owner = bundled.ready["accounts"][4]["address"]
     body = {"owner": owner.lower(), "chain": "dev", "salt": "savings"}
-    status, made = await ask(smart, "/wallets/create", body, key=mine["key"])
+    status, made = await ask(bundled, "/wallets/create", body, key=mine["key"])
     assert status == 201
     salt = factories.salt_of("savings")
-    expected = await read(smart, made["factory"], "getAddress(address,uint256)", "address", owner, salt)
+    expected = await read(bundled, made["factory"], "getAddress(address,uint256)", "address", owner, salt)
     assert made["address"].lower() == expected.lower()
     assert (made["owner"], made["chain"], made["status"]) == (owner, "dev", "counterfactual")
-    assert (made["version"], made["factory"]) == ("0.7", smart.ready["factories"]["0.7"])
-    assert await ask(smart, "/wallets/create", body, key=mine["key"]) == (200, made)
+    assert (made["version"], made["factory"]) == ("0.7", bundled.ready["factories"]["0.7"])
+    assert await ask(bundled, "/wallets/create", body, key=mine["key"]) == (200, made)
     path = f"/wallets/{made['address']}"
-    assert await ask(smart, path, key=mine["key"]) == (200, {**made, "nonce": 0})
-    assert (await ask(smart, path.lower(), key=mine["key"]))[0] == 200
-    status, foreign = await ask(smart, path, key=other["key"])
+    assert await ask(bundled, path, key=mine["key"]) == (200, {**made, "chains": ["dev"], "nonce": 0})
+    assert (await ask(bundled, path.lower(), key=mine["key"]))[0] == 200
+    status, foreign = await ask(bundled, path, key=other["key"])
     assert status == 404
-    assert foreign == (await ask(smart, f"/wallets/{RECIPIENT}", key=mine["key"]))[1]
-    rotated = await smart.ask("keys", "rotate", mine["id"], "--overlap", "0")
+    assert foreign == (await ask(bundled, f"/wallets/{RECIPIENT}", key=mine["key"]))[1]
+    rotated = await bundled.ask("keys", "rotate", mine["id"], "--overlap", "0")
 
     async def has_the_wallet() -> bool:
-        status, found = await ask(smart, path, key=rotated["key"])
+        status, found = await ask(bundled, path, key=rotated["key"])
         return status == 200 and found["address"] == made["address"]
 
     await until(has_the_wallet)
-    assert (await ask(smart, "/wallets", key=rotated["key"]))[1]["total"] == 1
+    assert (await ask(bundled, "/wallets", key=rotated["key"]))[1]["total"] == 1
 
 
-async def test_list_is_paged_and_filtered(smart: Service) -> None:
-    account = (await smart.new_account("growth"))["id"]
-    key = (await smart.new_key(account))["key"]
-    owner = smart.ready["accounts"][5]["address"]
+async def test_list_is_paged_and_filtered(bundled: Service) -> None:
+    account = (await bundled.new_account("growth"))["id"]
+    key = (await bundled.new_key(account))["key"]
+    owner = bundled.ready["accounts"][5]["address"]
     made = []
     for number in range(5):
         word = "dev" if number % 2 == 0 else "dev-testnet"
-        _, found = await ask(smart, "/wallets/create", {"owner": owner, "chain": word, "salt": str(number)}, key=key)
+        _, found = await ask(bundled, "/wallets/create", {"owner": owner, "chain": word, "salt": str(number)}, key=key)
         made.append(found)
-    status, whole = await ask(smart, "/wallets", key=key)
+    status, whole = await ask(bundled, "/wallets", key=key)
     assert (status, whole["page"], whole["total"]) == (200, 1, 5)
     shown = ("address", "owner", "chain", "status", "created_at")
     assert whole["wallets"] == [{name: wallet[name] for name in shown} for wallet in reversed(made)]
-    _, second = await ask(smart, "/wallets?page=2&limit=2", key=key)
+    _, second = await ask(bundled, "/wallets?page=2&limit=2", key=key)
     assert (second["wallets"], second["page"], second["total"]) == (whole["wallets"][2:4], 2, 5)
-    _, some = await ask(smart, "/wallets?chain=dev-testnet", key=key)
+    _, some = await ask(bundled, "/wallets?chain=dev-testnet", key=key)
     assert (some["total"], {wallet["chain"] for wallet in some["wallets"]}) == (2, {"dev-testnet"})
-    assert (await ask(smart, "/wallets?limit=101", key=key))[0] == 400
-    assert (await ask(smart, "/wallets?chain=nowhere", key=key))[0] == 404
+    assert (await ask(bundled, "/wallets?limit=101", key=key))[0] == 400
+    assert (await ask(bundled, "/wallets?chain=nowhere", key=key))[0] == 404
 
 
-async def test_address_on_several_chains_is_the_first_one_unless_the_query_selects_another(smart: Service) -> None:
-    account = (await smart.new_account("growth"))["id"]
-    key = (await smart.new_key(account))["key"]
-    owner = smart.ready["accounts"][6]["address"]
+async def test_address_on_several_chains_is_the_first_one_unless_the_query_selects_another(bundled: Service) -> None:
+    account = (await bundled.new_account("growth"))["id"]
+    key = (await bundled.new_key(account))["key"]
+    owner = bundled.ready["accounts"][6]["address"]
     both = [
-        (await ask(smart, "/wallets/create", {"owner": owner, "chain": word}, key=key))[1]
+        (await ask(bundled, "/wallets/create", {"owner": owner, "chain": word}, key=key))[1]
         for word in ("dev", "dev-testnet")
     ]
     assert both[0]["address"] == both[1]["address"]
     path = f"/wallets/{both[0]['address']}"
     for query, word in (("", "dev"), ("?chain=dev", "dev"), ("?chain=dev-testnet", "dev-testnet")):
-        status, found = await ask(smart, path + query, key=key)
+        status, found = await ask(bundled, path + query, key=key)
         assert (status, found["chain"], found["chains"]) == (200, word, ["dev", "dev-testnet"])
 
 
@@ -163,13 +153,13 @@ async def test_address_on_several_chains_is_the_first_one_unless_the_query_selec
 
 
 @pytest.fixture(scope="module")
-async def seen(smart: Service) -> dict[str, Any]:
+async def seen(bundled: Service) -> dict[str, Any]:
     """The output of the client script, by version."""
     task = {
-        "base_url": smart.base,
-        "key": smart.keys["enterprise"],
-        "private_key": smart.ready["funded_account"]["private_key"],
-        "factories": smart.ready["factories"],
+        "base_url": bundled.base,
+        "key": bundled.keys["enterprise"],
+        "private_key": bundled.ready["funded_account"]["private_key"],
+        "factories": bundled.ready["factories"],
         "recipient": RECIPIENT,
         "within_ms": int(WITHIN_S * 1000),
     }
@@ -177,23 +167,23 @@ async def seen(smart: Service) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_wallet_is_deployed_by_its_first_operation(smart: Service, seen: dict[str, Any], version: str) -> None:
+async def test_wallet_is_deployed_by_its_first_operation(bundled: Service, seen: dict[str, Any], version: str) -> None:
     found = seen[version]
     made, before, after, then = (found[name]["body"] for name in ("created", "before", "after", "then"))
     assert found["created"]["status"] == 201
     assert made["address"] == found["computed"]
-    assert before == {**made, "nonce": 0}
-    first = await chain(smart, "eth_getTransactionReceipt", found["first"]["tx"])
-    block = await chain(smart, "eth_getBlockByNumber", first["blockNumber"], False)
+    assert before == {**made, "chains": ["dev"], "nonce": 0}
+    first = await chain(bundled, "eth_getTransactionReceipt", found["first"]["tx"])
+    block = await chain(bundled, "eth_getBlockByNumber", first["blockNumber"], False)
     assert (after["status"], after["nonce"], after["deploy_tx"]) == ("deployed", 1, first["transactionHash"])
     assert service_time(after["deployed_at"]) == int(block["timestamp"], 16)
     assert then == {**after, "nonce": 2}
-    entry_point = smart.ready["entry_points"][version]
-    nonce = await read(smart, entry_point, "getNonce(address,uint192)", "uint256", made["address"], 0)
+    entry_point = bundled.ready["entry_points"][version]
+    nonce = await read(bundled, entry_point, "getNonce(address,uint192)", "uint256", made["address"], 0)
     assert then["nonce"] == nonce
     assert found["first"]["success"] is found["second"]["success"] is True
     assert found["first"]["entry_point"].lower() == entry_point.lower()
-    assert found["balance"] == int(await chain(smart, "eth_getBalance", made["address"], "latest"), 16)
+    assert found["balance"] == int(await chain(bundled, "eth_getBalance", made["address"], "latest"), 16)
     assert 10**18 - 10**16 < found["balance"] < 10**18 - 11
 
 
@@ -202,10 +192,10 @@ def service_time(text: str) -> int:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_computed_hash_equals_the_entry_points(smart: Service, seen: dict[str, Any], version: str) -> None:
+async def test_computed_hash_equals_the_entry_points(bundled: Service, seen: dict[str, Any], version: str) -> None:
     """The hash recorded before the operation was sent is the one returned by the contract's getUserOpHash."""
-    kept = await records(smart)
-    entry_point = smart.ready["entry_points"][version]
+    kept = await records(bundled)
+    entry_point = bundled.ready["entry_points"][version]
     by_hash = seen[version]["by_hash"]["result"]
     operation = user_operation.parse(by_hash["userOperation"], version)
     if version == "0.6":
@@ -217,20 +207,20 @@ async def test_computed_hash_equals_the_entry_points(smart: Service, seen: dict[
         gas = (operation.account_gas_limits, operation.pre_verification_gas, operation.gas_fees)
     packed = (address.checksum(operation.sender), operation.nonce, operation.init_code, operation.call_data, *gas)
     packed += (operation.paymaster_and_data, operation.signature)
-    expected = await read(smart, entry_point, f"getUserOpHash({form})", "bytes32", packed)
+    expected = await read(bundled, entry_point, f"getUserOpHash({form})", "bytes32", packed)
     assert "0x" + expected.hex() == seen[version]["second"]["hash"]
     assert kept[seen[version]["second"]["hash"]]["sender"] == operation.sender
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_included_operation_is_recorded_with_its_block(
-    smart: Service, seen: dict[str, Any], version: str
+    bundled: Service, seen: dict[str, Any], version: str
 ) -> None:
     for which in ("first", "second"):
         sent = seen[version][which]
 
         async def is_included(sent: dict[str, Any] = sent) -> asyncpg.Record | None:
-            row = (await records(smart))[sent["hash"]]
+            row = (await records(bundled))[sent["hash"]]
             return row if row["status"] == "included" else None
 
         row = await until(is_included)
@@ -241,32 +231,33 @@ async def test_included_operation_is_recorded_with_its_block(
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_wrong_signature_and_used_nonce_are_refused_by_the_bundler(
-    smart: Service, seen: dict[str, Any], version: str
+    bundled: Service, seen: dict[str, Any], version: str
 ) -> None:
     refused = seen[version]["refused"]
     assert refused["forged"]["error"]["code"] == -32507
     assert "signature" in refused["forged"]["error"]["message"]
     assert refused["replayed"]["error"]["code"] == -32500
     assert "AA25 invalid account nonce" in refused["replayed"]["error"]["message"]
-    kept = await records(smart)
+    kept = await records(bundled)
     for which in ("forged", "replayed"):
         row = kept[refused[which]["hash"]]
         assert (row["status"], row["block"]) == ("failed", None)
         assert json.loads(row["error"]) == refused[which]["error"]
 
 
-async def test_receipt_missing_at_the_bundler_is_read_from_the_chain(smart: Service, seen: dict[str, Any]) -> None:
+async def test_receipt_missing_at_the_bundler_is_read_from_the_chain(bundled: Service, seen: dict[str, Any]) -> None:
     """A worker with an empty bundler on the same chain returns the same receipt as the bundler that sent the operation."""
     async with AsyncExitStack() as stack:
         (empty,) = await stack.enter_async_context(scripted(1, Chain(), ScriptedBundler))
         running = await stack.enter_async_context(
             worker(
-                {"dev/mainnet": [smart.ready["upstream_url"]]}, bundlers=[{"network": "dev/mainnet", "url": empty.url}]
+                {"dev/mainnet": [bundled.ready["upstream_url"]]},
+                bundlers=[{"network": "dev/mainnet", "url": empty.url}],
             )
         )
         for version in VERSIONS:
             body = orjson.dumps(receipt_of(seen[version]["second"]["hash"]))
-            _, reply = await ask(smart, "/bundler/dev/mainnet", body)
+            _, reply = await ask(bundled, "/bundler/dev/mainnet", body)
             async with await running.talk() as talk:
                 data = request("POST", "/v1/bundler/dev/mainnet", body, key=running.keys["main"])
                 found = (await talk.ask(data)).json["result"]
@@ -283,19 +274,19 @@ def receipt_of(name: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": "eth_getUserOperationReceipt", "params": [name]}
 
 
-async def test_operations_are_listed_on_the_command_line(smart: Service, seen: dict[str, Any]) -> None:
-    whole = {row["hash"]: row for row in await smart.ask("operations")}
+async def test_operations_are_listed_on_the_command_line(bundled: Service, seen: dict[str, Any]) -> None:
+    whole = {row["hash"]: row for row in await bundled.ask("operations")}
     for version in VERSIONS:
         row = whole[seen[version]["second"]["hash"]]
         assert (row["network"], row["nonce"]) == ("dev/mainnet", "0x1")
         assert row["operation"]["nonce"] == "0x1"
     key = next(iter(whole.values()))["key_id"]
-    assert len(await smart.ask("operations", "--key", key, "--limit", "2")) == 2
-    other = (await smart.new_key((await smart.new_account("free"))["id"]))["id"]
-    assert await smart.ask("operations", "--key", other) == []
-    table = await smart.cli("operations", "--key", key)
+    assert len(await bundled.ask("operations", "--key", key, "--limit", "2")) == 2
+    other = (await bundled.new_key((await bundled.new_account("free"))["id"]))["id"]
+    assert await bundled.ask("operations", "--key", other) == []
+    table = await bundled.cli("operations", "--key", key)
     assert (table.returncode, table.stdout.splitlines()[0].split()[:3]) == (0, ["hash", "network", "key_id"])
-    unknown = await smart.cli("operations", "--key", "key_unknown")
+    unknown = await bundled.cli("operations", "--key", "key_unknown")
     assert (unknown.returncode, unknown.stderr) == (1, "penstock: there is no key key_unknown\n")
 
 
@@ -316,28 +307,28 @@ async def listed(service: Service, key: str) -> list[str]:
     return [wallet["status"] for wallet in found["wallets"]]
 
 
-async def test_deployment_without_an_operation_is_found_and_reverted_by_a_reorganisation(smart: Service) -> None:
-    account = (await smart.new_account("growth"))["id"]
-    key = (await smart.new_key(account))["key"]
-    owner = smart.ready["accounts"][8]["address"]
-    _, made = await ask(smart, "/wallets/create", {"owner": owner, "chain": "dev", "salt": "77"}, key=key)
+async def test_deployment_without_an_operation_is_found_and_reverted_by_a_reorganisation(bundled: Service) -> None:
+    account = (await bundled.new_account("growth"))["id"]
+    key = (await bundled.new_key(account))["key"]
+    owner = bundled.ready["accounts"][8]["address"]
+    _, made = await ask(bundled, "/wallets/create", {"owner": owner, "chain": "dev", "salt": "77"}, key=key)
     path = f"/wallets/{made['address']}"
-    before = await chain(smart, "evm_snapshot")
-    transaction = await deploy(smart, owner, 77)
-    status, found = await ask(smart, path, key=key)
+    before = await chain(bundled, "evm_snapshot")
+    transaction = await deploy(bundled, owner, 77)
+    status, found = await ask(bundled, path, key=key)
     assert (status, found["status"], found["deploy_tx"]) == (200, "deployed", transaction)
 
     async def is_listed_as(wanted: str) -> bool:
-        return await listed(smart, key) == [wanted]
+        return await listed(bundled, key) == [wanted]
 
     await until(lambda: is_listed_as("deployed"))
-    assert await chain(smart, "evm_revert", before)
-    await chain(smart, "hardhat_mine", "0x3")
-    status, found = await ask(smart, path, key=key)
+    assert await chain(bundled, "evm_revert", before)
+    await chain(bundled, "hardhat_mine", "0x3")
+    status, found = await ask(bundled, path, key=key)
     assert (status, found["status"], found["nonce"]) == (200, "counterfactual", 0)
     assert "deploy_tx" not in found
     await until(lambda: is_listed_as("counterfactual"))
-    again = await deploy(smart, owner, 77)
+    again = await deploy(bundled, owner, 77)
     # Found by the follower alone: no single read has checked it.
     await until(lambda: is_listed_as("deployed"))
-    assert (await ask(smart, path, key=key))[1]["deploy_tx"] == again
+    assert (await ask(bundled, path, key=key))[1]["deploy_tx"] == again

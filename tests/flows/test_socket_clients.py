@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 
 from proxy.core import access
 from proxy.dev.banner import ReadyFile, listener
-from tests import service as service_room
 from tests.client_scripts import ENVIRONMENT, run_script
 from tests.flows.test_clients import CLIENTS, LOGGER, RUN_S, TOPIC, Chain, has_head
 from tests.service import SOON_S, Service, until
@@ -36,13 +34,6 @@ class Run:
     balance: int
     results: list[Any]
     seen: dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    running = await service_room.start(tmp_path_factory.mktemp("sockets"), "--workers", "2")
-    yield running
-    await service_room.stop(running)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
@@ -24,7 +23,6 @@ from proxy.chains.evm import operations, paymaster, user_operation
 from proxy.chains.evm.paymaster import PaymasterTerms
 from proxy.chains.evm.user_operation import UserOperation
 from proxy.services.sponsor.paymasters import Signer
-from tests import service as service_room
 from tests.client_scripts import run_script
 from tests.dev.onchain import Reverted, read, rpc
 from tests.service import Service, until
@@ -42,22 +40,14 @@ PACKED["0.8"] = PACKED["0.7"]
 
 
 @pytest.fixture(scope="module")
-async def gas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """The complete service with its bundler."""
-    running = await service_room.start(tmp_path_factory.mktemp("gas"), "--workers", "2", bundler=True)
-    yield running
-    await service_room.stop(running)
-
-
-@pytest.fixture(scope="module")
-async def seen(gas: Service) -> dict[str, Any]:
+async def seen(bundled: Service) -> dict[str, Any]:
     """The output, by version, of the client script written with permissionless and viem."""
     task = {
-        "base_url": gas.base,
-        "key": gas.keys["enterprise"],
+        "base_url": bundled.base,
+        "key": bundled.keys["enterprise"],
         "recipient": RECIPIENT,
-        "entry_points": gas.ready["entry_points"],
-        "factories": gas.ready["factories"],
+        "entry_points": bundled.ready["entry_points"],
+        "factories": bundled.ready["factories"],
         "versions": VERSIONS,
         "within_ms": WITHIN_S * 1000,
     }
@@ -84,34 +74,37 @@ def dollars(service: Service, wei: int) -> Decimal:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_account_without_ether_sends_sponsored_operations(
-    gas: Service, seen: dict[str, Any], version: str
+    bundled: Service, seen: dict[str, Any], version: str
 ) -> None:
     found = seen[version]["lived"]
     assert found["balance"] == 0
     for receipt in (*found["costs"], seen[version]["by_hand"]["included"]):
-        assert (receipt["success"], receipt["paymaster"].lower()) == (True, gas.ready["paymasters"][version].lower())
+        assert (receipt["success"], receipt["paymaster"].lower()) == (
+            True,
+            bundled.ready["paymasters"][version].lower(),
+        )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_spend_equals_the_amount_charged_on_chain(gas: Service, seen: dict[str, Any], version: str) -> None:
+async def test_spend_equals_the_amount_charged_on_chain(bundled: Service, seen: dict[str, Any], version: str) -> None:
     found = seen[version]["lived"]
-    spent = sum((dollars(gas, receipt["cost_wei"]) for receipt in found["costs"]), Decimal(0))
+    spent = sum((dollars(bundled, receipt["cost_wei"]) for receipt in found["costs"]), Decimal(0))
 
     async def is_settled() -> bool:
-        return Decimal((await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"]) == spent
+        return Decimal((await ask(bundled, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"]) == spent
 
     await until(is_settled, within_s=WITHIN_S)
-    _, report = await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend")
+    _, report = await ask(bundled, "GET", f"/gas/policies/{found['policy']}/spend")
     assert (report["operations"], report["users"][0]["sender"]) == (2, found["address"])
 
 
-async def test_unused_reservation_is_released_when_the_block_is_final(gas: Service, seen: dict[str, Any]) -> None:
+async def test_unused_reservation_is_released_when_the_block_is_final(bundled: Service, seen: dict[str, Any]) -> None:
     policies = [seen[version]["lived"]["policy"] for version in VERSIONS]
 
     async def is_free() -> bool:
         # The chain mines a block for each transaction, and finality needs some more on top.
-        await rpc(gas.ready["upstream_url"], gas, "hardhat_mine", "0x1")
-        reports = [(await ask(gas, "GET", f"/gas/policies/{each}/spend"))[1] for each in policies]
+        await rpc(bundled.ready["upstream_url"], bundled, "hardhat_mine", "0x1")
+        reports = [(await ask(bundled, "GET", f"/gas/policies/{each}/spend"))[1] for each in policies]
         return all(report["reserved_usd"] == "0" and report["spent_usd"] != "0" for report in reports)
 
     await until(is_free, within_s=WITHIN_S, every_s=0.3)
@@ -126,7 +119,7 @@ async def test_repeated_sponsorship_over_http_is_the_same(seen: dict[str, Any], 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_operation_changed_after_signing_is_refused_by_the_chain(
-    gas: Service, seen: dict[str, Any], version: str
+    bundled: Service, seen: dict[str, Any], version: str
 ) -> None:
     answers = seen[version]["drained"]["answers"]
     replayed = answers.pop("replayed")
@@ -197,9 +190,9 @@ def random_operation(chance: random.Random, version: str, payer: bytes, data: by
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_computed_hash_equals_the_contracts(gas: Service, version: str) -> None:
+async def test_computed_hash_equals_the_contracts(bundled: Service, version: str) -> None:
     chance = random.Random(version)
-    payer = gas.ready["paymasters"][version]
+    payer = bundled.ready["paymasters"][version]
     for _ in range(12):
         terms = PaymasterTerms(bytes.fromhex(payer[2:]), CHAIN_ID, chance.getrandbits(40), chance.getrandbits(40))
         operation = random_operation(
@@ -207,7 +200,7 @@ async def test_computed_hash_equals_the_contracts(gas: Service, version: str) ->
         )
         signature = f"getHash({PACKED[version]},uint48,uint48)"
         values = [packed(operation), terms.valid_until, terms.valid_after]
-        [expected] = await contract(gas, payer, signature, ["bytes32"], values)
+        [expected] = await contract(bundled, payer, signature, ["bytes32"], values)
         assert paymaster.hash_of(operation, terms) == expected
 
 
@@ -220,34 +213,34 @@ async def validated(service: Service, operation: UserOperation, payer: str, entr
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_signature_is_valid_only_for_its_chain_paymaster_and_period(gas: Service, version: str) -> None:
+async def test_signature_is_valid_only_for_its_chain_paymaster_and_period(bundled: Service, version: str) -> None:
     chance = random.Random(version)
-    signer = Signer(bytes.fromhex(gas.ready["paymaster_signer"]["private_key"][2:]))
-    payer, entry_point = gas.ready["paymasters"][version], gas.ready["entry_points"][version]
+    signer = Signer(bytes.fromhex(bundled.ready["paymaster_signer"]["private_key"][2:]))
+    payer, entry_point = bundled.ready["paymasters"][version], bundled.ready["entry_points"][version]
     terms = PaymasterTerms(bytes.fromhex(payer[2:]), CHAIN_ID, 1_900_000_000, 1_899_999_700)
     bare = random_operation(chance, version, terms.paymaster, b"")
 
     async def is_valid(signed: PaymasterTerms, shown: PaymasterTerms = terms, by: Signer = signer) -> bool:
         data = paymaster.data_of(shown, by.sign(paymaster.message(bare, signed)))
         operation = paymaster.funded(bare, shown.paymaster, gas=bare.paymaster_gas, data=data)
-        good, after, until_ = await validated(gas, operation, payer, entry_point)
+        good, after, until_ = await validated(bundled, operation, payer, entry_point)
         assert (after, until_) == (shown.valid_after, shown.valid_until)
         return good
 
     assert await is_valid(terms)
     assert not await is_valid(replace(terms, chain_id=1))
-    assert not await is_valid(replace(terms, paymaster=bytes.fromhex(gas.ready["paymasters"][_other(version)][2:])))
+    assert not await is_valid(replace(terms, paymaster=bytes.fromhex(bundled.ready["paymasters"][_other(version)][2:])))
     assert not await is_valid(terms, replace(terms, valid_until=terms.valid_until + 1))
     assert not await is_valid(terms, replace(terms, valid_after=terms.valid_after - 1))
     assert not await is_valid(terms, by=Signer(b"\x07" * 32))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_paymaster_accepts_calls_only_from_its_entry_point(gas: Service, version: str) -> None:
-    payer = gas.ready["paymasters"][version]
+async def test_paymaster_accepts_calls_only_from_its_entry_point(bundled: Service, version: str) -> None:
+    payer = bundled.ready["paymasters"][version]
     operation = random_operation(random.Random(1), version, bytes.fromhex(payer[2:]), bytes(paymaster.DATA_BYTES))
     with pytest.raises(Reverted, match="Sender not EntryPoint"):
-        await validated(gas, operation, payer, gas.ready["entry_points"][_other(version)])
+        await validated(bundled, operation, payer, bundled.ready["entry_points"][_other(version)])
 
 
 def _other(version: str) -> str:
@@ -255,8 +248,8 @@ def _other(version: str) -> str:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(gas: Service, version: str) -> None:
-    _, policy = await ask(gas, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}})
+async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(bundled: Service, version: str) -> None:
+    _, policy = await ask(bundled, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}})
     chance = random.Random(version)
     given = {
         "sender": "0x" + chance.randbytes(20).hex(),
@@ -265,9 +258,9 @@ async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(gas: S
         **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(50_000)),
         **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(10**9)),
     }
-    entry_point, payer = gas.ready["entry_points"][version], gas.ready["paymasters"][version]
+    entry_point, payer = bundled.ready["entry_points"][version], bundled.ready["paymasters"][version]
     body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given, "entry_point": entry_point}
-    status, answer = await ask(gas, "POST", "/gas/sponsor", body)
+    status, answer = await ask(bundled, "POST", "/gas/sponsor", body)
     assert status == 200, answer
     limits = (int(answer["paymasterVerificationGasLimit"], 16), int(answer["paymasterPostOpGasLimit"], 16))
     plain = UserOperation(
@@ -278,13 +271,13 @@ async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(gas: S
     )
     if version == "0.6":
         assert answer["paymasterAndData"] == "0x" + operation.paymaster_and_data.hex()
-    good, after, until_ = await validated(gas, operation, payer, entry_point)
+    good, after, until_ = await validated(bundled, operation, payer, entry_point)
     assert good
     assert until_ - after <= 300
     assert after <= time.time() < until_ <= time.time() + 300
 
 
-async def test_included_nonce_is_not_sponsored_again(gas: Service, seen: dict[str, Any]) -> None:
+async def test_included_nonce_is_not_sponsored_again(bundled: Service, seen: dict[str, Any]) -> None:
     found = seen["0.7"]["lived"]
     given = {
         "sender": found["address"],
@@ -296,10 +289,10 @@ async def test_included_nonce_is_not_sponsored_again(gas: Service, seen: dict[st
     body = {"chain": "dev", "policy_id": found["policy"], "user_operation": given}
 
     async def is_known() -> bool:
-        return bool((await ask(gas, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0")
+        return bool((await ask(bundled, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0")
 
     await until(is_known, within_s=WITHIN_S)
-    status, answer = await ask(gas, "POST", "/gas/sponsor", body)
+    status, answer = await ask(bundled, "POST", "/gas/sponsor", body)
     assert status == 400
     assert "user_operation.nonce" in answer["error"]["message"]
 
@@ -307,30 +300,32 @@ async def test_included_nonce_is_not_sponsored_again(gas: Service, seen: dict[st
 # Accounts that delegate (EIP-7702)
 
 
-async def test_operation_that_lands_under_another_hash_is_settled(gas: Service) -> None:
+async def test_operation_that_lands_under_another_hash_is_settled(bundled: Service) -> None:
     """The 0.8 hash covers the sender's delegate, and the owner changes the delegate after the operation was sponsored."""
-    url, payee = gas.ready["upstream_url"], gas.ready["accounts"][3]["address"]
-    entry_point = bytes.fromhex(gas.ready["entry_points"]["0.8"][2:])
+    url, payee = bundled.ready["upstream_url"], bundled.ready["accounts"][3]["address"]
+    entry_point = bytes.fromhex(bundled.ready["entry_points"]["0.8"][2:])
     owner, wallet = Account.create(), Account.create().address
-    first = await read(gas, gas.ready["factories"]["0.8"], "accountImplementation()", "address")
+    first = await read(bundled, bundled.ready["factories"]["0.8"], "accountImplementation()", "address")
     second = Account.create().address
-    await rpc(url, gas, "hardhat_setCode", second, await rpc(url, gas, "eth_getCode", first, "latest"))
-    await rpc(url, gas, "hardhat_setStorageAt", wallet, "0x0", "0x" + owner.address[2:].rjust(64, "0"))
-    await rpc(url, gas, "hardhat_setCode", wallet, "0xef0100" + first[2:])
-    operation, policy = await sponsored_fields(gas, wallet, "0.8", factory=user_operation.MARKER_7702, factoryData="0x")
-    await rpc(url, gas, "hardhat_setCode", wallet, "0xef0100" + second[2:])
+    await rpc(url, bundled, "hardhat_setCode", second, await rpc(url, bundled, "eth_getCode", first, "latest"))
+    await rpc(url, bundled, "hardhat_setStorageAt", wallet, "0x0", "0x" + owner.address[2:].rjust(64, "0"))
+    await rpc(url, bundled, "hardhat_setCode", wallet, "0xef0100" + first[2:])
+    operation, policy = await sponsored_fields(
+        bundled, wallet, "0.8", factory=user_operation.MARKER_7702, factoryData="0x"
+    )
+    await rpc(url, bundled, "hardhat_setCode", wallet, "0xef0100" + second[2:])
     name = user_operation.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(second[2:]))
     assert name != user_operation.hash_of(operation, entry_point, CHAIN_ID, delegate=bytes.fromhex(first[2:]))
     signed = [*packed(operation)[:-1], bytes(owner.unsafe_sign_hash(name).signature)]
     handled = call(f"handleOps({PACKED['0.8']}[],address)", [f"{PACKED['0.8']}[]", "address"], [[signed], payee])
-    await sent(gas, payee, gas.ready["entry_points"]["0.8"], handled)
+    await sent(bundled, payee, bundled.ready["entry_points"]["0.8"], handled)
     topics = [operations.INCLUDED, "0x" + name.hex()]
-    [log] = await rpc(url, gas, "eth_getLogs", {"fromBlock": "0x0", "topics": topics})
-    cost = dollars(gas, int(log["data"][2 + 2 * 64 : 2 + 3 * 64], 16))
+    [log] = await rpc(url, bundled, "eth_getLogs", {"fromBlock": "0x0", "topics": topics})
+    cost = dollars(bundled, int(log["data"][2 + 2 * 64 : 2 + 3 * 64], 16))
 
     async def is_closed() -> bool:
-        await rpc(url, gas, "hardhat_mine", "0x1")
-        found = (await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
+        await rpc(url, bundled, "hardhat_mine", "0x1")
+        found = (await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
         return (Decimal(found["spent_usd"]), found["reserved_usd"]) == (cost, "0")
 
     await until(is_closed, within_s=WITHIN_S, every_s=0.3)
@@ -339,37 +334,37 @@ async def test_operation_that_lands_under_another_hash_is_settled(gas: Service) 
 # Reorganisations: the last test, because afterwards the bundler is out of step with the chain
 
 
-async def test_reorganisation_reopens_the_reservation(gas: Service) -> None:
-    url, entry_point = gas.ready["upstream_url"], gas.ready["entry_points"]["0.7"]
-    owner, payee = gas.ready["accounts"][2], gas.ready["accounts"][3]["address"]
+async def test_reorganisation_reopens_the_reservation(bundled: Service) -> None:
+    url, entry_point = bundled.ready["upstream_url"], bundled.ready["entry_points"]["0.7"]
+    owner, payee = bundled.ready["accounts"][2], bundled.ready["accounts"][3]["address"]
     wallet = await read(
-        gas, gas.ready["factories"]["0.7"], "getAddress(address,uint256)", "address", owner["address"], 77
+        bundled, bundled.ready["factories"]["0.7"], "getAddress(address,uint256)", "address", owner["address"], 77
     )
     created = call("createAccount(address,uint256)", ["address", "uint256"], [owner["address"], 77])
-    await sent(gas, payee, gas.ready["factories"]["0.7"], created)
-    operation, policy = await sponsored(gas, wallet, owner["private_key"])
-    snapshot = await rpc(url, gas, "evm_snapshot")
+    await sent(bundled, payee, bundled.ready["factories"]["0.7"], created)
+    operation, policy = await sponsored(bundled, wallet, owner["private_key"])
+    snapshot = await rpc(url, bundled, "evm_snapshot")
     handled = call(f"handleOps({PACKED['0.7']}[],address)", [f"{PACKED['0.7']}[]", "address"], [[operation], payee])
-    await sent(gas, payee, entry_point, handled)
+    await sent(bundled, payee, entry_point, handled)
 
     async def amounts() -> tuple[str, bool]:
-        found = (await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
+        found = (await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
         return found["spent_usd"], found["reserved_usd"] != "0"
 
     async def is_spent() -> bool:
         return (await amounts())[0] != "0"
 
     await until(is_spent, within_s=WITHIN_S)
-    before = Decimal((await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
-    assert await rpc(url, gas, "evm_revert", snapshot)
+    before = Decimal((await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
+    assert await rpc(url, bundled, "evm_revert", snapshot)
 
     async def is_open_again() -> bool:
-        await rpc(url, gas, "hardhat_mine", "0x1")
+        await rpc(url, bundled, "hardhat_mine", "0x1")
         return await amounts() == ("0", True)
 
     await until(is_open_again, within_s=WITHIN_S, every_s=0.3)
     # The amount left has not changed, so no other operation could have used the reserved amount in between.
-    after = Decimal((await ask(gas, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
+    after = Decimal((await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
     assert after == before
 
 
