@@ -80,7 +80,7 @@ class EventFeature:
             self.watch, self.drafter, pool, TraceReader(network, internal_calls)
         )
         self.mined_lookups = MinedLookups(self.watch, self.drafter, pool, internal_calls)
-        self.mempool = MempoolWatcher(self.watch, self.drafter, pool, internal_calls, PendingFilters(route))
+        self.mempool = MempoolWatcher(self.watch, self.drafter, pool, PendingFilters(route))
 
     def __repr__(self) -> str:
         return f"<EventFeature {self.watch!r}>"

@@ -207,6 +207,17 @@ async def count_try(connection: DatabaseConnection, network: str, job: TraceJob)
     await connection.execute(sql.events.count_try, network, job.block, job.hash)
 
 
+# Watching of mempools
+
+
+async def set_mempool_watch(connection: DatabaseConnection, network: str, version: int | None) -> None:
+    """Record the version of the webhooks for which the mempool is watched; None if it is not."""
+    if version is None:
+        await connection.execute(sql.events.end_mempool_watch, network)
+    else:
+        await connection.execute(sql.events.set_mempool_watch, network, version)
+
+
 # Transactions that may be mined already
 
 

@@ -196,6 +196,11 @@ class WebhookStore:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
                 count = await connection.fetchval(sql.webhooks.unpark, webhook_id, AT_ONCE)
 
+    async def is_watched_in_mempool(self, found: Webhook) -> bool:
+        """Return whether the follower watches the mempool for this webhook as it is now."""
+        async with self._pool.connection() as connection:
+            return bool(await connection.fetchval(sql.events.is_mempool_watched, found.network, found.version))
+
     async def rotate(
         self, webhook_id: str, *, account: str, secret: bytes, old_for_s: float, rotated: RotatedSecret | None = None
     ) -> Webhook:

@@ -784,6 +784,12 @@ begin
     return found_version;
 end $$;
 
+-- The version of a network's webhooks for which its mempool is watched. Absent while it is not watched.
+create table mempool_watches (
+    network text primary key,
+    version bigint not null
+);
+
 -- Transactions that a webhook has named, to look up whether they were mined before. Deleted once that is known.
 create table mined_lookups (
     webhook_id text not null references webhooks (id) on delete cascade,

@@ -13,19 +13,20 @@ from collections.abc import Callable, Sequence
 
 from proxy.chains.evm import activity, matching
 from proxy.chains.evm.matching import MatchTransaction
-from proxy.errors import Fault
+from proxy.errors import Fault, Unavailable
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.pending_filters import PendingFilters
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
-from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.store import events as store
 from proxy.store.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.events")
 
 # The poll interval is a quarter of the block time within these bounds.
 SHORTEST_S, LONGEST_S = 0.2, 1.0
-IDLE_S, RETRY_S = 2.0, 2.0
+# How often to check whether a webhook needs it.
+IDLE_S, RETRY_S = 0.2, 2.0
 # Transactions fetched in one batch, and the most handled per poll; further ones are left out.
 BATCH, MAX_PER_POLL = 100, 5_000
 
@@ -36,17 +37,17 @@ class MempoolWatcher:
         watch: WebhookWatch,
         drafter: EventDrafter,
         pool: Pool,
-        internal_calls: InternalCalls,
         filters: PendingFilters,
     ) -> None:
         self._watch = watch
         self._drafter = drafter
         self._network = drafter.network
         self._pool = pool
-        self._internal_calls = internal_calls
         self._filters = filters
         self._poll_s = min(max(self._network.facts.block_time_s / 4, SHORTEST_S), LONGEST_S)
         self._filter = ""
+        # The version of the webhooks that was recorded as watched.
+        self._recorded: int | None = None
 
     def __repr__(self) -> str:
         return f"<MempoolWatcher {self._network.id}{' watched' if self._filter else ''}>"
@@ -55,14 +56,14 @@ class MempoolWatcher:
         """Supervised loop. It works only while this process is the network's follower."""
         while True:
             if not is_leader() or not self._watch.index.has("pending"):
-                self._filter = ""
-                await asyncio.sleep(IDLE_S if self._poll_s > SHORTEST_S else self._poll_s)
+                await self._stop()
+                await asyncio.sleep(IDLE_S)
                 continue
             try:
                 await self.poll()
                 await asyncio.sleep(self._poll_s)
             except (Fault, RpcError, ValueError) as exc:
-                self._filter = ""
+                await self._stop()
                 log.warning("cannot read the mempool", extra={"network": self._network.id, "reason": str(exc)[:300]})
                 await asyncio.sleep(RETRY_S)
 
@@ -70,13 +71,27 @@ class MempoolWatcher:
         """Handle the transactions that arrived since the last poll."""
         if not self._filter:
             self._filter = await self._filters.create()
+        await self._record(self._watch.version)
         hashes = [each for each in await self._filters.changes(self._filter) if isinstance(each, str)][:MAX_PER_POLL]
         for first in range(0, len(hashes), BATCH):
             await self._write(await self._read(hashes[first : first + BATCH]))
 
+    async def _stop(self) -> None:
+        self._filter = ""
+        try:
+            await self._record(None)
+        except Unavailable:
+            pass
+
+    async def _record(self, version: int | None) -> None:
+        """Record for which webhooks the mempool is watched, so that their creation can wait for it."""
+        if version != self._recorded:
+            async with self._pool.connection(within_s=PATIENT_S) as connection:
+                await store.set_mempool_watch(connection, self._network.id, version)
+            self._recorded = version
+
     async def _read(self, hashes: Sequence[str]) -> list[MatchTransaction]:
-        calls = [("eth_getTransactionByHash", [each]) for each in hashes]
-        found = await self._internal_calls.call_many(self._network, calls)
+        found = await self._filters.transactions(self._filter, hashes)
         return activity.read_transactions([each for each in found if isinstance(each, dict)])
 
     async def _write(self, transactions: list[MatchTransaction]) -> None:

@@ -3,6 +3,8 @@ name includes the upstream."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -27,10 +29,17 @@ class PendingFilters:
         return f"{pending.answered_by.health.index} {name}"
 
     async def changes(self, name: str) -> list[Any]:
-        """Return the transactions since the last call. Raises RpcError if the filter has expired."""
-        index, _, own_name = name.partition(" ")
-        policy = self._route.policies["eth_getFilterChanges"]
-        upstream = self._route.upstreams[int(index)]
-        pending = call_upstream(self._route.dispatcher, policy, orjson.dumps([own_name]), upstream=upstream)
-        found = orjson.loads(await pending.result())
+        """Return the hashes of the transactions since the last call. Raises RpcError if the filter has expired."""
+        own_name = name.partition(" ")[2]
+        found = await self._call(name, "eth_getFilterChanges", own_name)
         return found if isinstance(found, list) else []
+
+    async def transactions(self, name: str, hashes: Sequence[str]) -> list[Any]:
+        """Return the transactions, as the filter's upstream has them: others may not know them yet. Gone ones are None."""
+        return [*await asyncio.gather(*(self._call(name, "eth_getTransactionByHash", each) for each in hashes))]
+
+    async def _call(self, name: str, method: str, param: str) -> Any:
+        upstream = self._route.upstreams[int(name.partition(" ")[0])]
+        policy = self._route.policies[method]
+        pending = call_upstream(self._route.dispatcher, policy, orjson.dumps([param]), upstream=upstream)
+        return orjson.loads(await pending.result())

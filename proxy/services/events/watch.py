@@ -49,6 +49,11 @@ class WebhookWatch:
     def __repr__(self) -> str:
         return f"<WebhookWatch {self.network.id}, version {self._version}, {self.index!r}>"
 
+    @property
+    def version(self) -> int:
+        """The version of the webhooks that the index contains."""
+        return self._version
+
     async def hold(self, connection: DatabaseConnection) -> None:
         """Lock the network's version until the transaction ends, and refresh the index to it."""
         version = await connection.fetchval(sql.webhooks.version_of, self.network.id) or 0

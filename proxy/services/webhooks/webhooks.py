@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.chains.evm import address, webhook_filters
-from proxy.chains.evm.watch_index import WatchFilter
+from proxy.chains.evm.watch_index import KINDS, WatchFilter
 from proxy.chains.evm.webhook_filters import BadConfig
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
@@ -30,6 +30,8 @@ __all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read
 
 # Addresses handled before yielding to the event loop: the checksums of the longest list take a second.
 ADDRESSES_PER_TURN = 2_000
+# How often, and how many times, a change of a pending-transaction webhook checks whether it has effect: for five seconds.
+MEMPOOL_CHECK_S, MEMPOOL_CHECKS = 0.1, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class WebhookService:
             rotated=self._vault.seal_for_previous(webhook_id, secret),
             most=self._most[key.account.plan],
         )
+        await self._wait_for_mempool(made)
         return CreatedWebhook(made, signatures.secret_of(secret))
 
     async def read(self, key: Key, webhook_id: str) -> Webhook:
@@ -125,7 +128,7 @@ class WebhookService:
         delta = await self._delta(before, change)
         if change.url is None and change.status is None and change.config is None and delta is None:
             return before
-        return await self._store.update(
+        after = await self._store.update(
             before,
             url=change.url,
             cause=None if change.status is None else "activate" if change.status == "active" else "pause",
@@ -133,6 +136,20 @@ class WebhookService:
             addresses=addresses,
             delta=delta,
         )
+        await self._wait_for_mempool(after)
+        return after
+
+    async def _wait_for_mempool(self, webhook: Webhook) -> None:
+        """Return once the mempool is watched for the webhook: a pending transaction that is missed does not come again.
+
+        If that takes too long, because no upstream shows its mempool or the follower is away, it is watched later.
+        """
+        if KINDS[webhook.event_type] != "pending" or webhook.status != "active":
+            return
+        for _ in range(MEMPOOL_CHECKS):
+            if await self._store.is_watched_in_mempool(webhook):
+                return
+            await asyncio.sleep(MEMPOOL_CHECK_S)
 
     async def _delta(self, before: Webhook, change: WebhookChange) -> AddressChange | None:
         if not change.add and not change.remove:

@@ -167,6 +167,15 @@ select block as head, (
 ) as hash
 from followed_networks where network = $1 and block is not null;
 
+-- set_mempool_watch
+insert into mempool_watches (network, version) values ($1, $2) on conflict (network) do update set version = $2;
+
+-- end_mempool_watch
+delete from mempool_watches where network = $1;
+
+-- is_mempool_watched
+select exists (select from mempool_watches where network = $1 and version >= $2);
+
 -- notify_events
 -- Wake the process that completes events when the transaction commits.
 select pg_notify('penstock_events', $1);
