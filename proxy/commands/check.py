@@ -1,20 +1,24 @@
-"""`check`: print the effective settings with secrets masked, or every fault in them."""
+"""`check`: print the effective settings with secrets masked, or every fault in them, and check that the database fits."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from proxy import settings
-from proxy.commands.context import CONFIG_HELP
+from proxy.commands.context import CONFIG_HELP, inspect_service
 from proxy.errors import StartError
 from proxy.settings import Settings, Tables
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("check", help="check the configuration and print the effective settings")
+    parser = commands.add_parser(
+        "check", help="check the configuration and the database, and print the effective settings"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
+    parser.add_argument("--offline", action="store_true", help="check the configuration only")
     parser.set_defaults(run=run)
 
 
@@ -22,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
     found, _ = loaded(args.config)
     for name, value in settings.masked(found):
         print(f"{name} = {value}")
+    if not args.offline:
+        asyncio.run(inspect_service(found))
     return 0
 
 

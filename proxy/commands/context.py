@@ -84,11 +84,16 @@ async def check_database(found: Settings) -> None:
 
 async def check_service(found: Settings) -> None:
     """Like `check_database`; also raise StartError if the signing secrets of webhooks cannot be decrypted."""
+    await inspect_service(found)
+    await check_database(found)
+
+
+async def inspect_service(found: Settings) -> None:
+    """Like `check_service`, but change nothing."""
     async with database(found.database.url) as connection:
         await _check_schema(connection)
         await peppers.check(connection, found.keys.pepper, found.keys.previous_pepper)
         await peppers.check_vault(connection, vault_of(found))
-    await check_database(found)
 
 
 async def _check_schema(connection: DatabaseConnection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -74,7 +75,8 @@ async def test_upstream_of_an_unknown_network_is_named(tmp_path: Path) -> None:
 async def test_check_prints_every_setting_and_masks_the_secrets(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(settings_text("postgresql://user:canary-password@h/d", UPSTREAM))
-    done = await asyncio.to_thread(command, "check", "--config", str(path), env={"PENSTOCK_SERVER__PORT": "1234"})
+    words = ("check", "--offline", "--config", str(path))
+    done = await asyncio.to_thread(command, *words, env={"PENSTOCK_SERVER__PORT": "1234"})
     assert done.returncode == 0, done.stderr
     shown = dict(line.split(" = ", 1) for line in done.stdout.splitlines())
     assert shown["server.port"] == "1234"
@@ -107,6 +109,7 @@ async def test_missing_file_is_named(tmp_path: Path) -> None:
     ("words", "address"),
     [
         (("serve",), "postgresql://user:canary-password@127.0.0.1:1/name"),
+        (("check",), "postgresql://user:canary-password@127.0.0.1:1/name"),
         (("migrate",), "postgresql://user:canary-password@nowhere.invalid/name"),
         (("serve",), "postgresql://user:canary-password@[::1/name"),
         (("migrate",), "postgresql://user:canary-password@127.0.0.1:port/name"),
@@ -143,9 +146,25 @@ async def test_unmigrated_database_is_refused_with_the_command_to_run(empty_data
     assert code == 2
     assert "python -m proxy migrate" in said
     assert "0001_initial" in said
-    done = await asyncio.to_thread(command, "accounts", "list", "--config", str(empty_database))
-    assert done.returncode == 2
-    assert "python -m proxy migrate" in done.stderr
+    for words in (("accounts", "list"), ("check",)):
+        done = await asyncio.to_thread(command, *words, "--config", str(empty_database))
+        assert done.returncode == 2
+        assert "python -m proxy migrate" in done.stderr
+
+
+async def test_check_inspects_the_database_and_changes_nothing(empty_database: Path) -> None:
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return command(*words, "--config", str(empty_database), env=env)
+
+    assert (await asyncio.to_thread(run, "migrate")).returncode == 0
+    # The pepper is not recorded yet: any is accepted, and none is recorded.
+    checked = await asyncio.to_thread(run, "check", PENSTOCK_KEYS__PEPPER="y" * 32)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "server.workers = 2" in checked.stdout.splitlines()
+    assert (await asyncio.to_thread(run, "accounts", "list")).returncode == 0
+    changed = await asyncio.to_thread(run, "check", PENSTOCK_KEYS__PEPPER="y" * 32)
+    assert changed.returncode == 2
+    assert "keys.pepper" in changed.stderr
 
 
 async def test_concurrent_migrations_apply_each_file_once(empty_database: Path) -> None:
