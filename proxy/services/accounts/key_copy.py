@@ -6,18 +6,21 @@ Times in it are relative to the machine's monotonic clock, which all processes s
 from __future__ import annotations
 
 import datetime
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
 
+from proxy.store import sql
 from proxy.store.local_copy import LocalCopy
 
 # A key as Postgres returns it, or as it was copied.
 KeyRecord = asyncpg.Record | dict[str, Any]
-# The id under which the time of the last read is stored. No key has it.
-_SINCE = ""
+# The id under which the time of the last read is stored. It depends on the query: a copy by a version of the program that read
+# other columns is not used.
+_SINCE = f"since {hashlib.sha256(sql.keys.load_keys.encode()).hexdigest()[:16]}"
 
 
 class KeyCopy:
