@@ -27,6 +27,7 @@ from proxy.services.feed.feeds import feeds_of
 from proxy.services.readiness import Readiness
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
+from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries
 from proxy.services.rpc.rpc_service import RpcService
@@ -116,10 +117,12 @@ class App:
         self.shared = self._shared_replies()
         forwarder = Forwarder(FilterIds(self.settings.keys.pepper))
         given = self.settings.rpc
+        self.held_replies = HeldReplies(self.settings.server.max_held_bytes, given.max_batch_reply_bytes)
         self.rpc = RpcService(
             self.admission,
             self._tables.prices,
             forwarder,
+            self.held_replies,
             max_batch=given.max_batch,
             batch_wait_s=given.batch_wait_s,
         )
@@ -167,7 +170,7 @@ class App:
             self.write_buffer,
             max_head=self.settings.server.max_head_bytes,
             max_requests=self.settings.server.keepalive_requests,
-            max_held=self.settings.server.max_held_bytes,
+            held=self.held_replies,
             log=self.access,
             shows_upstream=self.settings.rpc.show_upstream,
         )

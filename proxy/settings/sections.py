@@ -107,6 +107,7 @@ class RpcSettings:
     max_batch: int
     batch_wait_s: float
     show_upstream: bool
+    max_batch_reply_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,18 @@
 """The calls of one batch request, answered in order.
 
 Every item is checked, priced and answered separately: a refused item gets a JSON-RPC error while the others run.
+
+A reply is sent when all items are answered. A large one is sent in parts, if its client's connection is a `BatchSink`: an item
+as soon as all before it are sent, and the item whose turn it is while it arrives. Other items are held until their turn, within
+the bounds of `held_replies.py`; an item beyond them gets an error.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -16,17 +21,37 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.waiters import WholeResultWaiter
+from proxy.wire.upstream import Piece, UpstreamConnection
 
+# Results up to this size are not counted: a whole batch of them is not large.
+SMALL_BYTES = 1024
+# Held replies are written in slices, so that a client that does not read is noticed.
+SLICE_BYTES = 1 << 18
 # The price of a call that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR = 1
 
 
-class BatchItem(WholeResultWaiter):
+class BatchSink(Protocol):
+    """A client's connection that takes a large reply in parts."""
+
+    @property
+    def is_stalled(self) -> bool: ...
+    def on_batch_begin(self, batch: CallBatch) -> None: ...
+    def on_batch_part(self, part: Piece) -> None: ...
+    def on_batch_source(self, connection: UpstreamConnection | None) -> None: ...
+    def on_batch_end(self, batch: CallBatch) -> None: ...
+    def on_batch_broken(self) -> None: ...
+
+
+class BatchItem:
     """One call of a batch, and its reply once that has arrived."""
 
-    __slots__ = ("batch", "cache", "fault", "flight", "id", "policy", "reply", "settled", "units")
+    __slots__ = (
+        "batch", "cache", "connection", "counted", "fault", "flight", "has_length", "id", "is_begun", "parts", "policy",
+        "reply", "settled", "units",
+    )  # fmt: skip
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
         self.batch = batch
@@ -38,9 +63,26 @@ class BatchItem(WholeResultWaiter):
         self.reply = b""
         self.fault: Fault | None = None
         self.settled = False
+        # A large result: the upstream connection that it comes on, whether its length was known and how much of it is counted,
+        # the parts that wait, and whether some were sent already.
+        self.connection: UpstreamConnection | None = None
+        self.has_length = False
+        self.counted = 0
+        self.parts: deque[Piece] = deque()
+        self.is_begun = False
+
+    @property
+    def streams(self) -> bool:
+        """A notification has no reply, so there is nothing to stream."""
+        return bool(self.id)
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self.id:
+            size = len(result)
+            if size > SMALL_BYTES and (refusal := self._count(size) or self.batch.hold(size)) is not None:
+                self._drop_parts()
+                self.on_error(refusal)
+                return
             self.reply = jsonrpc.result_reply(self.id, result)
         self._settle("results")
 
@@ -61,6 +103,67 @@ class BatchItem(WholeResultWaiter):
             self.units = UNITS_OF_AN_ERROR
             self.on_error(why)
 
+    # Large results, in pieces
+
+    def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
+        assert self.id is not None
+        self.connection = connection
+        self.has_length = left is not None
+        self.parts.append(jsonrpc.result_start(self.id))
+        if left is not None and (refusal := self._count(left)) is not None:
+            self._give_up(refusal)
+        else:
+            self.on_stream_piece(beginning)
+
+    def on_stream_piece(self, piece: Piece) -> None:
+        refusal = None if self.has_length else self._count(len(piece))
+        if self.is_begun and not self.parts:
+            self.batch.pass_on(piece)  # Beyond the bound too: a result that was begun can only be completed.
+            return
+        refusal = refusal or self.batch.hold(len(piece))
+        if refusal is None:
+            self.parts.append(bytes(piece))
+            self.batch.flush()
+        else:
+            self._give_up(refusal)
+
+    def _count(self, size: int) -> bytes | None:
+        """Count bytes of the result. Returns an error if the whole reply becomes too large by them."""
+        self.counted += size
+        return self.batch.grow(size)
+
+    def on_stream_end(self) -> None:
+        self.connection = None
+        self._settle("results")
+
+    def on_stream_broken(self) -> None:
+        self.connection = None
+        if self.is_begun:
+            self.batch.break_off()
+        else:
+            self._drop_parts()
+            self.on_fault(InternalError("the upstream's reply broke off"))
+
+    def _give_up(self, error: bytes) -> None:
+        """There is no room for the result. If a part of it was sent, the whole reply ends here."""
+        self.connection = None
+        flight, self.flight = self.flight, None
+        if flight is not None:
+            flight.leave(self)
+        if self.is_begun:
+            self.batch.break_off()
+        else:
+            self._drop_parts()
+            self.on_error(error)
+
+    def _drop_parts(self) -> None:
+        self.batch.grow(-self.counted)
+        self.batch.share.give(sum(map(len, self.parts)))
+        self.parts.clear()
+
+    def pieces(self) -> list[Piece]:
+        return [self.reply] if self.reply else list(self.parts)
+
     def _settle(self, outcome: str) -> None:
         if self.settled:
             return
@@ -72,20 +175,36 @@ class BatchItem(WholeResultWaiter):
 
 
 class CallBatch:
-    """The items of one request. `done` is called when all are answered."""
+    """The items of one request. `done` is called when all are answered, unless the reply was sent in parts to `sink`."""
 
-    __slots__ = ("_done", "_open", "began", "items", "sheet", "units")
+    __slots__ = (
+        "_done", "_has_begun", "_next", "_open", "_sink", "_size", "_streams", "began", "items", "share", "sheet", "units",
+    )  # fmt: skip
 
     def __init__(
-        self, calls: Sequence[RawCall | MalformedCall], done: Callable[[CallBatch], None], now: float, sheet: KeyTallies
+        self,
+        calls: Sequence[RawCall | MalformedCall],
+        done: Callable[[CallBatch], None],
+        now: float,
+        sheet: KeyTallies,
+        share: ReplyShare,
+        sink: BatchSink | None = None,
     ) -> None:
         self.items = [BatchItem(self, call.id if isinstance(call, MalformedCall) else call[2]) for call in calls]
         self.units = 0
         self.began = now
         # The tallies that its items are counted in.
         self.sheet = sheet
+        # The memory that it holds. The owner gives it back once the reply is sent.
+        self.share = share
         self._open = -1
         self._done = done
+        self._sink = sink
+        # Whether the reply is sent in parts, whether a part was sent, the item whose turn it is, and the bytes of all results.
+        self._streams = False
+        self._has_begun = False
+        self._next = 0
+        self._size = 0
 
     def __repr__(self) -> str:
         return f"<CallBatch of {len(self.items)}, {max(self._open, 0)} open>"
@@ -99,21 +218,99 @@ class CallBatch:
     def settled(self) -> None:
         if self._open > 0:
             self._open -= 1
-            if self._open == 0:
+            if self._streams:
+                self.flush()
+            elif self._open == 0:
                 self._done(self)
 
-    def body(self) -> bytes:
+    def pieces(self) -> list[Piece]:
         """The reply; empty if all items were notifications."""
-        replies = [item.reply for item in self.items if item.reply]
-        return b"[" + b",".join(replies) + b"]" if replies else b""
+        found: list[Piece] = []
+        for item in self.items:
+            if pieces := item.pieces():
+                found += (b"," if found else b"[", *pieces)
+        return [*found, b"]"] if found else []
+
+    def body(self) -> bytes:
+        return b"".join(self.pieces())
 
     def failed(self) -> list[BatchItem]:
         return [item for item in self.items if isinstance(item.fault, InternalError)]
 
     def leave(self) -> None:
+        self._sink = None
         for item in self.items:
             if item.flight is not None and not item.settled:
                 item.flight.leave(item)
+        self.share.give_all()
+
+    # Large replies
+
+    def grow(self, size: int) -> bytes | None:
+        """Count results. Returns an error if they are too large together."""
+        self._size += size
+        most = self.share.per_reply
+        if self._size <= most:
+            return None
+        message = (
+            f"the results of the batch exceed {most / (1 << 20):g} MiB: make this call alone or in a smaller batch"
+        )
+        return jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message)
+
+    def hold(self, size: int) -> bytes | None:
+        """Hold a result, or a piece of one, until its turn. Returns an error if there is no room for it."""
+        if not self.share.take(size):
+            return NO_ROOM
+        if self._sink is not None and not self._streams and self.share.is_large:
+            self._streams = True
+            self._sink.on_batch_begin(self)
+        return None
+
+    def pass_on(self, piece: Piece) -> None:
+        """Send a piece of the item whose turn it is."""
+        if self._sink is not None:
+            self._sink.on_batch_part(piece)
+
+    def flush(self) -> None:
+        """Send what can be sent now."""
+        sink = self._sink
+        while sink is not None and self._streams and self._next < len(self.items):
+            item = self.items[self._next]
+            is_sent = self._send_held(item, sink)
+            sink.on_batch_source(item.connection)
+            if not is_sent or not item.settled:
+                return
+            self._next += 1
+        if sink is not None and self._streams and self._open == 0:
+            self._sink = None
+            sink.on_batch_part(b"]")
+            sink.on_batch_end(self)
+
+    def _send_held(self, item: BatchItem, sink: BatchSink) -> bool:
+        """Send what is held of the item. Returns whether the client takes more."""
+        if item.reply:
+            item.parts.extend(_slices(item.reply))
+            item.reply = b""
+        while item.parts and not sink.is_stalled:
+            if not item.is_begun:
+                sink.on_batch_part(b"," if self._has_begun else b"[")
+                self._has_begun = item.is_begun = True
+            part = item.parts.popleft()
+            sink.on_batch_part(part)
+            self.share.give(len(part))
+        return not sink.is_stalled
+
+    def break_off(self) -> None:
+        """The reply cannot be completed."""
+        if self._sink is not None:
+            self._sink.on_batch_broken()
+
+
+def _slices(reply: bytes) -> list[Piece]:
+    if len(reply) <= SLICE_BYTES:
+        return [reply]
+    view = memoryview(reply)
+    return [view[at : at + SLICE_BYTES] for at in range(0, len(reply), SLICE_BYTES)]
 
 
 def rpc_error_of(fault: Fault) -> bytes:

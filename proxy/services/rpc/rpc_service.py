@@ -24,9 +24,10 @@ from proxy.services.rpc.batch_admission import (
     PricedItem,
     WaitingBatches,
 )
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, BatchSink, CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.forwarder import Forwarder
+from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch, may_be_short
@@ -41,11 +42,19 @@ class SubscriptionCalls(Protocol):
 
 class RpcService:
     def __init__(
-        self, admission: Admission, prices: UnitPrices, forwarder: Forwarder, *, max_batch: int, batch_wait_s: float
+        self,
+        admission: Admission,
+        prices: UnitPrices,
+        forwarder: Forwarder,
+        held_replies: HeldReplies,
+        *,
+        max_batch: int,
+        batch_wait_s: float,
     ) -> None:
         self._admission = admission
         self._batch_wait_s = batch_wait_s
         self.waiting_batches = WaitingBatches()
+        self.held_replies = held_replies
         self.max_batch = max_batch
         self._archive_minimum = prices.archive_minimum
         self.forwarder = forwarder
@@ -123,9 +132,11 @@ class RpcService:
         *,
         fresh: bool = False,
         subscriber: SubscriptionCalls | None = None,
+        sink: BatchSink | None = None,
     ) -> CallBatch | ShortBatch | BatchAdmission | Fault:
-        """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered."""
-        batch = CallBatch(items, done, now, key.sheet)
+        """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered, unless the
+        reply is large and `sink` takes it in parts."""
+        batch = CallBatch(items, done, now, key.sheet, self.held_replies.share(key.account.id), sink)
         accepted, declined, units = self._checked_items(batch, items, route, key, subscriber)
         is_large = len(items) > ITEMS_PER_TURN
         if is_large or self._admission.charge(key, len(items), units, now) is not None:
@@ -137,7 +148,7 @@ class RpcService:
             and (upstream := self._short_path(route, key, accepted)) is not None
         ):
             calls, policies = [call for _, _, call, _ in accepted], [policy for _, policy, _, _ in accepted]
-            short = ShortBatch(calls, policies, route, done, key)
+            short = ShortBatch(calls, policies, route, done, key, batch.share, sink)
             short.units = units
             short.send(upstream, now)
             return short

@@ -14,8 +14,9 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
-from proxy.services.rpc.batches import BatchItem, CallBatch
+from proxy.services.rpc.batches import BatchItem, BatchSink, CallBatch
 from proxy.services.rpc.flights import next_id
+from proxy.services.rpc.held_replies import ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import UpstreamBatch
@@ -34,8 +35,8 @@ def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_policies", "_route", "_sheet", "_upstream", "began",
-        "units",
+        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_policies", "_route", "_sheet", "_sink", "_upstream",
+        "began", "share", "units",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +46,8 @@ class ShortBatch:
         route: Route,
         done: Callable[[CallBatch | ShortBatch], None],
         key: Key,
+        share: ReplyShare,
+        sink: BatchSink | None = None,
     ) -> None:
         self._calls = calls
         self._policies = policies
@@ -56,6 +59,8 @@ class ShortBatch:
         self._upstream: Upstream | None = None
         self._became: CallBatch | None = None
         self._body = b""
+        self._sink = sink
+        self.share = share
         self.began = 0.0
         self.units = 0
 
@@ -136,7 +141,9 @@ class ShortBatch:
             batch.on_tick(connection, now)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        return False
+        batch = self._take_over()
+        connection.replace(self, batch)
+        return batch.on_large(connection, head, beginning)
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
     def on_end(self, connection: UpstreamConnection) -> None: ...
@@ -146,7 +153,7 @@ class ShortBatch:
         upstream = self._upstream
         assert upstream is not None
         self._upstream = None
-        self._became = batch = CallBatch(self._calls, self._done, self.began, self._sheet)
+        self._became = batch = CallBatch(self._calls, self._done, self.began, self._sheet, self.share, self._sink)
         batch.units = self.units
         batch.expect(len(self._calls))
         dispatcher = self._route.dispatcher
@@ -167,6 +174,9 @@ class ShortBatch:
         return UpstreamBatch(dispatcher, flights, began=self.began)
 
     # The interface of `CallBatch`
+
+    def pieces(self) -> list[Piece]:
+        return [self._body]
 
     def body(self) -> bytes:
         return self._body

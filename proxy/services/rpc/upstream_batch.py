@@ -1,8 +1,8 @@
 """Several calls in one request to an upstream: a JSON-RPC batch.
 
 When the reply arrives, each flight receives its own part and goes on alone, as if it had been sent alone. If the reply is no
-valid batch reply, the flights are sent again one by one, to other upstreams where possible. An upstream that refuses the batch
-as such receives smaller ones of that client for a while, and in the end none (`core/batch_sizes.py`).
+valid batch reply, or a large one, the flights are sent again one by one, to other upstreams where possible. An upstream that
+refuses the batch as such receives smaller ones of that client for a while, and in the end none (`core/batch_sizes.py`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,21 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
         dispatcher.budget.earn()
 
 
+# A larger reply is not read: its calls are sent one by one, so that their results can be streamed.
+MAX_BATCH_REPLY_BYTES = 1 << 20
+
+
 class UpstreamBatch:
-    __slots__ = ("_began", "_dispatcher", "_flights")
+    __slots__ = ("_began", "_dispatcher", "_flights", "_head", "_pieces", "_size")
 
     def __init__(self, dispatcher: Dispatcher, flights: Sequence[Flight], *, began: float = 0.0) -> None:
         self._dispatcher = dispatcher
         self._flights = flights
         self._began = began
+        # The part of a reply of unknown length that has arrived.
+        self._head: ReplyHead | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
 
     def __repr__(self) -> str:
         return f"<UpstreamBatch of {len(self._flights)}>"
@@ -74,9 +82,7 @@ class UpstreamBatch:
             return
         if _is_refused(head, body):
             upstream.batches.refused(self._flights[0].client, len(self._flights), now)
-            for flight in self._still_carried(upstream):
-                flight.ended(upstream)
-                self._dispatcher.send(flight, upstream, now)
+            self._send_one_by_one(upstream, now)
             return
         try:
             if head.status != 200 or not head.plain:
@@ -96,6 +102,11 @@ class UpstreamBatch:
             else:
                 flight.ended(upstream)
                 self._dispatcher.receive(flight, reply, upstream, now, took)
+
+    def _send_one_by_one(self, upstream: Upstream, now: float) -> None:
+        for flight in self._still_carried(upstream):
+            flight.ended(upstream)
+            self._dispatcher.send(flight, upstream, now)
 
     def _on_invalid_reply(self, upstream: Upstream, *, is_refused: bool) -> None:
         """A refusal may be caused by what the request contains: a reply of another upstream to the first call decides that."""
@@ -126,10 +137,28 @@ class UpstreamBatch:
             connection.leave(self)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        return False
+        self._head = head
+        if head.length > MAX_BATCH_REPLY_BYTES:
+            self._give_up(connection)
+        else:
+            self.on_piece(connection, beginning)
+        return True
 
-    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
-    def on_end(self, connection: UpstreamConnection) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
+        self._pieces.append(bytes(piece))
+        self._size += len(piece)
+        if self._size > MAX_BATCH_REPLY_BYTES:
+            self._give_up(connection)
+
+    def on_end(self, connection: UpstreamConnection) -> None:
+        assert self._head is not None
+        self.on_reply(connection, self._head, b"".join(self._pieces))
+
+    def _give_up(self, connection: UpstreamConnection) -> None:
+        """Leave the reply unread. Nothing speaks against the upstream, so this needs no retry budget."""
+        self._pieces = []
+        connection.leave(self)
+        self._send_one_by_one(connection.upstream, time.monotonic())
 
 
 def _is_single(body: bytes) -> bool:

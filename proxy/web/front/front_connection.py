@@ -333,7 +333,9 @@ class FrontConnection(asyncio.Protocol):
 
     def _serve_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
         replies = self._replies
-        batch = self._context.rpc.call_batch(items, head.route, head.key, now, replies.on_batch, fresh=head.fresh)
+        batch = self._context.rpc.call_batch(
+            items, head.route, head.key, now, replies.on_batch, fresh=head.fresh, sink=replies
+        )
         if isinstance(batch, Fault):
             replies.on_fault(batch)
         elif replies.busy:

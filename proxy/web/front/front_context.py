@@ -11,9 +11,9 @@ from proxy.core import limits
 from proxy.core.access import Key
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
+from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.telemetry import AccessLines
-from proxy.web.front.held_replies import HeldReplies
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.reply import SERVER
 from proxy.web.request_ids import STEM
@@ -33,7 +33,7 @@ class FrontContext:
         *,
         max_head: int,
         max_requests: int,
-        max_held: int,
+        held: HeldReplies,
         log: AccessLines | None,
         shows_upstream: bool = False,
     ) -> None:
@@ -44,7 +44,7 @@ class FrontContext:
         self.loop = asyncio.get_running_loop()
         self.max_head = max_head
         self.max_requests = max_requests
-        self.held = HeldReplies(max_held)
+        self.held = held
         self.log = log
         self.windows = admission.windows
         self._admission = admission

@@ -52,8 +52,8 @@ _REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
 @final
 class ReplyWriter:
     __slots__ = (
-        "_chunked", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "batch", "began", "busy",
-        "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport", "units",
+        "_chunked", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "_streamed", "batch", "began",
+        "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport", "units",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -78,6 +78,8 @@ class ReplyWriter:
         self.cache = ""
         self.flight: Flight | None = None
         self.batch: CallBatch | ShortBatch | BatchAdmission | None = None
+        # The batch whose reply is being sent in parts.
+        self._streamed: CallBatch | None = None
         # The upstream connection that streams the reply, and whether the reply has no length.
         self._source: UpstreamConnection | None = None
         self._chunked = False
@@ -167,6 +169,47 @@ class ReplyWriter:
         body = batch.body()
         self._finish(self._ok(len(body)) + body if body else self._no_content())
 
+    # A large reply to a batch, in parts
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.stalled_since > 0.0
+
+    def on_batch_begin(self, batch: CallBatch) -> None:
+        """The price is that of all items: refunds of items that fail later do not show in the header."""
+        self._context.write_buffer.flush()
+        self._streamed = batch
+        self.units = batch.units
+        self._chunked = True
+        self._write(self._ok(None))
+
+    def on_batch_part(self, part: Piece) -> None:
+        self.on_stream_piece(part)
+
+    def on_batch_source(self, connection: UpstreamConnection | None) -> None:
+        self._source = connection
+        if connection is not None:
+            connection.on_stalled = self._on_stalled
+            if self.stalled_since and not self._holds:
+                connection.pause()
+
+    def on_batch_end(self, batch: CallBatch) -> None:
+        self.batch = self._streamed = None
+        self._source = None
+        self._write(b"0\r\n\r\n")
+        self._chunked = False
+        assert self.head is not None
+        self._context.rpc.settle_batch(self.head.key, batch)
+        batch.share.give_all()
+        self._done()
+
+    def on_batch_broken(self) -> None:
+        """Abort the connection, so that the client cannot take half a reply for a whole one."""
+        self._source = None
+        self._chunked = False
+        if self.transport is not None:
+            self.transport.abort()
+
     def on_body_timeout(self, fault: Fault) -> None:
         """Send a fault about a request that never became complete. The caller closes the connection."""
         self.head, self.left = self._reader.known, 0
@@ -252,6 +295,8 @@ class ReplyWriter:
     def resume(self) -> None:
         self.stalled_since = 0.0
         self._let_go()
+        if self._streamed is not None:
+            self._streamed.flush()
         if self._source is not None:
             self._source.resume()
         elif not self.busy:

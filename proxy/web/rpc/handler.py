@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 
+import msgspec
 from aiohttp import web
 
 from proxy.core import jsonrpc
@@ -13,6 +15,8 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply, RpcError
+from proxy.services.rpc.held_replies import ReplyShare
+from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
@@ -20,6 +24,45 @@ from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.connection_limiter import HandlerConnection
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
 from proxy.web.network_resolver import NetworkResolver
+
+
+class HeldReply(HeldResultWaiter, PendingReply):
+    """A single call whose large result is held."""
+
+    __slots__ = ("_share", "held")
+
+    def __init__(self, share: ReplyShare) -> None:
+        super().__init__()
+        self.held: HeldResult | None = None
+        self._share = share
+
+    def new_share(self) -> ReplyShare:
+        return self._share
+
+    def on_held(self, held: HeldResult) -> None:
+        self.on_result(b"".join(held.pieces).rstrip(b" \t\r\n").removesuffix(b"}"))
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        PendingReply.on_result(self, result)
+
+    def on_error(self, error: bytes) -> None:
+        PendingReply.on_error(self, error)
+
+    def on_fault(self, fault: Fault) -> None:
+        PendingReply.on_fault(self, fault)
+
+
+class HeldResponse(web.Response):
+    """A reply whose memory is given back once it is written, or dropped."""
+
+    def __init__(self, reply: bytes, share: ReplyShare) -> None:
+        super().__init__(body=reply, content_type="application/json")
+        self._share = share
+        weakref.finalize(self, share.give_all)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        self._share.give_all()
 
 
 class RpcHandler:
@@ -48,19 +91,21 @@ class RpcHandler:
         fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
         try:
             if jsonrpc.is_batch(body):
-                reply = await self._batch(
-                    request, route, key, jsonrpc.parse_batch(body, self._rpc.max_batch), fresh=fresh
-                )
+                items = jsonrpc.parse_batch(body, self._rpc.max_batch)
+                reply, share = await self._batch(request, route, key, items, fresh=fresh)
             else:
-                reply = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
+                reply, share = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
         except MalformedCall as exc:
             raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
         if not reply:
             return web.Response(status=204)
-        return web.Response(body=reply, content_type="application/json")
+        return HeldResponse(reply, share)
 
-    async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall, *, fresh: bool) -> bytes:
-        pending = PendingReply()
+    async def _single(
+        self, request: web.Request, route: Route, key: Key, call: RawCall, *, fresh: bool
+    ) -> tuple[bytes, ReplyShare]:
+        share = self._rpc.held_replies.share(key.account.id)
+        pending = HeldReply(share)
         began = time.monotonic()
         self._rpc.call(pending, route, key, call, began, fresh=fresh)
         try:
@@ -80,14 +125,17 @@ class RpcHandler:
         request[CACHE] = pending.cache
         if self._shows_upstream and pending.flight is not None:
             request[UPSTREAM] = pending.flight.answered_label
-        return reply if call[2] else b""
+        return (reply if call[2] else b""), share
 
     async def _batch(
         self, request: web.Request, route: Route, key: Key, items: list[RawCall | MalformedCall], *, fresh: bool
-    ) -> bytes:
+    ) -> tuple[bytes, ReplyShare]:
         pending = PendingReply()
+        share: ReplyShare | None = None
 
         def done(batch: CallBatch | ShortBatch) -> None:
+            nonlocal share
+            share = batch.share
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 
@@ -95,10 +143,12 @@ class RpcHandler:
         if isinstance(batch, Fault):
             raise batch
         try:
-            return await _result_or_leave(request, pending)
+            reply = await _result_or_leave(request, pending)
         except asyncio.CancelledError:
             batch.leave()
             raise
+        assert share is not None
+        return reply, share
 
 
 async def _result_or_leave(request: web.Request, pending: PendingReply) -> bytes:

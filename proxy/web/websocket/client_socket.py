@@ -136,6 +136,7 @@ class ClientSocket(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.output.stalled_since = 0.0
+        self.output.give_shares()
         if self.subscriptions.backlog is not None:
             self.subscriptions.backlog.send()
         self._read_soon()

@@ -17,10 +17,11 @@ from proxy.errors import Fault
 from proxy.services.rpc.batch_admission import BatchAdmission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.held_replies import ReplyShare
+from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.web.websocket.frames import frame, frame_head
 from proxy.web.websocket.socket_context import SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
@@ -94,10 +95,10 @@ class SocketCalls:
             call.leave()
 
 
-class SocketCall(WholeResultWaiter):
-    """A single call, and the waiter of its outcome."""
+class SocketCall(HeldResultWaiter):
+    """A single call, and the waiter of its outcome. A large result is held until it is a whole message."""
 
-    __slots__ = ("_began", "_owner", "cache", "flight", "id", "policy", "units")
+    __slots__ = ("_began", "_owner", "cache", "flight", "held", "id", "policy", "units")
 
     def __init__(self, owner: SocketCalls, now: float) -> None:
         self._owner = owner
@@ -107,6 +108,7 @@ class SocketCall(WholeResultWaiter):
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
+        self.held: HeldResult | None = None
 
     def __repr__(self) -> str:
         return f"<SocketCall {self.policy!r}>"
@@ -120,6 +122,18 @@ class SocketCall(WholeResultWaiter):
     def leave(self) -> None:
         if self.flight is not None:
             self.flight.leave(self)
+        self.drop_held()
+
+    def new_share(self) -> ReplyShare:
+        return self._owner.context.rpc.held_replies.share(self._owner.key.account.id)
+
+    def on_held(self, held: HeldResult) -> None:
+        if self.id:
+            start = jsonrpc.result_start(self.id)
+            self._owner.output.send_large([frame_head(len(start) + held.size), start, *held.pieces], held.share)
+        else:
+            held.drop()
+        self._end("results")
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         id_ = self.id
@@ -190,8 +204,11 @@ class SocketBatch:
         self._is_done = True
         owner = self._owner
         units = owner.context.rpc.settle_batch(owner.key, batch)
-        if body := batch.body():
-            owner.output.send(frame(body))
+        pieces = batch.pieces()
+        if batch.share.is_large:
+            owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)
+        elif pieces:
+            owner.output.send(frame(b"".join(pieces)))
         if isinstance(batch, CallBatch):  # A short batch has plain reads only, no subscriptions.
             owner.subscriptions.confirm(batch.items)
         self._end("results", units)

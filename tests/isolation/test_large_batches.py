@@ -1,0 +1,314 @@
+"""Large results in batches and on sockets: streamed in order, held within bounds, and refused beyond them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.flows.talk import Talk, rpc
+from tests.service import until
+from tests.sockets import bare
+from tests.web.test_front_backpressure import MB, resident_bytes, settled, slow_client
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.wire.upstreams import PIECE, Exchange, Scripted, head_of
+
+# 40 × 20 MB: what the worker may hold of it, and what the rest of this process may need besides.
+BOUND = 64 * MB
+SLACK = 80 * MB
+SHORT: dict[str, Any] = {"rpc": {"max_batch_reply_bytes": 8 * MB}, "server": {"max_held_bytes": 8 * MB}}
+# A method that is passed on as it is, and is neither cached nor about a block.
+METHOD = "net_listening"
+_serial = itertools.count()
+
+
+class SizedUpstream:
+    """The result of a call is a string as long as its first param; after its second param, in milliseconds."""
+
+    def __init__(self, *, has_length: bool = True, breaks_at: int = 0) -> None:
+        self.has_length = has_length
+        self.breaks_at = breaks_at
+
+    async def __call__(self, exchange: Exchange) -> None:
+        body = await exchange.call()
+        calls = body if isinstance(body, list) else [body]
+        await asyncio.sleep(max(_number(call, 1) for call in calls) / 1000)
+        ends = b"[]" if isinstance(body, list) else b""
+        starts = [b'{"jsonrpc":"2.0","id":%d,"result":"' % call["id"] for call in calls]
+        sizes = [_number(call, 0) for call in calls]
+        total = (
+            sum(len(start) + size + 2 for start, size in zip(starts, sizes, strict=True)) + len(calls) - 1 + len(ends)
+        )
+        framing = {"Content-Length": str(total)} if self.has_length else {"Transfer-Encoding": "chunked"}
+        await exchange.send(head_of(200, framing))
+        await self._part(exchange, ends[:1])
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            await self._part(exchange, (b"," if index else b"") + start)
+            await self._result(exchange, size)
+            await self._part(exchange, b'"}')
+        await self._part(exchange, ends[1:])
+        if not self.has_length:
+            await exchange.send(b"0\r\n\r\n")
+
+    async def _result(self, exchange: Exchange, size: int) -> None:
+        for at in range(0, size, PIECE):
+            if self.breaks_at and at > self.breaks_at:
+                exchange.close()
+                raise ConnectionResetError
+            await self._part(exchange, b"a" * min(PIECE, size - at))
+
+    async def _part(self, exchange: Exchange, part: bytes) -> None:
+        exchange.server.sent += len(part)
+        if part:
+            await exchange.send(part if self.has_length else b"%x\r\n%b\r\n" % (len(part), part))
+
+
+def _number(call: dict[str, Any], place: int) -> int:
+    params = call["params"]
+    return params[place] if len(params) > place else 0
+
+
+def sized(size: int, after_ms: int = 0, **members: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": next(_serial), "method": METHOD, "params": [size, after_ms], **members}
+
+
+@asynccontextmanager
+async def large_scene(
+    upstream: SizedUpstream | None = None, *, batch: int = 20, **sections: Any
+) -> AsyncIterator[tuple[Worker, Scripted]]:
+    async with Scripted(upstream or SizedUpstream()) as server:
+        given = {"url": server.url, "batch": batch}
+        async with worker({LIVE: [given]}, **NO_CACHE, **sections) as found:
+            found.add_key("attacker")
+            yield found, server
+            await until(lambda: not found.app.held_replies.total)
+
+
+async def squeezed_reply(talk: Talk) -> Any:
+    """The reply as JSON with long results left out of memory: of a run of letters only the last few are kept."""
+    head = (await talk.reader.readuntil(b"\r\n\r\n")).lower()
+    assert b" 200 " in head.partition(b"\r\n")[0], head
+    assert b"transfer-encoding: chunked" in head
+    kept, size = b"", 0
+    while length := int(await talk.reader.readuntil(b"\r\n"), 16):
+        size += length
+        kept += (await talk.reader.readexactly(length)).replace(b"a" * 1000, b"")
+        assert await talk.reader.readexactly(2) == b"\r\n"
+    await talk.reader.readexactly(2)
+    return orjson.loads(kept), size
+
+
+async def good_calls(found: Worker, ended: asyncio.Event) -> int:
+    count = 0
+    async with await found.talk() as talk:
+        while not ended.is_set():
+            # The upstream, which sends 800 MB, shares the loop with the worker.
+            reply = await talk.ask(found.post(rpc("net_listening", [3])), within_s=30.0)
+            assert reply.json["result"] == "aaa", reply
+            count += 1
+            await asyncio.sleep(0.002)
+    return count
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+@pytest.mark.parametrize("has_length", [True, False])
+def test_huge_batch_is_answered_within_its_bounds_beside_other_calls(has_length: bool, batch: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with large_scene(SizedUpstream(has_length=has_length), batch=batch) as (found, _):
+            calls = [sized(20_000_000) for _ in range(40)]
+            ended = asyncio.Event()
+            before, most = resident_bytes(), 0
+            async with asyncio.TaskGroup() as group, await found.talk() as talk:
+                good = group.create_task(good_calls(found, ended))
+                reply = group.create_task(squeezed_reply(talk))
+                await talk.send(found.post(orjson.dumps(calls), key="attacker"))
+                while not reply.done():
+                    await asyncio.sleep(0.01)
+                    most = max(most, resident_bytes() - before)
+                ended.set()
+            items, size = reply.result()
+            assert [item["id"] for item in items] == [call["id"] for call in calls]
+            codes = [item["error"]["code"] for item in items if "error" in item]
+            assert set(codes) == {-32005}
+            assert 1 <= len(items) - len(codes) <= 4
+            assert "error" not in items[0]
+            assert size < BOUND + 20_000_000 + 100_000
+            assert most < BOUND + SLACK, most / MB
+            assert good.result() > 0
+
+    run()
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: bool, batch: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        rng = random.Random(seed)
+        async with large_scene(SizedUpstream(has_length=has_length), batch=batch) as (found, _):
+            for _ in range(3):
+                sizes = [rng.choice((0, 1, 100, 70_000, 300_000, 1_500_000)) for _ in range(rng.randrange(1, 25))]
+                calls: list[Any] = [sized(size, rng.choice((0, 0, 5, 30))) for size in sizes]
+                expected: list[Any] = [("a" * call["params"][0]) for call in calls]
+                calls.insert(rng.randrange(len(calls) + 1), 7)
+                expected.insert(calls.index(7), None)
+                if rng.random() < 0.5:
+                    calls.append({"jsonrpc": "2.0", "method": METHOD, "params": [1_200_000]})
+                reply = await found.ask(orjson.dumps(calls), key="attacker")
+                assert [item.get("result") for item in reply.json] == expected
+                async with bare(found, key="attacker") as socket:
+                    socket.write(orjson.dumps(calls))
+                    assert [item.get("result") for item in await socket.json()] == expected
+
+    run()
+
+
+@on_uvloop
+async def test_client_that_reads_slowly_gets_all_and_costs_no_more_memory() -> None:
+    async with large_scene() as (found, upstream):
+        client = await slow_client(found)
+        loop = asyncio.get_running_loop()
+        calls = [sized(4_000_000) for _ in range(12)]
+        before = resident_bytes()
+        await loop.sock_sendall(client, found.post(orjson.dumps(calls), key="attacker"))
+        await settled(upstream)
+        assert resident_bytes() - before < BOUND + SLACK
+        kept, letters = b"", 0
+        while not kept.endswith(b"]\r\n0\r\n\r\n"):
+            part = await loop.sock_recv(client, MB)
+            assert part
+            letters += part.count(b"a")
+            kept = kept[-100:] + part
+        assert letters > 12 * 4_000_000
+        client.close()
+
+
+@on_uvloop
+async def test_results_beyond_what_a_key_or_the_worker_may_hold_are_refused() -> None:
+    async with large_scene(batch=1, **SHORT) as (found, _):
+        # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
+        calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
+        items = (await found.ask(orjson.dumps(calls), key="attacker")).json
+        assert [len(item["result"]) for item in items if "result" in item] == [10, 1_500_000, 1_500_000]
+        assert {item["error"]["code"] for item in items if "error" in item} == {-32005}
+        # Another key has its own share.
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(found.ask(orjson.dumps(calls[:3]), key=key)) for key in ("main", "attacker")]
+        assert all("result" in item for each in asked for item in each.result().json)
+        # The bound of the batch.
+        items = (await found.ask(orjson.dumps([sized(3_500_000, n * 20) for n in range(4)]))).json
+        assert ["result" in item for item in items] == [True, True, False, False]
+        assert "8 MiB" in items[2]["error"]["message"]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_large_results_on_a_socket_are_bounded(together: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with large_scene(batch=1, **SHORT) as (found, _), bare(found, key="attacker") as socket:
+            calls = [sized(1_500_000) for _ in range(6)]
+            if together:
+                socket.write(orjson.dumps(calls))
+                replies = await socket.json()
+            else:
+                for call in calls:
+                    socket.write(orjson.dumps(call))
+                replies = [await socket.json() for _ in calls]
+            results = [reply["result"] for reply in replies if "result" in reply]
+            assert 2 <= len(results) < 6
+            assert {len(result) for result in results} == {1_500_000}
+            assert {reply["error"]["code"] for reply in replies if "error" in reply} == {-32005}
+
+    run()
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with large_scene(batch=1, **SHORT) as (found, upstream):
+            memory = found.app.held_replies
+            async with contextlib.AsyncExitStack() as stack:
+                sockets = [
+                    await stack.enter_async_context(bare(found, key="attacker", small_buffer=True)) for _ in range(8)
+                ]
+                for socket in sockets:
+                    socket.write(orjson.dumps([sized(1_500_000), sized(1_500_000)]))
+                await settled(upstream)
+                await until(lambda: memory.total > 2 * MB)
+                assert memory.total <= 4 * MB
+                if not has_left:
+                    for socket in sockets:
+                        assert len(await socket.json()) == 2
+                    await until(lambda: not memory.total)
+
+    run()
+
+
+@on_uvloop
+async def test_large_batch_that_aiohttp_serves_is_bounded_too() -> None:
+    async with large_scene(batch=1, **SHORT) as (found, _), await found.talk() as talk:
+        for calls in ([sized(10, 300), *(sized(1_500_000) for _ in range(4))], sized(5_000_000), sized(3_000_000)):
+            body = orjson.dumps(calls)
+            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {found.keys['attacker']}\r\n".encode()
+            reply = await talk.ask(
+                head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+            )
+            items = reply.json if isinstance(reply.json, list) else [reply.json]
+            assert {item["error"]["code"] for item in items if "error" in item} <= {-32005}
+            sizes = [len(item["result"]) for item in items if "result" in item]
+            assert sizes == ([10, 1_500_000, 1_500_000] if isinstance(calls, list) else [3_000_000] if sizes else [])
+
+
+@pytest.mark.parametrize("first_ms", [0, 200])
+def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with large_scene(SizedUpstream(breaks_at=3_000_000), batch=1) as (found, _), await found.talk() as talk:
+            calls = [sized(10, first_ms), sized(5_000_000), sized(10)]
+            await talk.send(found.post(orjson.dumps(calls), key="attacker"))
+            if first_ms:
+                items, _size = await squeezed_reply(talk)
+                assert ["result" in item for item in items] == [True, False, True]
+            else:
+                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                    await squeezed_reply(talk)
+
+    run()
+
+
+@on_uvloop
+async def test_client_that_leaves_a_large_batch_leaves_nothing_behind() -> None:
+    async with large_scene(batch=1) as (found, _):
+        memory = found.app.held_replies
+        async with await found.talk() as talk:
+            await talk.send(
+                found.post(orjson.dumps([sized(10, 5000), *(sized(5_000_000) for _ in range(5))]), key="attacker")
+            )
+            await until(lambda: memory.total > 20 * MB)
+            talk.writer.transport.abort()
+        await until(lambda: not memory.total)
+        assert found.app.networks.routes[LIVE].upstreams[0].health.inflight == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 50_000])
+def test_batch_of_small_results_is_one_reply_with_a_length(size: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with large_scene() as (found, upstream):
+            calls: Sequence[Any] = [sized(size) for _ in range(5)]
+            reply = await found.ask(orjson.dumps(calls))
+            assert "content-length" in reply.headers
+            assert [len(item["result"]) for item in reply.json] == [size] * 5
+            assert len(upstream.bodies) == 1
+
+    run()
