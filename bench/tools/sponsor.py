@@ -20,6 +20,7 @@ from proxy.chains.registry import Network
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import PolicyService
@@ -28,6 +29,7 @@ from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
+from proxy.store.wallets import WalletStore
 
 AT_ONCE = 16
 POLICIES = 8
@@ -75,6 +77,9 @@ class FixedNetworks:
     def route(self, network: Network) -> Any:
         return SimpleNamespace(heads=SimpleNamespace(agreed=1_000_064, final=1_000_000))
 
+    async def call(self, network: Network, method: str, *params: Any) -> Any:
+        return {"timestamp": hex(int(time.time()))}
+
 
 async def main(url: str, seconds: float) -> None:
     tables = settings_room.load_tables()
@@ -99,12 +104,14 @@ async def main(url: str, seconds: float) -> None:
     market = SponsorCosts(Prices(), GasPrices())
     # No daily limit for the account: with one, reservations of an account run one at a time.
     most = {"free": None}
+    networks = cast(InternalCalls, FixedNetworks())
     sponsoring: Any = SponsorService(
         policies,
         ledger,
         Paymasters([payer]),
+        AccountVersions(WalletStore(pool), networks, Paymasters([payer])),
         market,
-        cast(InternalCalls, FixedNetworks()),
+        networks,
         daily_limits=most,
     )
     numbers = iter(range(1 << 40))
@@ -115,8 +122,12 @@ async def main(url: str, seconds: float) -> None:
         while time.perf_counter() < ends:
             number = next(numbers)
             began = time.perf_counter()
-            request = sponsoring.read(
-                key, network, operation(number), policy_id=made[number % POLICIES].id, entry_point=None
+            request = await sponsoring.read(
+                key,
+                network,
+                operation(number),
+                policy_id=made[number % POLICIES].id,
+                entry_point=network.chain.entry_points["0.7"],
             )
             await sponsoring.sponsor(request)
             took.append(time.perf_counter() - began)

@@ -11,6 +11,7 @@ from proxy.services.follower.block_reader import BlockReader
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
+from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import NativePriceSource, SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import PolicyService
@@ -22,6 +23,7 @@ from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.refusals import RefusalStore
+from proxy.store.wallets import WalletStore
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.gas import GasHandlers
 
@@ -43,6 +45,7 @@ class GasFeature:
             self.policies,
             self.ledger,
             self.paymasters,
+            AccountVersions(WalletStore(pool), internal_calls, self.paymasters),
             SponsorCosts(prices, self.prices),
             internal_calls,
             daily_limits={name: most or None for name, most in most_usd.items()},

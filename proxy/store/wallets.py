@@ -69,6 +69,12 @@ class WalletStore:
         async with self._pool.connection() as connection:
             return [_wallet(row) for row in await connection.fetch(sql.wallets.find_wallets, lineage, address)]
 
+    async def version_of(self, network: str, address: bytes) -> str | None:
+        """Return the version of the wallet at this address, whichever lineage created it; None if it is unknown."""
+        async with self._pool.connection() as connection:
+            found: str | None = await connection.fetchval(sql.wallets.wallet_version, network, address)
+        return found
+
     async def page(self, lineage: str, page: Page, *, network: str | None = None) -> tuple[list[Wallet], int]:
         """Return a page of wallets, newest first, and their total number."""
         async with self._pool.connection() as connection:

@@ -150,7 +150,13 @@ async def test_gas_policy_is_created_edited_and_paused(holder: Visitor) -> None:
     await expect(page.locator("main")).to_contain_text("of $40")
     await holder.button("Pause").click()
     await expect(page.locator("main").get_by_role("status").filter(has_text="This policy is paused.")).to_be_visible()
-    body = {"chain": "dev", "policy_id": page.url.rpartition("/")[2], "user_operation": OPERATION}
+    point = holder.site.service.ready["entry_points"]["0.7"]
+    body = {
+        "chain": "dev",
+        "policy_id": page.url.rpartition("/")[2],
+        "user_operation": OPERATION,
+        "entry_point": point,
+    }
     assert (await holder.site.service.post("/gas/sponsor", body, key="growth")).status == 403
     await expect(page.get_by_role("table", name="Recent refusals")).to_contain_text("the policy is paused")
 

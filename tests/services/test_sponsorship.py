@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from proxy.chains.evm import user_operation
+from proxy.chains.evm import abi, user_operation
+from proxy.chains.evm.user_operation import BadOperation
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor import policies as policies_room
+from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import PolicyService
@@ -26,6 +28,7 @@ from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import Pool
+from proxy.store.wallets import Wallet, WalletStore
 from tests.database import database, pool, server
 from tests.rpc_scene import Scene, scene
 
@@ -67,8 +70,9 @@ class Sponsor:
         app = found.worker.app
         internal_calls = InternalCalls(app.rpc.forwarder, app.networks)
         self.service = SponsorService(
-            self.policies, self.ledger, Paymasters(payers), SponsorCosts(FixedCoinPrice(), GasPrices(internal_calls)),
-            internal_calls,
+            self.policies, self.ledger, Paymasters(payers),
+            AccountVersions(WalletStore(pool), internal_calls, Paymasters(payers)),
+            SponsorCosts(FixedCoinPrice(), GasPrices(internal_calls)), internal_calls,
             daily_limits=PLANS, wall=lambda: self.now,
         )  # fmt: skip
 
@@ -84,7 +88,7 @@ class Sponsor:
             **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(100_000)),
             **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(GWEI)),
         }
-        request = self.service.read(
+        request = await self.service.read(
             self.key,
             self.network,
             {**given, **changes},
@@ -92,6 +96,19 @@ class Sponsor:
             entry_point=self.network.chain.entry_points[version],
         )
         return (await self.service.sponsor(request)).data
+
+    async def version(self, **given: Any) -> str:
+        """The entry point that a request without one is about."""
+        fields = {
+            "nonce": "0x0",
+            "callData": "0x",
+            **dict.fromkeys(("callGasLimit", "verificationGasLimit", "preVerificationGas"), hex(100_000)),
+            **dict.fromkeys(("maxFeePerGas", "maxPriorityFeePerGas"), hex(GWEI)),
+        }
+        request = await self.service.read(
+            self.key, self.network, {**fields, **given}, policy_id="gp_1", entry_point=None
+        )
+        return request.paymaster.version
 
     async def refused(self, policy: Policy, **changes: Any) -> dict[str, Any]:
         with pytest.raises(Forbidden) as caught:
@@ -121,6 +138,10 @@ async def sponsor(pool: Pool) -> AsyncIterator[Sponsor]:
 
 def until_of(data: bytes) -> int:
     return int.from_bytes(data[:32], "big")
+
+
+def after_of(data: bytes) -> int:
+    return int.from_bytes(data[32:64], "big")
 
 
 # The operator's money
@@ -251,3 +272,87 @@ async def test_update_of_a_deleted_policy_is_not_found(sponsor: Sponsor) -> None
 
 def _hex(data: bytes) -> str:
     return "0x" + data.hex()
+
+
+# The entry point of an account
+
+
+def sender() -> str:
+    return "0x" + next(_serial).to_bytes(20, "big").hex()
+
+
+@pytest.fixture
+def accounts(sponsor: Sponsor) -> dict[str, str]:
+    """Entry points by account: what deployed accounts report."""
+    found: dict[str, str] = {}
+
+    def entry_point(params: list[Any]) -> str:
+        assert params[0]["data"] == "0x" + abi.call("entryPoint()").hex()
+        reported = found.get(params[0]["to"])
+        return "0x" if reported is None else "0x" + reported[2:].lower().rjust(64, "0")
+
+    sponsor.scene.upstreams[0].answers["eth_call"] = entry_point
+    return found
+
+
+async def recorded(sponsor: Sponsor, pool: Pool, version: str) -> str:
+    made = Wallet(
+        network=sponsor.network.id, address=next(_serial).to_bytes(20, "big"), owner=b"\1" * 20, version=version,
+        factory=b"\2" * 20, created_at=datetime.datetime.now(datetime.UTC),
+    )  # fmt: skip
+    account = sponsor.key.account.id
+    await WalletStore(pool).create(account=account, lineage="another", wallet=made, salt=next(_serial), most=1000)
+    return "0x" + made.address.hex()
+
+
+@pytest.mark.parametrize("version", ["0.7", "0.8"])
+async def test_entry_point_of_a_wallet_that_was_created_here_is_known(
+    sponsor: Sponsor, accounts: dict[str, str], pool: Pool, version: str
+) -> None:
+    assert await sponsor.version(sender=await recorded(sponsor, pool, version)) == version
+
+
+@pytest.mark.parametrize("version", ["0.7", "0.8"])
+async def test_entry_point_is_that_of_the_factory(sponsor: Sponsor, accounts: dict[str, str], version: str) -> None:
+    factory = sponsor.network.chain.factories[version]
+    assert await sponsor.version(sender=sender(), factory=factory.lower(), factoryData="0x") == version
+
+
+@pytest.mark.parametrize("version", ["0.7", "0.8"])
+async def test_entry_point_is_the_one_that_the_account_reports(
+    sponsor: Sponsor, accounts: dict[str, str], version: str
+) -> None:
+    name = sender()
+    accounts[name] = sponsor.network.chain.entry_points[version]
+    assert await sponsor.version(sender=name) == version
+
+
+async def test_entry_point_that_is_not_certain_has_to_be_named(sponsor: Sponsor, accounts: dict[str, str]) -> None:
+    for fields in ({}, {"factory": "0x" + "cc" * 20, "factoryData": "0x"}):
+        with pytest.raises(BadOperation, match="entryPoint: is missing, and the account may use any of 0x"):
+            await sponsor.version(sender=sender(), **fields)
+
+
+async def test_wallet_of_an_entry_point_without_a_paymaster_is_not_sponsored_by_another(
+    sponsor: Sponsor, accounts: dict[str, str], pool: Pool
+) -> None:
+    wallet = await recorded(sponsor, pool, "0.6")
+    with pytest.raises(NotFound, match=r"for entry point 0\.6, only for 0\.7, 0\.8"):
+        await sponsor.version(sender=wallet)
+    newer = await recorded(sponsor, pool, "0.8")
+    with pytest.raises(BadOperation, match=r"sender: the account uses entry point 0\.8"):
+        await sponsor.version(sender=newer, initCode="0x")
+
+
+# Time
+
+
+@pytest.mark.parametrize(("age_s", "back_s"), [(0, 30), (12, 30), (31, 32), (7200, 7201)])
+async def test_signature_holds_in_the_latest_block_however_old_that_is(
+    sponsor: Sponsor, age_s: int, back_s: int
+) -> None:
+    block = {**sponsor.scene.chain.block(1000), "timestamp": hex(int(NOW) - age_s)}
+    sponsor.scene.upstreams[0].answers["eth_getBlockByNumber"] = lambda _: block
+    data = await sponsor.ask(await sponsor.make(), "0.8")
+    assert after_of(data) == NOW - back_s
+    assert NOW < until_of(data) <= NOW + 270

@@ -28,15 +28,18 @@ from proxy.core.access import Key
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import EffectivePolicy, PolicyService
 from proxy.store.ledger import LedgerStore, ReserveRefusal, ReserveRequest
 from proxy.store.policies import absent
 
-# A signature is valid from this long before now, because the time of the latest block is some seconds in the past.
+# A signature is valid from this long before now, because the time of the latest block is some seconds in the past; and from
+# before the latest block in any case, because bundlers simulate operations on that block. A chain without transactions may
+# have made its latest block hours ago.
 BACKDATED_S = 30
-# The longest validity of a signature, from its start to its end.
+# The longest validity of a signature, from BACKDATED_S before now to its end.
 MAX_VALIDITY_S = 300
 # A signature is returned again while at least one FRESH-th of its validity is left.
 FRESH = 5
@@ -50,10 +53,6 @@ _TRANSACTION_GAS = 21_000
 _IGNORED = frozenset({"paymaster", "paymasterData", "paymasterAndData", "signature"})
 _LIMITS = ("paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
 _GAS = ("callGasLimit", "verificationGasLimit", "preVerificationGas", "maxFeePerGas", "maxPriorityFeePerGas")
-# Fields that exist in only one of the two shapes.
-_V06_ONLY = frozenset({"initCode", "paymasterAndData"})
-_V07_ONLY = frozenset({"factory", "factoryData", "paymaster", "paymasterData", *_LIMITS, "eip7702Auth"})
-_DEFAULT_VERSION = "0.7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +82,7 @@ class SponsorService:
         policies: PolicyService,
         ledger: LedgerStore,
         paymasters: Paymasters,
+        versions: AccountVersions,
         costs: SponsorCosts,
         internal_calls: InternalCalls,
         *,
@@ -96,6 +96,7 @@ class SponsorService:
         self._policies = policies
         self._ledger = ledger
         self._paymasters = paymasters
+        self._versions = versions
         self._costs = costs
         self._internal_calls = internal_calls
         self._daily_limits = daily_limits
@@ -109,7 +110,7 @@ class SponsorService:
 
     # Parsing
 
-    def read(
+    async def read(
         self,
         key: Key,
         network: Network,
@@ -122,7 +123,7 @@ class SponsorService:
         """Parse a request. Raises BadOperation, which names the invalid field; a draft may lack the gas fields."""
         if "user_operations" not in family_of(network).features:
             raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor")
-        version = self._version(network, given, entry_point)
+        version = await self._versions.find(network, given, entry_point)
         payer = self._paymasters.find(network, version)
         for name in () if draft else _GAS:
             if given.get(name) is None:
@@ -135,19 +136,6 @@ class SponsorService:
             fields.setdefault(name, hex(limit))
         fields |= {"paymaster": "0x" + payer.address.hex(), "paymasterData": "0x"}
         return SponsorRequest(key, network, payer, user_operation.parse(fields, version, draft=True), policy_id)
-
-    def _version(self, network: Network, given: Mapping[str, Any], entry_point: str | None) -> str:
-        """The version of the given entry point; without one, by the operation's fields; else the default."""
-        points = network.chain.entry_points
-        if entry_point is not None:
-            return user_operation.version_of(entry_point, points)
-        if not _V06_ONLY.isdisjoint(given):
-            return "0.6"
-        known = [version for version in points if version in self._paymasters.versions(network)]
-        if _DEFAULT_VERSION in known or not known:
-            return _DEFAULT_VERSION
-        newer = [version for version in known if version != "0.6"]
-        return newer[0] if newer or not _V07_ONLY.isdisjoint(given) else known[0]
 
     # Sponsoring
 
@@ -182,6 +170,7 @@ class SponsorService:
         effective = await self._decide(request, worst)
         delegate = await self._delegate(request)
         sender_nonce = await self._sender_nonce(request)
+        head_time = await self._head_time(request.network)
         for attempt in range(TRIES):
             reservation = self._signed(
                 request,
@@ -190,6 +179,7 @@ class SponsorService:
                 price=price,
                 sender_nonce=sender_nonce,
                 delegate=delegate,
+                head_time=head_time,
                 shorter_s=attempt,
             )
             lock_id = request.policy_id if reservation.account_most is None else request.key.account.id
@@ -250,6 +240,7 @@ class SponsorService:
         price: int,
         sender_nonce: int,
         delegate: bytes | None,
+        head_time: int,
         shorter_s: int,
     ) -> ReserveRequest:
         """Sign the operation; the signature is not returned to the client until it is reserved.
@@ -262,7 +253,9 @@ class SponsorService:
         if effective.rules.ends_at is not None:
             life_s = max(0, min(life_s, int(effective.rules.ends_at) - now))
         timeless = PaymasterTerms(payer.address, payer.chain_id, 0, 0, sender_nonce)
-        terms = replace(timeless, valid_until=now + life_s - shorter_s, valid_after=now - BACKDATED_S)
+        # Entry point 0.8 accepts a block only if its time is after `validAfter`.
+        valid_after = max(0, min(now - BACKDATED_S, head_time - 1))
+        terms = replace(timeless, valid_until=now + life_s - shorter_s, valid_after=valid_after)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
         final = paymaster.funded(operation, payer.address, gas=operation.paymaster_gas, data=data)
         return ReserveRequest(
@@ -300,6 +293,14 @@ class SponsorService:
         if fee <= request.paymaster.any_fee_wei:
             return None
         return policy.overpriced(fee, fast_wei=await self._costs.fast_wei(request.network))
+
+    async def _head_time(self, network: Network) -> int:
+        """The time of the latest block; now, if it cannot be read."""
+        block = await self._call(network, "eth_getBlockByNumber", "latest", False)
+        try:
+            return int(block["timestamp"], 16)
+        except (KeyError, TypeError, ValueError):
+            return int(self._wall())
 
     async def _sender_nonce(self, request: SponsorRequest) -> int:
         """How often the 0.6 paymaster has paid for the sender; the hash it signs covers this count. 0 for later versions."""

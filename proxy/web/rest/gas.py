@@ -124,7 +124,7 @@ class GasHandlers:
     async def sponsor(self, request: RestRequest) -> dict[str, Any]:
         body = request.body
         try:
-            parsed = self._sponsor.read(
+            parsed = await self._sponsor.read(
                 request.key,
                 request.network(body["chain"]),
                 body["user_operation"],

@@ -111,14 +111,14 @@ class PaymasterHandler:
 
     async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:
         try:
-            request = self._read(key, network, params, draft=method == STUB)
+            request = await self._read(key, network, params, draft=method == STUB)
         except BadOperation as exc:
             raise InvalidRequest(str(exc)) from None
         if method == STUB:
             return {**_of_version(await self._sponsoring.stub(request)), "isFinal": False}
         return _of_version(await self._sponsoring.sponsor(request))
 
-    def _read(self, key: Key, network: Network, params: bytes, *, draft: bool) -> SponsorRequest:
+    async def _read(self, key: Key, network: Network, params: bytes, *, draft: bool) -> SponsorRequest:
         given = _params(params)
         if len(given) not in (3, 4):
             raise BadOperation("params: must contain the operation, the entry point, the chain id and the context")
@@ -135,7 +135,9 @@ class PaymasterHandler:
         )
         if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
             raise BadOperation('params.3: must be {"policyId": "gp_..."}, the policy that pays')
-        return self._sponsoring.read(key, network, operation, policy_id=policy_id, entry_point=entry_point, draft=draft)
+        return await self._sponsoring.read(
+            key, network, operation, policy_id=policy_id, entry_point=entry_point, draft=draft
+        )
 
 
 def _params(raw: bytes) -> list[Any]:

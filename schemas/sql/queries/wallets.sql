@@ -9,6 +9,10 @@ select * from wallets where lineage_id = $1 and network = $2 and address = $3;
 -- Wallets of a lineage at this address, on any network.
 select * from wallets where lineage_id = $1 and address = $2 order by created_at, network;
 
+-- wallet_version
+-- The version follows from the address, so it is the same for every lineage.
+select version from wallets where network = $1 and address = $2 limit 1;
+
 -- list_wallets
 select * from wallets
 where lineage_id = $1 and ($2::text is null or network = $2)
