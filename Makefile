@@ -114,7 +114,7 @@ browser: .venv/.test
 lock: .venv/.test
 	$(PY) -m pip install -q uv
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-		--extra dev setup.cfg -o requirements/run.txt
+		--extra dev --extra compile setup.cfg -o requirements/run.txt
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		--extra test setup.cfg -o requirements/test.txt
 

@@ -71,6 +71,15 @@ def test_overrides_take_precedence_over_everything(write: Write) -> None:
     assert load(path, {"server": {"port": 9002}}, PENSTOCK_SERVER__PORT="9001").server.port == 9002
 
 
+def test_defaults_of_a_command_give_way_to_the_file_and_the_environment(write: Write) -> None:
+    defaults = {"metrics": {"port": 0}, "server": {"workers": 1}}
+    path = write("[metrics]\nport = 9111\n")
+    found = settings.load(path, environ=GIVEN | {"PENSTOCK_SERVER__WORKERS": "3"}, defaults=defaults)
+    assert (found.metrics.port, found.server.workers) == (9111, 3)
+    found = settings.load(environ=GIVEN, defaults=defaults)
+    assert (found.metrics.port, found.server.workers) == (0, 1)
+
+
 def test_environment_replaces_an_invalid_value_in_the_file(write: Write) -> None:
     assert load(write('[server]\nport = "x"\n'), PENSTOCK_SERVER__PORT="9001").server.port == 9001
 

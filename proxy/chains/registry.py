@@ -50,6 +50,8 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     chain_id: int | None = None
     genesis: str | None = None
     default: bool = False
+    # Blocks are made only for transactions: the age of data on the chain is measured by its newest block, not by the clock.
+    on_demand: bool = False
     # The registry of names (ENS), where the network has one.
     ens: str | None = None
     # By the address of the token, or `native`.

@@ -17,7 +17,9 @@ def register(commands: Any) -> None:
     parser = commands.add_parser("dev", help=about, description=f"{about.capitalize()}.")
     parser.add_argument("--port", type=int, help="port of the API (default: the setting server.port)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="directory for all data (default: .penstock)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of worker processes (default: 1)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="number of worker processes (default: the setting, or 1)"
+    )
     parser.add_argument("--fresh", action="store_true", help="delete the data of earlier runs first")
     parser.add_argument(
         "--upstream",

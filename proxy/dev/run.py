@@ -46,7 +46,7 @@ DEV_NETWORKS = ("dev/mainnet", "dev/testnet")
 class Options:
     data: Path
     port: int | None
-    workers: int
+    workers: int | None
     fresh: bool
     upstreams: Sequence[str]
     config: Path | None
@@ -148,18 +148,20 @@ class DevService:
     def _settings(self, database_url: str, devnet: Devnet) -> Settings:
         """Combine the development defaults with the user's configuration and options."""
         own = [_upstream(text) for text in self._options.upstreams]
-        server: dict[str, Any] = {"dev": True, "workers": self._options.workers}
-        if self._options.port is not None:
-            server["port"] = self._options.port
+        options = {"workers": self._options.workers, "port": self._options.port}
+        server = {"dev": True, **{name: value for name, value in options.items() if value is not None}}
+        # Several runs on one machine must not need the same port, and one worker is enough.
+        defaults = {"server": {"workers": 1}, "metrics": {"port": 0}}
         overrides = {
             "server": server,
             "database": {"url": database_url},
             "keys": {"pepper": seed.pepper(self._data / "pepper")},
-            "metrics": {"port": 0},
             # The chain is new at every start, and small: index all of it, and drop the index of the old one.
             "follower": {"start": dict.fromkeys(DEV_NETWORKS, 0), "renew": True},
         }
-        found = settings_room.load(self._options.config, environ=settings_room.environment(), overrides=overrides)
+        found = settings_room.load(
+            self._options.config, environ=settings_room.environment(), defaults=defaults, overrides=overrides
+        )
         chains = [{"network": name, "url": devnet.url} for name in DEV_NETWORKS]
         bundlers = [{"network": name, "url": devnet.bundler_url} for name in DEV_NETWORKS if devnet.bundler_url]
         upstreams = [*chains, *own, *found.tree.get("upstreams", ())]

@@ -45,6 +45,10 @@ class Price:
     source: Literal["feeds", "http", "fixed"]
 
 
+# A function of Multicall3.
+_BLOCK_TIME = abi.call("getCurrentBlockTimestamp()")
+
+
 class PriceContracts(Protocol):
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
         """The result of each call (contract, calldata); None if the contract reverts."""
@@ -212,13 +216,23 @@ class OnChainPrices:
             return {}
         targets = [bytes.fromhex(feed.address[2:]) for feed in feeds.values()]
         calls = [(target, data) for target in targets for data in (price_feeds.LATEST_ROUND, price_feeds.DECIMALS)]
+        clock = _chain_clock(network)
         try:
-            results = await self._contracts.read(network, calls)
+            results = await self._contracts.read(network, [*calls, *clock])
         except InternalError as exc:
             raise PriceApiUnavailable(type(exc).__name__) from None
+        if clock:
+            now = abi.uint(results.pop()) or now
         pairs = zip(feeds.items(), results[::2], results[1::2], strict=True)
         prices = ((name, _of_feed(feed, latest, places, now)) for (name, feed), latest, places in pairs)
         return {name: price for name, price in prices if price is not None}
+
+
+def _chain_clock(network: Network) -> list[tuple[bytes, bytes]]:
+    """The call that reads the time of the newest block, on a network whose blocks are made on demand."""
+    if not network.facts.on_demand or network.chain.multicall is None:
+        return []
+    return [(bytes.fromhex(network.chain.multicall[2:]), _BLOCK_TIME)]
 
 
 def _of_feed(feed: PriceFeedContract, latest: bytes | None, decimals: bytes | None, now: float) -> Price | None:

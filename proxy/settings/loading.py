@@ -31,14 +31,18 @@ def load(
     path: Path | None = None,
     *,
     environ: Mapping[str, str],
+    defaults: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
     tables: Tables | None = None,
 ) -> Settings:
-    """Return the effective settings, or raise StartError with every fault. With `tables`, also check network names."""
-    defaults = tree = read(CONFIG / "default.toml")
+    """Return the effective settings, or raise StartError with every fault. With `tables`, also check network names.
+
+    `defaults` replace those of `config/default.toml`; `overrides` replace everything.
+    """
+    known = tree = _merged(read(CONFIG / "default.toml"), defaults or {})
     if path is not None:
         tree = _merged(tree, read(path))
-    tree, faults = _with_environment(tree, environ, defaults)
+    tree, faults = _with_environment(tree, environ, known)
     tree = _merged(tree, overrides or {})
     if tables is not None:
         faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))

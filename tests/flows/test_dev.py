@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -231,11 +232,17 @@ async def test_killed_service_leaves_no_process_and_loses_no_data(kept: dict[str
     assert (await ask_once(after, post(READ, key=made["key"]))).status == 200
 
 
-async def test_fresh_deletes_all_data(kept: dict[str, Service]) -> None:
+async def test_fresh_deletes_all_data_and_the_metrics_port_of_the_settings_is_used(
+    kept: dict[str, Service], tmp_path: Path
+) -> None:
     before = kept["now"]
     await before.new_account()
     (before.data / "notes.txt").write_text("not ours")
-    after = await again(kept, "--fresh", by=signal.SIGTERM)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "own.toml").write_text(f"[metrics]\nport = {port}\n")
+    after = await again(kept, "--fresh", "--config", str(tmp_path / "own.toml"), by=signal.SIGTERM)
+    assert after.ready["metrics_url"] == f"http://127.0.0.1:{port}/metrics"
     assert set(after.keys.values()).isdisjoint(before.keys.values())
     assert len(await after.ask("accounts", "list")) == 3
     assert (await ask_once(after, post(READ, key=before.keys["growth"]))).status == 401

@@ -110,6 +110,20 @@ async def test_built_in_feed_returns_the_price_and_its_time() -> None:
         assert await prices.usd(LIVE) == Price(Decimal("3000.12345678"), when(NOW - 60), "feeds")
 
 
+async def test_age_of_a_price_is_measured_by_the_newest_block_if_blocks_are_made_on_demand() -> None:
+    assert DEV.chain.multicall is not None
+    idle_s = 7200.0
+    idle = {
+        feed_of(DEV, "native"): feed_results(3_000 * 10**8, age_s=idle_s + 3000),
+        DEV.chain.multicall: (words(int(NOW - idle_s)), None),
+    }
+    async with price_service(Chain(idle)) as prices:
+        assert await prices.usd(DEV) == Price(Decimal(3000), when(NOW - idle_s - 3000), "feeds")
+    old = {**idle, feed_of(DEV, "native"): feed_results(3_000 * 10**8, age_s=idle_s + 4000)}
+    async with price_service(Chain(old)) as prices:
+        assert await prices.usd(DEV) is None
+
+
 async def test_many_feeds_are_read_by_one_call() -> None:
     chain = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8), feed_of(LIVE, USDC): feed_results(99_990_000)})
     async with price_service(chain) as prices:
