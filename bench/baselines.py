@@ -231,7 +231,7 @@ def _haproxy(start: Start, *, limit: str = "") -> list[str]:
 
 
 def _haproxy_queue(start: Start) -> list[str]:
-    """As many upstream connections as Penstock's default; other calls wait for a moment and then get a 503."""
+    """As many upstream connections as the upstream can use; other calls wait for a moment and then get a 503."""
     return _haproxy(start, limit="maxconn 64")
 
 

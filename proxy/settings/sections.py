@@ -224,7 +224,7 @@ class UpstreamSettings:
     headers: Mapping[str, str] = field(default_factory=dict)
     requests_per_second: float = 0.0
     batch: int = 20
-    connections: int = 64
+    connections: int = 72
     depth: int = 0
 
 
@@ -236,7 +236,7 @@ class BundlerSettings:
     tier: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     requests_per_second: float = 0.0
-    connections: int = 64
+    connections: int = 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from tests.wire.upstreams import Exchange, Script, Scripted, huge, stub
 
 MB = 1 << 20
 REPLY = 30 * MB
-READERS = 70
+READERS = 80
 SLOW_METHOD = "eth_estimateGas"
 
 
