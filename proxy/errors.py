@@ -1,10 +1,10 @@
-"""Everything that can go wrong for a caller, and whose fault it is.
+"""The errors that a caller can receive, and the error that stops a start.
 
-A `Fault` is an answer: it has the status and the code that the contract's error table gives (section 7), and a
-message that a stranger may read. It never holds an upstream's address, a stack or SQL. Statuses which the table
-does not list (405, 408, 413, 414, 415, 417, 426, 431, 503, 504) keep its body and the nearest of its six codes.
+A `Fault` is a reply: it has a status, a code from the API's error table and a message for the caller. It never contains an
+upstream's address, a stack or SQL. Statuses that the table does not list (405, 408, 413, 415, 426, 503, 504) have the same
+body and the nearest of its six codes.
 
-`StartError` is the other kind: the operator's, fatal, and always all faults at once.
+A `StartError` is for the operator. It is fatal and lists all faults at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 
 class Fault(Exception):
-    """An HTTP error with the contract's body."""
+    """An HTTP error with the API's error body."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -112,11 +112,11 @@ class RateLimited(Fault):
 
 
 class InternalError(Fault):
-    """Ours: a bug, or upstreams that all failed."""
+    """A fault of the service: a bug, or all upstreams failed."""
 
 
 class Unavailable(InternalError):
-    """Something we stand on is away for a moment."""
+    """A part that the service needs is away for a moment."""
 
     status = 503
     retry_after_s: ClassVar[int] = 1
@@ -153,7 +153,7 @@ def of_status(status: int, message: str) -> Fault:
 
 
 class StartError(Exception):
-    """The program may not start. Each fault names the setting or file to change."""
+    """The program cannot start. Each fault names the setting or file to change."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))

@@ -98,7 +98,7 @@ def origin_of(text: str) -> str:
     """An origin of browsers in its usual form, `https://*.example.com` for all hosts below one."""
     origin = text.strip().lower().rstrip("/")
     if not _ORIGIN.fullmatch(origin):
-        raise ValueError(f"{text[:100]!r} is no origin: write https://app.example.com or https://*.example.com")
+        raise ValueError(f"{text[:100]!r} is not an origin: write https://app.example.com or https://*.example.com")
     return origin
 
 

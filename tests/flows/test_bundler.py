@@ -154,7 +154,7 @@ async def test_words_about_the_operators_own_key_are_not_passed_on(database: str
         ({**OPERATION, "callData": "0xzz"}, EP07, "callData: must be bytes in hex, 0x and two digits each, not '0xzz'"),
         ({**OPERATION, "callData": "0xabc"}, EP07, "callData: has an odd number of hex digits"),
         ({**OPERATION, "factory": SENDER}, EP07, "factoryData: is missing; factory and factoryData come together"),
-        ({**OPERATION, "extra": "0x"}, EP07, "extra: is no field of an operation for entry point 0.7"),
+        ({**OPERATION, "extra": "0x"}, EP07, "extra: is not a field of an operation for entry point 0.7"),
         (OPERATION, ENTRY_POINTS["0.6"], "initCode: is missing"),
         ({**OPERATION, "initCode": "0x"}, ENTRY_POINTS["0.6"], "paymasterAndData: is missing"),
         (

@@ -62,7 +62,7 @@ def block_ref(method: Method, params: bytes) -> BlockRef:
 
 
 def _item(params: bytes, at: int) -> bytes:
-    """The bytes of one of the params; empty where there is no such."""
+    """The bytes of one of the params; empty if it is missing."""
     try:
         items = _items(params)
     except _UNREADABLE:

@@ -251,7 +251,7 @@ def _moment(given: Mapping[str, Any], name: str, forms: FamilyFormats) -> float 
     try:
         return None if name not in given else forms.moment(given[name])
     except ValueError:
-        raise BadRule(f"rules.{name}: is no time such as 2026-01-15T09:30:00Z") from None
+        raise BadRule(f"rules.{name}: is not a time such as 2026-01-15T09:30:00Z") from None
 
 
 def _rate(given: Mapping[str, Any] | None) -> RateLimit | None:

@@ -162,7 +162,9 @@ def _operation(
 def _check_names(given: Mapping[str, Any], known: tuple[str, ...], needed: tuple[str, ...], version: str) -> None:
     for name in given:
         if name not in known:
-            raise BadOperation(f"{_shown(name, quoted=False)}: is no field of an operation for entry point {version}")
+            raise BadOperation(
+                f"{_shown(name, quoted=False)}: is not a field of an operation for entry point {version}"
+            )
     for name in needed:
         if given.get(name) is None:
             raise BadOperation(f"{name}: is missing")
@@ -194,7 +196,7 @@ def _delegate(given: Mapping[str, Any]) -> bytes | None:
         raise BadOperation("eip7702Auth: must be an object")
     for name in auth:
         if name not in _AUTH:
-            raise BadOperation(f"eip7702Auth.{_shown(name, quoted=False)}: is no field of an authorization")
+            raise BadOperation(f"eip7702Auth.{_shown(name, quoted=False)}: is not a field of an authorization")
     for name in _AUTH:
         if auth.get(name) is None:
             raise BadOperation(f"eip7702Auth.{name}: is missing")

@@ -116,7 +116,7 @@ def addresses_of(given: Sequence[Any], first: int = 0, name: str = "config.addre
     for place, text in enumerate(given, first):
         read = address.parse(text) if isinstance(text, str) else None
         if read is None or address.is_mistyped(text):
-            raise BadConfig(f"{name}.{place}: is no address, or its checksum (EIP-55) is wrong")
+            raise BadConfig(f"{name}.{place}: is not an address, or its checksum (EIP-55) is wrong")
         found.append(read)
     return found
 
