@@ -56,6 +56,14 @@ async def test_key_limits_cannot_exceed_the_account_limits(service: DashboardSer
         assert (await holder.request("PATCH", path, {name: None})).data[name] is None
 
 
+async def test_account_has_at_most_the_keys_of_its_plan(service: DashboardService) -> None:
+    holder = await service.holder(await service.account(plan="free"))
+    made = [await holder.new_key() for _ in range(10)]
+    assert "plan allows 10 API keys" in (await holder.post("/account/keys", {"name": "x", "mode": "test"})).fault(403)
+    await holder.request("DELETE", f"/account/keys/{made[0]['id']}")
+    assert await holder.new_key()
+
+
 async def test_update_changes_only_the_given_members(service: DashboardService) -> None:
     holder = await service.holder()
     made = await holder.new_key(scopes=["rpc:read"], allowed_ips=["10.0.0.0/8"])
