@@ -13,6 +13,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
+    "attacks",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -23,6 +24,8 @@ ONE_BY_ONE = "nginx, one by one"
 # Penstock rows that serve as baselines for other Penstock rows: one write per message, and calls with no sockets open.
 ONE_IN_A_TURN = "one by one"
 NO_SOCKETS = "without sockets"
+# Penstock's own p99 without an attack.
+NO_ATTACK = "without the attack"
 # The same block matched against few watched addresses.
 FEW_ADDRESSES = "a thousand addresses"
 # Penstock's own p99 while every upstream is healthy.
@@ -363,6 +366,17 @@ CASES = (
             Aim(90.0, over="", figure="goodput"),
             Aim(3.0 * LIMITED_MS, at_most=True, over="", figure="p99"),
         ),
+    ),
+    Case(
+        "attacks",
+        "p99 of one account's calls while another account attacks",
+        kind="attacks",
+        unit="µs (p99)",
+        body=small,
+        expect=OWN_ID,
+        candidates=("penstock",),
+        connections=16,
+        aims=(Aim(2.0, at_most=True, over=NO_ATTACK),),
     ),
     Case(
         "filters",

@@ -102,7 +102,7 @@ class Fleet:
         running = service.Service(workdir)
         upstream_url, others = self.stubs[member.stub].url, self.layout.load
         try:
-            base_url, key = running.start(
+            base_url, key, other_key = running.start(
                 upstream_url, workers=member.workers, settings=settings, cpu=cpus, others=others
             )
         except StartFailed as error:
@@ -112,7 +112,7 @@ class Fleet:
         except BaseException:
             running.stop()  # do not leave it running if start-up is interrupted
             raise
-        target = parse_target(f"{base_url}/rpc/ethereum/mainnet", key)
+        target = replace(parse_target(f"{base_url}/rpc/ethereum/mainnet", key), other_key=other_key)
         self._running[member] = (running, target)
         return target
 

@@ -31,6 +31,7 @@ class Target:
     port: int
     path: str
     key: str
+    other_key: str = ""  # of another account
 
 
 @dataclass(frozen=True, slots=True)

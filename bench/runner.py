@@ -10,6 +10,7 @@ from statistics import median
 
 from bench import (
     admission,
+    attacks,
     balances,
     delivery,
     faults,
@@ -28,6 +29,7 @@ from bench.cases import (
     FEW_ADDRESSES,
     LIMITED_AT_ONCE,
     LIMITED_MS,
+    NO_ATTACK,
     NO_SOCKETS,
     ONE_BY_ONE,
     ONE_IN_A_TURN,
@@ -103,6 +105,8 @@ class Runner:
                 self._run_faults(case)
             case "overload":
                 self._run_overload(case)
+            case "attacks":
+                self._run_attacks(case)
             case "filters":
                 rows = {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])}
                 self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
@@ -451,6 +455,28 @@ class Runner:
             title = f"{case.title}: {titles[name]}"
             method = f"{count:,} sockets subscribed to newHeads, a block every 2 s"
             self._show(Figure(case, f"{case.name}/{name}", title, unit, rows, aims, method))
+
+    def _run_attacks(self, case: Case) -> None:
+        target = self._ready(case).get("penstock")
+        if target is None:
+            return
+        load = Load(case.template(target), case.expect, case.connections, self.seconds, rate=BESIDE_RATE)
+        take = partial(measure, "load", load, target, self.layout, workdir=self.workdir)
+        for name, title in attacks.TITLES.items():
+            alone, beside = Row(), Row()
+            for _ in range(self.rounds):
+                alone.samples.append(take())
+                with attacks.under_way(name, target, self.layout.load):
+                    beside.samples.append(take())
+            for row in (alone, beside):
+                row.values = [_p99(sample) for sample in row.samples]
+            resident = machine.resident_bytes(machine.listeners(target.port)) / 2**20
+            method = (
+                f"{BESIDE_RATE:,} calls/s; attack and calls share a core; the worker has {resident:.0f} MiB after it"
+            )
+            rows = {NO_ATTACK: alone, "penstock": beside}
+            title = f"{case.title}: {title}"
+            self._show(Figure(case, f"{case.name}/{name}", title, case.unit, rows, case.aims, method))
 
     def _show(self, figure: Figure) -> None:
         for name, row in figure.rows.items():

@@ -62,7 +62,8 @@ PROFILES = {
 
 
 class Service:
-    """A running Penstock. `start` returns its base URL and a key whose limits are high enough for the bench."""
+    """A running Penstock. `start` returns its base URL, a key whose limits are high enough for the bench, and one of another
+    account."""
 
     def __init__(self, workdir: Path) -> None:
         self.workdir = workdir
@@ -73,7 +74,7 @@ class Service:
 
     def start(
         self, upstream_url: str, *, workers: int = 1, settings: Mapping[str, Value], cpu: Sequence[int], others: int
-    ) -> tuple[str, str]:
+    ) -> tuple[str, str, str]:
         """Start the workers on `cpu` and move database and dev chain to core `others`."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
@@ -88,7 +89,8 @@ class Service:
         self.child = processes.start("penstock", argv, cpus=cpu, log=self.workdir / "log", env=environment)
         found = self._wait_for(ready)
         self._pin(port, cpu, others)
-        return str(found["base_url"]), str(found["keys"]["enterprise"])
+        keys = found["keys"]
+        return str(found["base_url"]), str(keys["enterprise"]), str(keys["growth"])
 
     def stop(self) -> None:
         if self.child:
