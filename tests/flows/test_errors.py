@@ -237,13 +237,13 @@ async def test_expect_continue_is_answered_before_the_body_is_sent(service: Serv
     ("method", "target"), [("POST", "/v1/rpc/dev/mainnet"), ("GET", "/v1/wallets"), ("GET", "/healthz"), ("GET", "/no")]
 )
 async def test_unknown_expectation_gets_an_error_body(service: Service, key: str, method: str, target: str) -> None:
-    (await ask_once(service, request(method, target, READ, key=key, Expect="the-unexpected"))).fault(400)
+    (await ask_once(service, request(method, target, READ, key=key, Expect="the-unexpected"))).fault(417)
 
 
 async def test_unknown_expectation_is_answered_as_every_other_error(service: Service, key: str) -> None:
     async with await Talk.open(service.port) as talk:
         said = await talk.ask(post(READ, key=key, Expect="the-unexpected"))
-        assert "Expect" in said.fault(400)["message"]
+        assert "Expect" in said.fault(417)["message"]
         assert said.headers["x-request-id"]
         assert said.headers["x-ratelimit-limit"]
         assert (await talk.call(key=key)).status == 200
