@@ -76,11 +76,16 @@ def upstream_of(found: Scene) -> LimitedUpstream:
     return upstream
 
 
+def probes_at(upstream: LimitedUpstream) -> int:
+    """Answered questions for the head."""
+    return upstream.count("eth_blockNumber") + upstream.count("eth_getBlockByNumber")
+
+
 @on_uvloop
 async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> None:
     async with limited() as found:
         upstream, health = upstream_of(found), found.route.upstreams[0].health
-        probes = found.count("eth_blockNumber")
+        probes = probes_at(upstream)
         began = time.monotonic()
         async with flood_of(found) as flood:
             for _ in range(6):
@@ -94,7 +99,7 @@ async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> 
         refusal = next(reply for reply in flood.replies if reply.status == 503)
         assert refusal.headers["retry-after"] == "1"
         assert upstream.worked == flood.counts[200], (upstream.worked, flood.counts)
-        assert found.count("eth_blockNumber") - probes == 6
+        assert probes_at(upstream) - probes >= 6
         assert not health.bad
 
 
