@@ -54,6 +54,7 @@ class Method:
     `after_object`: the first param is an object and the block parameter follows it.
     `splits`: the first param is a log filter as of `eth_getLogs`. A range that an upstream refuses is split and joined.
     `creates_filter`: the result is the id of a new filter.
+    `private`: the call is meant for one upstream: no other may see it, even if that one refuses it.
     `same_as`: the read that returns the same as this poll of a filter, given the filter's own params.
     `identified`: the params of a write identify it, so that sending it twice is the same as once: see `Family.sent_id`.
     `answer`: the result as JSON, the same for all callers. Such a call is never sent to an upstream.
@@ -76,6 +77,7 @@ class Method:
     creates_filter: bool = False
     same_as: str = ""
     identified: bool = False
+    private: bool = False
     answer: str = ""
 
 

@@ -54,6 +54,8 @@ FOLLOW = 0.05
 FAILURES_IN_A_ROW = 5
 FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
+# Writes that may fail in a row before others are preferred: each one is a client's transaction.
+WRITE_FAILURES_IN_A_ROW = 3
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # How long an upstream is passed over for a method that it does not have. It may be upgraded meanwhile.
@@ -89,6 +91,7 @@ class UpstreamHealth:
         "free", "good", "head", "head_at", "head_hash", "histogram", "index", "inflight", "is_soft", "label", "lacking",
         "lagging", "latency_s", "mark", "parent_hash", "pause_s", "paused_until", "peak", "rate_edge", "rate_s",
         "rests_until", "samples", "serves_all", "silent", "standing", "tier", "trial_until", "weight", "withheld",
+        "writes_failed", "writes_paused_until",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +151,9 @@ class UpstreamHealth:
         self.lagging = False
         self.ahead = False
         self.cordoned = False
+        # Writes in a row that got no valid reply, and until when other upstreams are preferred for them.
+        self.writes_failed = 0
+        self.writes_paused_until = 0.0
         self.standing: Standing = "good"
         # Takes no calls at all: cordoned, or not in good standing.
         self.withheld = False
@@ -229,6 +235,14 @@ class UpstreamHealth:
         self.trial_until = 0.0
         self.is_soft = softly
         self.free = False
+
+    def write_failed(self, now: float) -> None:
+        """It replied to a write with an HTTP error. A write is not repeated, so no other upstream's reply will show whose fault
+        that was: after a few of them, writes go elsewhere for a while."""
+        self.writes_failed += 1
+        if self.writes_failed >= WRITE_FAILURES_IN_A_ROW:
+            doublings = min(self.writes_failed - WRITE_FAILURES_IN_A_ROW, 6)
+            self.writes_paused_until = now + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
 
     def rest(self, now: float, for_s: float) -> None:
         """The upstream asked for a pause (429 with Retry-After): that is not a failure."""
@@ -383,6 +397,14 @@ class UpstreamGroup:
             return fit[0]
         tier = min(member.tier for member in fit)
         return self._better_of_two([member for member in fit if member.tier == tier])
+
+    def doubtful_for_writes(self, now: float) -> int:
+        """The upstreams, as a bit set of indexes, that a write goes to only if there is no other: it cannot be repeated."""
+        found = 0
+        for member in self.members:
+            if member.pause_s or member.silent or now < member.writes_paused_until:
+                found |= 1 << member.index
+        return found
 
     def _second_best(
         self, now: float, method: str, *, tried: int, head: int, archive: bool, allow_lagging: bool, allow_lacking: bool

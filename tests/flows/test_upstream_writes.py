@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from proxy.core.access import Limits
+from proxy.core.routing import WRITE_FAILURES_IN_A_ROW
 from tests.faults import Mode
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused
@@ -224,3 +226,49 @@ async def test_broadcast_in_a_batch_answers_in_its_place() -> None:
         reply = await found.batch(("eth_chainId", []), (SEND, [RAW]), ("eth_chainId", []))
         assert [item["id"] for item in reply.json] == [0, 1, 2]
         assert reply.json[1]["result"] == HASH
+
+
+# Upstreams that refuse or fail
+
+FIRST_TIER: list[Mapping[str, Any]] = [{"tier": 0}, {"tier": 1}]
+
+
+@pytest.mark.parametrize("method", [SEND, "eth_sendRawTransactionConditional"])
+def test_write_that_is_answered_429_goes_to_another_upstream(method: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, options=FIRST_TIER) as found:
+            found.upstreams[0].limited = 1
+            assert await found.result(method, [RAW])
+            assert [each.count(method) for each in found.upstreams] == [0, 1]
+
+    run()
+
+
+@on_uvloop
+async def test_private_write_that_is_answered_429_is_shown_to_no_other_upstream() -> None:
+    async with scene(2, options=FIRST_TIER) as found:
+        found.upstreams[0].limited = 1
+        (await found.ask("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(500)
+        assert found.count("eth_sendPrivateTransaction") == 0
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+def test_upstream_that_replies_to_writes_with_5xx_gets_no_more_after_a_few(status: int) -> None:
+    """Its reads succeed, so that the breaker stays closed."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with scene(2, options=FIRST_TIER) as found:
+            bad = found.upstreams[0]
+            bad.limited_by, bad.retry_after = status, None
+            failed = 0
+            for _ in range(30):
+                bad.limited = 1
+                failed += (await found.ask(SEND, [RAW])).status != 200
+                bad.limited = 0
+                await found.result("eth_gasPrice", Cache_Control="no-cache")
+            assert 0 < failed <= 2 * WRITE_FAILURES_IN_A_ROW
+            assert bad.count("eth_gasPrice") == 30
+
+    run()

@@ -90,6 +90,10 @@ class Dispatcher(FlightHandler):
             health = only.health
             takes_calls = health.takes_calls(now) or health.takes_calls_softly(now)
             return only if takes_calls and not tried and health.may_serve(name) else None
+        if not flight.policy.may_repeat and (doubtful := state.group.doubtful_for_writes(now) & ~tried):
+            found = state.group.choose(now, name, tried=tried | doubtful)
+            if found is not None:
+                return state.upstreams[found.index]
         found = state.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
         return None if found is None else state.upstreams[found.index]
 
@@ -179,7 +183,7 @@ class Dispatcher(FlightHandler):
         now = _monotonic()
         began = flight.ended(upstream)
         if head.wants_rest:
-            self.rate_limited(flight, upstream, now, head.retry_after_s)
+            self.rate_limited(flight, upstream, now, head)
             return
         try:
             if not head.plain:
@@ -194,6 +198,8 @@ class Dispatcher(FlightHandler):
                 upstream.health.failed(now, by_call=True)
             else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
                 flight.suspect(upstream)
+                if not flight.policy.may_repeat:
+                    upstream.health.write_failed(now)
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
             return
         self.receive(flight, reply, upstream, now, now - began)
@@ -257,10 +263,12 @@ class Dispatcher(FlightHandler):
             return
         self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
 
-    def rate_limited(self, flight: Flight, upstream: Upstream, now: float, retry_after_s: int) -> None:
+    def rate_limited(self, flight: Flight, upstream: Upstream, now: float, head: ReplyHead) -> None:
         """The upstream limits our rate. This does not count as a failure."""
-        upstream.health.rest(now, retry_after_s or 1.0)
-        self._after_failure(flight, now, "an upstream is rate limited", sent=True)
+        upstream.health.rest(now, head.retry_after_s or 1.0)
+        # RFC 6585, 4: a 429 refuses the request, so a write was not executed. A private one is still for this upstream alone.
+        was_refused = head.status == 429 and not flight.policy.method.private
+        self._after_failure(flight, now, "an upstream is rate limited", sent=not was_refused)
 
     def _on_error(
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float

@@ -126,6 +126,8 @@ class NetworkState:
         """Cache a result for as long as it is true. A write makes recent replies out of date."""
         policy = flight.policy
         if policy.method.kind == "write":
+            if flight.answered_by is not None:
+                flight.answered_by.health.writes_failed = 0
             self.forget_recent()
             return
         if flight.slot is None or not self.caches or not self.heads.tip:

@@ -78,7 +78,7 @@ class UpstreamBatch:
         if head.wants_rest:
             for flight in self._still_carried(upstream):
                 flight.ended(upstream)
-                self._dispatcher.rate_limited(flight, upstream, now, head.retry_after_s)
+                self._dispatcher.rate_limited(flight, upstream, now, head)
             return
         if _is_refused(head, body):
             upstream.batches.refused(self._flights[0].client, len(self._flights), now)
