@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.__main__ import main
 from proxy.core.fleet import state_of
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from tests.rpc_scene import Scene, scene
-from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream
+from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
 from tests.svm_upstreams import SvmChain, SvmUpstream
 from tests.web.worker import on_uvloop
@@ -105,6 +107,32 @@ async def test_solana_upstream_of_another_cluster_gets_no_calls() -> None:
         for _ in range(6):
             await found.result("getBlockHeight", Cache_Control="no-cache")
         assert stray.count("getBlockHeight") == before
+
+
+CONFIG = """
+database.url = "postgresql://nobody@127.0.0.1:1/nothing"
+keys.pepper = "a pepper that no attacker can guess"
+"""
+
+
+@pytest.mark.parametrize(("chain_id", "code", "state"), [("1", 0, "up"), ("1337", 1, "wrong_chain")])
+def test_check_connect_fails_for_an_upstream_of_another_chain(
+    chain_id: str, code: int, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scripted(2, Chain()) as upstreams:
+            upstreams[0].answers["eth_chainId"] = lambda _: hex(int(chain_id))
+            file = tmp_path / "penstock.toml"
+            blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{each.url}"\n' for each in upstreams]
+            file.write_text(CONFIG + "".join(blocks))
+            words = ["check", "--offline", "--connect", "--config", str(file)]
+            assert await asyncio.to_thread(main, words) == code
+        printed = capsys.readouterr().out
+        assert f"ethereum/mainnet#1: {state}, head" in printed
+        assert "ethereum/mainnet#2: up, head 1000" in printed
+
+    run()
 
 
 # Another branch
