@@ -69,24 +69,25 @@ class NetworkHead:
         alone = len(members) == 1
         voters = [head for head in heads if head >= self.agreed - self.behind_blocks]
         agreed = self._agreed_by(voters, now) if voters and not alone else second_of_many(heads)
-        is_lost = alone or not voters or _is_gone(self.agreed, heard)
+        believed = [each for each in heard if not each.silent and self.is_plausible(each.head, now)]
+        is_lost = alone or not voters or _is_gone(self.agreed, believed)
         if agreed > self.agreed or is_lost:
             self.agreed, self._agreed_at = agreed, now
         for member in members:
             member.ahead = bool(member.head) and member.head > self._furthest(now)
             member.lagging = bool(member.head) and (member.ahead or member.head < self.agreed - self.behind_blocks)
         before = self.tip
-        self.tip = self._tip_by(heard, is_lost=is_lost, now=now)
+        self.tip = self._tip_by(believed, is_lost=is_lost)
         if self.tip < before:
             for member in members:
                 member.peak = member.head
         return "reset" if not voters else _change(before, self.tip)
 
-    def _tip_by(self, heard: list[UpstreamHealth], *, is_lost: bool, now: float) -> int:
+    def _tip_by(self, believed: list[UpstreamHealth], *, is_lost: bool) -> int:
         if is_lost:
             return self.agreed
-        if _is_gone(self.tip, heard):
-            return max([self.agreed, *[member.head for member in heard if self.is_plausible(member.head, now)]])
+        if _is_gone(self.tip, believed):
+            return max([self.agreed, *[member.head for member in believed]])
         return max(self.tip, self.agreed)
 
     def is_plausible(self, number: int, now: float) -> bool:
@@ -171,11 +172,10 @@ def second_of_many(heads: list[int]) -> int:
     return heads[1] if len(heads) > 2 else heads[0]
 
 
-def _is_gone(number: int, heard: list[UpstreamHealth]) -> bool:
+def _is_gone(number: int, believed: list[UpstreamHealth]) -> bool:
     """Whether more upstreams have lost this block than have it."""
-    spoken = [member for member in heard if not member.silent]
-    lost = len([member for member in spoken if member.head < number <= member.peak])
-    return lost > len([member for member in spoken if member.head >= number])
+    lost = len([member for member in believed if member.head < number <= member.peak])
+    return lost > len([member for member in believed if member.head >= number])
 
 
 def _change(before: int, tip: int) -> HeadChange:
