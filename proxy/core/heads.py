@@ -62,14 +62,14 @@ class NetworkHead:
     def observe(self, members: tuple[UpstreamHealth, ...], now: float) -> HeadChange:
         """Take the members' heads into account: what became of the tip."""
         heard = heard_of(members, now)
-        heads = sorted([member.head for member in heard], reverse=True)
-        if not heads:
+        if not heard:
             return "still"
+        believed = [each for each in heard if self.is_plausible(each.head, now)]
+        heads = sorted([each.head for each in believed or heard], reverse=True)
         self.heard_at = max([member.head_at for member in heard])
         alone = len(members) == 1
         voters = [head for head in heads if head >= self.agreed - self.behind_blocks]
         agreed = self._agreed_by(voters, now) if voters and not alone else second_of_many(heads)
-        believed = [each for each in heard if not each.silent and self.is_plausible(each.head, now)]
         is_lost = alone or not voters or _is_gone(self.agreed, believed)
         if agreed > self.agreed or is_lost:
             self.agreed, self._agreed_at = agreed, now
@@ -174,8 +174,9 @@ def second_of_many(heads: list[int]) -> int:
 
 def _is_gone(number: int, believed: list[UpstreamHealth]) -> bool:
     """Whether more upstreams have lost this block than have it."""
-    lost = len([member for member in believed if member.head < number <= member.peak])
-    return lost > len([member for member in believed if member.head >= number])
+    spoken = [member for member in believed if not member.silent]
+    lost = len([member for member in spoken if member.head < number <= member.peak])
+    return lost > len([member for member in spoken if member.head >= number])
 
 
 def _change(before: int, tip: int) -> HeadChange:

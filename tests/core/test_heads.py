@@ -158,6 +158,12 @@ def test_block_that_most_of_its_upstreams_have_lost_is_gone(
     assert (chain.heads.tip, chain.said) == (tip, said)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_upstream_that_claims_the_future_does_not_keep_the_head_of_the_other_from_going_back(depth: int) -> None:
+    chain = Chain(100, 100).report(1101, 101)
+    assert chain.report(1101 - depth, 101 - depth, after_s=1.0).heads.tip == 101 - depth
+
+
 def test_head_moves_on_from_the_block_that_it_went_back_to() -> None:
     chain = Chain(100, 100, 100).report(98, 98, 98)
     assert chain.report(99, 98, 98).heads.tip == 98

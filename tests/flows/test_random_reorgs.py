@@ -67,7 +67,7 @@ class Chaos:
         elif kind.startswith("forked"):
             depth = 80 if kind == "forked_deeply" else self.chance.randint(1, 100)
             self.bad.chain = Chain(
-                self.chain.head, self.chain.name, self.chain.identity, {self.chain.head - depth + 1: 99}
+                self.chain.head, self.chain.name, self.chain.identity, {self.chain.head - depth + 1: 1 << 40}
             )
 
     def step(self) -> None:
