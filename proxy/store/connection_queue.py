@@ -8,6 +8,7 @@ the first is slow. The process itself is a client without these limits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, deque
 
 # The process itself: loops that no request waits for.
@@ -66,10 +67,11 @@ class ConnectionQueue:
         if turn.done() and not turn.cancelled():
             self.leave(client)
             return
-        queue = self._waiting[client]
-        queue.remove(turn)
+        queue = self._waiting.get(client, deque())
+        with contextlib.suppress(ValueError):  # It was passed over already.
+            queue.remove(turn)
         if not queue:
-            del self._waiting[client]
+            self._waiting.pop(client, None)
 
     def _may_hold_one_more(self, client: str) -> bool:
         return self._free > (0 if client == OWN_WORK else self._held[client])
@@ -84,5 +86,7 @@ class ConnectionQueue:
             turn = queue.popleft()
             if queue:
                 self._waiting[client] = queue
+            if turn.cancelled():  # It timed out, and its task runs next.
+                continue
             self._take(client)
             turn.set_result(None)

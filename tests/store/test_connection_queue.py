@@ -100,3 +100,14 @@ async def test_turn_that_comes_with_a_cancellation_is_passed_on() -> None:
     await settle()
     assert clients.inside == ["a", "c"]
     assert repr(queue) == "<ConnectionQueue 0 free, 1 held, 0 waiting>"
+
+
+async def test_turn_that_comes_after_a_cancellation_is_passed_on() -> None:
+    queue = ConnectionQueue(1, per_client=100)
+    clients = Clients(queue)
+    await clients.add("a", "b", "c")
+    clients.tasks[1].cancel()
+    queue.leave("a")
+    await settle()
+    assert clients.inside == ["a", "c"]
+    assert repr(queue) == "<ConnectionQueue 0 free, 1 held, 0 waiting>"
