@@ -28,7 +28,8 @@ async def test_root_redirects_to_the_dashboard_and_sign_out_ends_the_session(sit
     await page.get_by_label("Email").wait_for()
     await visitor.sign_in()
     before = await page.context.cookies()
-    assert [(each["httpOnly"], each["sameSite"]) for each in before] == [(True, "Strict")]
+    # The session and the device.
+    assert [(each["httpOnly"], each["sameSite"]) for each in before] == [(True, "Strict")] * 2
     assert await page.evaluate("document.cookie") == ""
     await visitor.button("Sign out").click()
     await page.get_by_label("Email").wait_for()

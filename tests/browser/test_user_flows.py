@@ -39,7 +39,7 @@ async def test_request_with_a_new_key_appears_in_the_chart(holder: Visitor) -> N
     page = holder.page
     key = await holder.create_key("created in the browser")
     url = f"{holder.site.service.base}/rpc/ethereum/sepolia"
-    assert (await asyncio.to_thread(curl, url, key, "eth_accounts"))["error"]
+    assert (await asyncio.to_thread(curl, url, key, "eth_sendTransaction"))["error"]
     assert (await asyncio.to_thread(curl, url, key, "eth_gasPrice"))["result"] == "eth_gasPrice"
 
     await expect(page.get_by_role("row", name="created in the browser")).to_contain_text("Active")
