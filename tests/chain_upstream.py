@@ -131,6 +131,8 @@ class LittleChain:
 
     blocks: list[Block] = field(default_factory=lambda: [_block(0, "0x" + "0" * 64, ())])
     known: dict[str, Block] = field(default_factory=dict)
+    # The chain id of the development networks.
+    identity: str = "31337"
 
     @property
     def head(self) -> int:
