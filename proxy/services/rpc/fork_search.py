@@ -61,7 +61,7 @@ class ForkSearch:
         return [
             each
             for each in self._route.state.group.members
-            if each.head and not each.silent and now - each.head_at <= STALE_S and each.standing != "wrong_chain"
+            if each.head_at and not each.silent and now - each.head_at <= STALE_S and each.standing != "wrong_chain"
             and (each.standing == "unchecked" or heads.is_plausible(each.head, now))
         ]  # fmt: skip
 
