@@ -109,7 +109,7 @@ async def test_single_block_that_is_refused_is_refused() -> None:
         found.upstreams[0].answers["eth_getLogs"] = refuse
         for last in (FIRST, FIRST + 5):
             reply = await found.ask("eth_getLogs", query(FIRST, last))
-            assert reply.json["error"]["code"] == -32602
+            assert reply.json["error"]["code"] == -32602, reply.json
 
 
 @on_uvloop
