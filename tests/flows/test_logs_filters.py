@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -368,8 +369,14 @@ async def test_split_range_fails_if_the_chain_is_reorganised_meanwhile() -> None
 @on_uvloop
 async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
     async with scene(3) as found:
-        names = [await found.result("eth_newFilter", [{}]) for _ in range(12)]
-        assert all(upstream.count("eth_newFilter") for upstream in found.upstreams)
+        names = []
+        for only in found.route.upstreams:
+            for each in found.route.upstreams:
+                each.health.cordon(cordoned=each is not only, now=time.monotonic())
+            names += [await found.result("eth_newFilter", [{}]) for _ in range(4)]
+        for each in found.route.upstreams:
+            each.health.cordon(cordoned=False, now=time.monotonic())
+        assert [upstream.count("eth_newFilter") for upstream in found.upstreams] == [4, 4, 4]
         assert len(set(names)) == 12
         for _ in range(3):
             found.chain.head += 1
