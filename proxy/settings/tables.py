@@ -28,7 +28,7 @@ class Plan:
     webhook_deliveries_per_day: int
     sockets: int
     subscriptions: int
-    subscriptions_per_key: int
+    subscriptions_per_account: int
     webhooks: int
     policies: int
     sponsored_usd_per_day: int

@@ -122,10 +122,13 @@ async def test_client_that_reads_no_replies_is_closed_at_the_byte_limit() -> Non
 
 
 @on_uvloop
-async def test_subscriptions_of_a_key_are_limited_over_its_sockets() -> None:
+async def test_subscriptions_of_an_account_are_limited_over_its_sockets() -> None:
     async with served() as (running, feed, _), AsyncExitStack() as stack:
-        running.add_key("small").account.plan = "free"
-        clients = [await stack.enter_async_context(connected(running, key="small")) for _ in range(11)]
+        first = running.add_key("small")
+        first.account.plan = "free"
+        running.add_key("second", beside=first)
+        keys = ["small"] * 6 + ["second"] * 5
+        clients = [await stack.enter_async_context(connected(running, key=key)) for key in keys]
         ids = [[await client.result("eth_subscribe", "newHeads") for _ in range(100)] for client in clients[:10]]
         error = await clients[10].error("eth_subscribe", "newHeads")
         assert error["code"] == -32005

@@ -129,15 +129,18 @@ async def test_frames_sent_with_the_handshake_are_not_lost() -> None:
 
 
 @on_uvloop
-async def test_sockets_of_a_key_are_limited_by_its_plan() -> None:
+async def test_sockets_of_an_account_are_limited_by_its_plan() -> None:
     async with served() as (running, _):
-        running.add_key("few").account.plan = "free"
-        opened = [bare(running, key="few") for _ in range(20)]
+        first = running.add_key("few")
+        first.account.plan = "free"
+        running.add_key("second", beside=first)
+        opened = [bare(running, key=key) for key in ("few", "second") * 10]
         for each in opened:
             await each.__aenter__()
-        reply = await refused(running, key="few")
-        assert "20 open sockets" in reply.fault(429)["message"]
-        assert reply.headers["retry-after"] == "1"
+        for key in ("few", "second"):
+            reply = await refused(running, key=key)
+            assert "20 open sockets" in reply.fault(429)["message"]
+            assert reply.headers["retry-after"] == "1"
         async with bare(running):
             pass
         await opened.pop().__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""All WebSockets of a worker: opening, limits per key, pings, key changes, and the drain.
+"""All WebSockets of a worker: opening, limits per account, pings, key changes, and the drain.
 
 Pings go out in slices, so that they do not come all at once. A key that is revoked or expires takes its sockets with it; a key
 that was only changed keeps them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -39,6 +40,8 @@ class ClientSockets:
         self.context = context
         self._keys = keys
         self._by_key: dict[str, dict[ClientSocket, None]] = {}
+        # Open sockets of each account. Keys are free, so the plan's limit holds for all of them together.
+        self._by_account: Counter[str] = Counter()
         self._allowances: dict[str, UnitAllowance] = {}
         self._count = 0
         # Sockets that are not pinged yet in this round, and when the next round starts.
@@ -61,8 +64,9 @@ class ClientSockets:
         if self.context.limiter.draining:
             return Unavailable("this worker is about to stop: connect again")
         most = self.context.plan_of(key).sockets
-        if len(self._by_key.get(key.id, ())) >= most:
-            return RateLimited(f"this key has reached its limit of {most} open sockets: close one", retry_after_s=1)
+        if self._by_account[key.account.id] >= most:
+            message = f"this account has reached its limit of {most} open sockets"
+            return RateLimited(f"{message}: close one", retry_after_s=1)
         return None
 
     def open(
@@ -83,6 +87,7 @@ class ClientSockets:
             on_lost=self._on_lost,
         )
         self._by_key.setdefault(key.id, {})[socket] = None
+        self._by_account[key.account.id] += 1
         self._count += 1
         self.context.limiter.replace(handler, socket)
         transport.write(reply)
@@ -97,10 +102,16 @@ class ClientSockets:
         if of_key is None or socket not in of_key:
             return
         del of_key[socket]
-        self._count -= 1
+        self._count_closed(socket.key.account.id)
         if not of_key:
             del self._by_key[socket.key.id]
             self._allowances.pop(socket.key.id).close()
+
+    def _count_closed(self, account: str) -> None:
+        self._count -= 1
+        self._by_account[account] -= 1
+        if not self._by_account[account]:
+            del self._by_account[account]
 
     def allowance_of(self, key: Key) -> UnitAllowance:
         allowance = self._allowances.get(key.id)

@@ -77,7 +77,7 @@ class SocketContext:
         self._access = access
         self._log_time = b""
         self._serial = itertools.count(1)
-        # Subscriptions of each key, over all its sockets.
+        # Subscriptions of each account, over all its sockets.
         self._subscribed: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -90,19 +90,20 @@ class SocketContext:
     # Subscriptions
 
     def check_subscriptions(self, key: Key, on_socket: int) -> None:
-        """Raise RateLimited if one more would exceed the plan, on the socket or over all sockets of the key."""
+        """Raise RateLimited if one more would exceed the plan, on the socket or over all sockets of the account."""
         plan = self.plan_of(key)
         if on_socket >= plan.subscriptions:
             message = f"this socket has reached its limit of {plan.subscriptions} subscriptions: unsubscribe from one"
             raise RateLimited(f"{message}, or open another socket", retry_after_s=1)
-        if self._subscribed[key.id] >= plan.subscriptions_per_key:
-            message = f"this key has reached its limit of {plan.subscriptions_per_key} subscriptions"
+        if self._subscribed[key.account.id] >= plan.subscriptions_per_account:
+            message = f"this account has reached its limit of {plan.subscriptions_per_account} subscriptions"
             raise RateLimited(f"{message}: unsubscribe from one", retry_after_s=1)
 
     def count_subscription(self, key: Key, change: int) -> None:
-        self._subscribed[key.id] += change
-        if not self._subscribed[key.id]:
-            del self._subscribed[key.id]
+        account = key.account.id
+        self._subscribed[account] += change
+        if not self._subscribed[account]:
+            del self._subscribed[account]
 
     def start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Start a supervised task for one subscription."""
