@@ -89,6 +89,16 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
 
 
+def place_of(address: str) -> str:
+    """The address under which a client is counted: its /64 for IPv6, whose hosts change the rest at will (RFC 8981)."""
+    if ":" not in address:
+        return address
+    found = address_of(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.IPv6Network((int(found), 64), strict=False))
+    return address if found is None else str(found)
+
+
 def block_of(text: str) -> str:
     """A block of addresses in its usual form; ValueError says what is wrong with it."""
     return str(ipaddress.ip_network(text.strip(), strict=False))

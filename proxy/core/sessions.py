@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import ipaddress
 import re
 from collections.abc import Collection
 from typing import Literal
@@ -61,14 +60,3 @@ def password_fault(password: str, *, email: str = "") -> str:
     if email and password.lower() in (email.lower(), email.lower().partition("@")[0]):
         return "must not be the email"
     return ""
-
-
-def place_of(address: str) -> str:
-    """The network that an address belongs to: itself, or its /64 for IPv6, whose hosts change the rest at will (RFC 8981)."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))

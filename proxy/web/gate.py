@@ -16,7 +16,7 @@ from aiohttp import HttpVersion10, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
-from proxy.core.access import Key
+from proxy.core.access import Key, place_of
 from proxy.errors import (
     ExpectationFailed,
     Fault,
@@ -181,7 +181,7 @@ class Gate:
         """Record the operation for the metrics, and return the client's address."""
         request[_OPERATION] = operation
         address = self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
-        client_of_task.set(address)
+        client_of_task.set(place_of(address))
         return address
 
     def is_secure(self, request: web.Request) -> bool:

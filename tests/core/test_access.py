@@ -173,3 +173,19 @@ def test_no_representation_shows_a_digest() -> None:
 def test_cost_of_one_is_the_inverse_of_the_rate() -> None:
     rate = BucketRates(0, 10, 200)
     assert (rate.request_s, rate.unit_s) == (0.1, 0.005)
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::1", "::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("no:address", "no:address"),
+        ("", ""),
+    ],
+)
+def test_clients_of_one_ipv6_network_are_counted_together(address: str, place: str) -> None:
+    assert access.place_of(address) == place

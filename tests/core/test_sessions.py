@@ -21,19 +21,6 @@ def test_malformed_token_is_none(text: str) -> None:
     assert not sessions.is_token(text)
 
 
-@pytest.mark.parametrize(
-    ("address", "place"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("", ""),
-    ],
-)
-def test_place_is_the_network_of_an_address(address: str, place: str) -> None:
-    assert sessions.place_of(address) == place
-
-
 def test_csrf_token_belongs_to_one_session() -> None:
     one, other = "A" * 43, "B" * 43
     assert sessions.csrf_of(one) != one

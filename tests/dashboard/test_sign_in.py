@@ -78,6 +78,17 @@ async def test_attempts_per_ip_address_are_limited(service: DashboardService) ->
     assert statuses[-1] == 429
 
 
+async def test_attempts_of_one_ipv6_network_are_limited_together(service: DashboardService) -> None:
+    statuses: list[int] = []
+    guesser = Client(service)
+    while 429 not in statuses and len(statuses) < 100:
+        guesser.address = f"2001:db8:9:9::{len(statuses):x}"
+        body = {"email": f"six{len(statuses)}@example.com", "password": "a guess, a guess"}
+        statuses.append((await guesser.post("/account/sign-in", body)).status)
+    assert statuses[:20] == [401] * 20
+    assert statuses[-1] == 429
+
+
 async def test_sign_in_starts_a_new_session(service: DashboardService) -> None:
     """Session fixation: a planted cookie is replaced, and signing in again ends the previous session."""
     planted = "A" * 43

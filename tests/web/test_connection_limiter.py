@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from proxy.settings import ServerSettings, load
@@ -47,6 +49,44 @@ async def test_error_about_a_long_header_line_does_not_repeat_it() -> None:
         reply = await talk.ask(request("GET", "/healthz", X_A="canary" * MAX_LINE_BYTES))
         assert str(MAX_LINE_BYTES) in reply.fault(431)["message"]
         assert b"canary" not in reply.body
+
+
+class OneOfMany:
+    """A connection that notes whether it was refused."""
+
+    transport = None
+
+    def __init__(self) -> None:
+        self.is_refused = False
+
+    def check(self, now: float) -> None: ...
+
+    def close_if_quiet(self, now: float, quiet_s: float) -> None: ...
+
+    def force_close(self) -> None:
+        self.is_refused = True
+
+
+async def test_connections_of_one_ipv6_network_are_limited_together() -> None:
+    limiter = ConnectionLimiter(dataclasses.replace(limits(), connections_per_address=2))
+    addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1"]
+    found = [OneOfMany() for _ in addresses]
+    for connection, address in zip(found, addresses, strict=True):
+        limiter.add(connection, address)
+    assert [each.is_refused for each in found] == [False, False, True, False]
+    for connection, address in zip(found[:3], addresses[:3], strict=True):
+        limiter.remove(connection, address)
+    limiter.add(again := OneOfMany(), "2001:db8::4")
+    assert not again.is_refused
+
+
+@on_uvloop
+async def test_failed_authentications_of_one_ipv6_network_are_limited_together() -> None:
+    keys, server = {"auth_failures_per_minute": 3}, {"trusted_proxies": ["127.0.0.1/32"]}
+    async with worker(NOWHERE, keys=keys, server=server) as found, await found.talk() as talk:
+        addresses = [f"2001:db8::{n}" for n in range(1, 5)] + ["2001:db8:0:1::1"]
+        asked = [request("GET", "/v1/wallets", X_Forwarded_For=address) for address in addresses]
+        assert [(await talk.ask(each)).status for each in asked] == [401, 401, 401, 429, 401]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: 
 
 
 class AuthFailures:
-    """Failed authentications by client address: one token bucket each, with a minute's allowance."""
+    """Failed authentications by client: one token bucket for each address or IPv6 /64, with a minute's allowance."""
 
     def __init__(self, per_minute: int) -> None:
         self._cost_s = 60.0 / per_minute
@@ -37,11 +37,12 @@ class AuthFailures:
 
     def count(self, address: str, now: float) -> float:
         """Record a failure. Returns 0 while the address is within its allowance, otherwise the seconds to wait."""
-        edge = max(self._edges.pop(address, 0.0), now - 60.0) + self._cost_s
+        place = access.place_of(address)
+        edge = max(self._edges.pop(place, 0.0), now - 60.0) + self._cost_s
         if edge > now + limits.TOLERANCE_S:
-            self._edges[address] = edge - self._cost_s
+            self._edges[place] = edge - self._cost_s
             return edge - now
-        self._edges[address] = edge
+        self._edges[place] = edge
         if len(self._edges) > ADDRESSES:
             self._edges.popitem(last=False)
         return 0.0

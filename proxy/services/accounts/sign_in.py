@@ -24,7 +24,7 @@ from typing import TypeVar
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from proxy.core import sessions
+from proxy.core import access, sessions
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from proxy.settings import DashboardSettings
@@ -95,7 +95,7 @@ class SignInPlace:
     def places(self) -> list[str]:
         """The names under which a holder's places are remembered, the surest first."""
         device = [f"device {self.device}"] if sessions.is_token(self.device) else []
-        return [*device, sessions.place_of(self.address)] if self.address else device
+        return [*device, access.place_of(self.address)] if self.address else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ class SignIn:
         known = await self._store.known_places(email, at.places) if email else []
         is_known_device = bool(known) and known[0].startswith("device ")
         if at.address and not is_known_device:
-            await self._take("address", at.address, most=2 * most, within_s=60.0)
+            await self._take("address", access.place_of(at.address), most=2 * most, within_s=60.0)
         if known:
             await self._take(f"known {kind}", _subject(email, known[0]), most=most, within_s=EMAIL_WINDOW_S)
         elif email:

@@ -22,7 +22,7 @@ from aiohttp import HttpVersion11, StreamReader, http_parser, web, web_protocol
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from proxy import telemetry
-from proxy.core.access import address_of
+from proxy.core.access import address_of, place_of
 from proxy.errors import (
     Fault,
     HeadTooLarge,
@@ -280,7 +280,7 @@ class ConnectionLimiter:
     def __init__(self, limits: ServerSettings) -> None:
         self.limits = limits
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
-        self._by_address: Counter[str] = Counter()
+        self._by_place: Counter[str] = Counter()
         self.connections: set[LimitedConnection] = set()
         self._server: web.Server | None = None
         self._front: Callable[[], asyncio.Protocol] | None = None
@@ -304,11 +304,12 @@ class ConnectionLimiter:
     def add(self, connection: LimitedConnection, address: str) -> None:
         """Count a new connection, or refuse it."""
         self.connections.add(connection)
-        self._by_address[address] += 1
+        place = place_of(address)
+        self._by_place[place] += 1
         reason = None
         if len(self.connections) > self.limits.max_connections:
             reason = "full"
-        elif self._by_address[address] > self.limits.connections_per_address and not self.trusts(address):
+        elif self._by_place[place] > self.limits.connections_per_address and not self.trusts(address):
             reason = "address"
         if reason is not None:
             telemetry.connections_refused_total.labels(reason).inc()
@@ -319,9 +320,10 @@ class ConnectionLimiter:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        place = place_of(address)
+        self._by_place[place] -= 1
+        if not self._by_place[place]:
+            del self._by_place[place]
 
     def hand_over(self, front: LimitedConnection, transport: asyncio.Transport, address: str, data: bytes) -> None:
         """Give a connection to aiohttp for good, and replay the bytes of its message."""
