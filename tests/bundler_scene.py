@@ -13,7 +13,7 @@ import sha3
 
 from tests.database import connected
 from tests.faults import FaultProxy, fault_proxy
-from tests.flows.talk import Reply, request, rpc
+from tests.http_client import Reply, request, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.web.worker import LIVE, Worker, worker
 
@@ -93,17 +93,17 @@ class BundlerScene:
         self._url = url
 
     async def raw(self, data: bytes) -> Reply:
-        async with await self.worker.talk() as talk:
-            return await talk.ask(data)
+        async with await self.worker.connect() as client:
+            return await client.send(data)
 
     def request(self, body: bytes, *, key: str = "main", **headers: str) -> bytes:
         return request("POST", f"/v1/bundler/{LIVE}", body, key=self.worker.keys[key], **headers)
 
-    async def ask(self, method: str, *params: Any, key: str = "main", **headers: str) -> Reply:
+    async def call(self, method: str, *params: Any, key: str = "main", **headers: str) -> Reply:
         return await self.raw(self.request(rpc(method, params), key=key, **headers))
 
     async def send(self, operation: Any = None, entry_point: Any = EP07, **options: Any) -> Reply:
-        return await self.ask(SEND, OPERATION if operation is None else operation, entry_point, **options)
+        return await self.call(SEND, OPERATION if operation is None else operation, entry_point, **options)
 
     async def batch(self, *calls: tuple[str, list[Any]], key: str = "main") -> Reply:
         body = [{"jsonrpc": "2.0", "id": n, "method": m, "params": p} for n, (m, p) in enumerate(calls)]

@@ -126,7 +126,7 @@ class FeedUpstream(ScriptedUpstream):
         self.subscribed = 0
         self._sockets: dict[web.WebSocketResponse, web.Request] = {}
         self._site: web.TCPSite | None = None
-        self.application.router.add_get("/", self._talk)
+        self.application.router.add_get("/", self._serve_socket)
 
     @property
     def forking_chain(self) -> ForkingChain:
@@ -178,7 +178,7 @@ class FeedUpstream(ScriptedUpstream):
 
     # The socket
 
-    async def _talk(self, request: web.Request) -> web.WebSocketResponse:
+    async def _serve_socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         self._sockets[socket] = request

@@ -64,9 +64,9 @@ class RedisServer:
     def command(self, *words: str) -> bytes:
         """The server's reply; empty if there is none."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as talk:
-                talk.sendall(" ".join(words).encode() + b"\r\n")
-                return talk.recv(65536)
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                connection.sendall(" ".join(words).encode() + b"\r\n")
+                return connection.recv(65536)
         except OSError:
             return b""
 

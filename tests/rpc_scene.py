@@ -15,9 +15,9 @@ import orjson
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker
 from tests.faults import FaultProxy, fault_proxy
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
-from tests.web.worker import LIVE, Client, Worker, worker
+from tests.web.worker import LIVE, ChunkedClient, Worker, worker
 
 # Each call of a load asks something that was never asked before.
 _serial = itertools.count()
@@ -77,18 +77,18 @@ class Scene:
         """See where the heads are from now on, as the product does."""
         self.worker.app.tasks.start(f"heads {self.network}", self.tracker.run)
 
-    async def ask(self, method: str, params: Sequence[Any] = (), **options: Any) -> Reply:
-        return await self.worker.ask(rpc(method, params), network=self.network, **options)
+    async def call(self, method: str, params: Sequence[Any] = (), **options: Any) -> Reply:
+        return await self.worker.send(rpc(method, params), network=self.network, **options)
 
     async def result(self, method: str, params: Sequence[Any] = (), **options: Any) -> Any:
-        reply = await self.ask(method, params, **options)
+        reply = await self.call(method, params, **options)
         assert reply.status == 200, reply
         assert "result" in reply.json, reply.json
         return reply.json["result"]
 
     async def batch(self, *calls: tuple[str, Sequence[Any]], **options: Any) -> Reply:
         body = [{"jsonrpc": "2.0", "id": n, "method": m, "params": list(p)} for n, (m, p) in enumerate(calls)]
-        return await self.worker.ask(orjson.dumps(body), network=self.network, **options)
+        return await self.worker.send(orjson.dumps(body), network=self.network, **options)
 
     async def load(self, calls: int, *, at_once: int = 16) -> Load:
         """So many reads over so many connections; every answer is checked against what was asked."""
@@ -96,15 +96,15 @@ class Scene:
         left = itertools.repeat(None, calls)
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
-                group.create_task(self._ask_on(await self.worker.talk(), left, load))
+                group.create_task(self._call_on(await self.worker.connect(), left, load))
         return load
 
-    async def _ask_on(self, talk: Client, left: itertools.repeat[None], load: Load) -> None:
-        async with talk:
+    async def _call_on(self, client: ChunkedClient, left: itertools.repeat[None], load: Load) -> None:
+        async with client:
             for _ in left:
                 params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
                 began = time.monotonic()
-                reply = await talk.ask(self.worker.post(rpc("eth_call", params), network=self.network))
+                reply = await client.send(self.worker.post(rpc("eth_call", params), network=self.network))
                 load.took_s.append(time.monotonic() - began)
                 if reply.status != 200 or "result" not in reply.json:
                     load.failed.append(reply)

@@ -41,9 +41,9 @@ class Service:
     data: Path
     ready: dict[str, Any]
     session: aiohttp.ClientSession = field(repr=False)
-    # One open connection to each worker, by process id, and the lock for their use: see tests/flows/talk.
-    talks: dict[int, Any] = field(default_factory=dict, repr=False)
-    talking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    # One open connection to each worker, by process id, and the lock for their use: see tests/http_client.
+    clients: dict[int, Any] = field(default_factory=dict, repr=False)
+    clients_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @property
     def base(self) -> str:
@@ -75,6 +75,13 @@ class Service:
             await response.read()
             return response
 
+    async def send(self, method: str, path: str, body: Any = None, *, key: str = "enterprise") -> tuple[int, Any]:
+        """Send a request of the REST API; return the status and the JSON of the reply."""
+        headers = {"X-API-Key": self.keys.get(key, key), "Content-Type": "application/json"}
+        data = None if body is None else orjson.dumps(body)
+        async with self.session.request(method, self.base + path, data=data, headers=headers) as response:
+            return response.status, orjson.loads(await response.read())
+
     async def get(self, url: str, **headers: str) -> aiohttp.ClientResponse:
         """GET a path from the root of the service, or a full URL."""
         whole = url if url.startswith("http") else self.base.removesuffix("/v1") + url
@@ -86,7 +93,7 @@ class Service:
         """Run a command against the running service, in a thread of this process."""
         return await asyncio.to_thread(command_here, *words, "--data", str(self.data))
 
-    async def ask(self, *words: str) -> Any:
+    async def cli_json(self, *words: str) -> Any:
         """Run a command with --json in this process; return its output."""
         done = await self.cli(*words, "--json")
         assert done.returncode == 0, done.stderr
@@ -94,14 +101,14 @@ class Service:
 
     async def new_account(self, plan: str = "free", *words: str) -> dict[str, Any]:
         named = ("--name", "Flow", "--email", f"flow{next(_serial)}@example.com", "--plan", plan)
-        account: dict[str, Any] = await self.ask("accounts", "create", *named, *words)
+        account: dict[str, Any] = await self.cli_json("accounts", "create", *named, *words)
         return account
 
     async def new_key(self, account: str, *words: str) -> dict[str, Any]:
         """Create a key and wait until every worker has it; return its row, with the key itself under `key`."""
-        from tests.flows.talk import is_known_everywhere
+        from tests.http_client import is_known_everywhere
 
-        made: dict[str, Any] = await self.ask("keys", "create", "--account", account, *words)
+        made: dict[str, Any] = await self.cli_json("keys", "create", "--account", account, *words)
         await is_known_everywhere(self, made["key"])
         return made
 
@@ -267,8 +274,8 @@ async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, b
 async def stop(service: Service, number: signal.Signals = signal.SIGINT) -> int:
     """Send Ctrl-C and return the exit code. All output is read, so that the process cannot block on it."""
     await service.session.close()
-    for talk in service.talks.values():
-        await talk.close()
+    for client in service.clients.values():
+        await client.close()
     if service.process.poll() is None:
         service.process.send_signal(number)
     return (await finished(service.process, within_s=40.0))[0]

@@ -1,6 +1,6 @@
 """WebSocket clients for tests, and a feed that a test controls.
 
-`Client` uses aiohttp, which checks the protocol itself; `Bare` writes any bytes and reads single frames.
+`SocketClient` uses aiohttp, which checks the protocol itself; `RawSocket` writes any bytes and reads single frames.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import orjson
 
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.web.websocket import frames
-from tests.flows.talk import Reply, Talk
+from tests.http_client import HttpClient, Reply
 from tests.web.worker import LIVE, Worker
 
 REPLY_S = 20.0
 
 
-class Client:
+class SocketClient:
     """One open socket. Notifications and replies are kept apart, each in the order of arrival."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
@@ -53,18 +53,18 @@ class Client:
                 assert found["id"] == id_, found
                 return dict(found)
 
-    async def ask(self, method: str, *params: Any) -> dict[str, Any]:
+    async def call(self, method: str, *params: Any) -> dict[str, Any]:
         id_ = next(self._ids)
         await self.send({"jsonrpc": "2.0", "id": id_, "method": method, "params": list(params)})
         return await self.reply(id_)
 
     async def result(self, method: str, *params: Any) -> Any:
-        reply = await self.ask(method, *params)
+        reply = await self.call(method, *params)
         assert "result" in reply, reply
         return reply["result"]
 
     async def error(self, method: str, *params: Any) -> dict[str, Any]:
-        reply = await self.ask(method, *params)
+        reply = await self.call(method, *params)
         assert "error" in reply, reply
         return dict(reply["error"])
 
@@ -91,15 +91,15 @@ def address(worker: Worker, *, key: str | None = "main", network: str = LIVE) ->
 
 
 @asynccontextmanager
-async def connected(worker: Worker, **options: Any) -> AsyncIterator[Client]:
+async def connected(worker: Worker, **options: Any) -> AsyncIterator[SocketClient]:
     async with (
         aiohttp.ClientSession() as session,
         session.ws_connect(address(worker, **options), autoping=True, max_msg_size=0) as ws,
     ):
-        yield Client(ws)
+        yield SocketClient(ws)
 
 
-class Bare:
+class RawSocket:
     """A connection after its handshake: any bytes out, frames in."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,12 +164,12 @@ def handshake(worker: Worker, *, key: str | None = "main", network: str = LIVE, 
 
 async def refused(worker: Worker, **options: Any) -> Reply:
     """The HTTP reply to a handshake."""
-    async with await worker.talk() as talk:
-        return await talk.ask(handshake(worker, **options))
+    async with await worker.connect() as client:
+        return await client.send(handshake(worker, **options))
 
 
 @asynccontextmanager
-async def bare(worker: Worker, *, small_buffer: bool = False, **options: Any) -> AsyncIterator[Bare]:
+async def bare(worker: Worker, *, small_buffer: bool = False, **options: Any) -> AsyncIterator[RawSocket]:
     """An open socket. `small_buffer` limits what the kernel holds for a client that does not read."""
     made = socket.socket()
     if small_buffer:
@@ -177,14 +177,14 @@ async def bare(worker: Worker, *, small_buffer: bool = False, **options: Any) ->
     made.setblocking(False)
     await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", worker.port))
     reader, writer = await asyncio.open_connection(sock=made, limit=1 << 16)
-    talk = Talk(reader, writer)
+    client = HttpClient(reader, writer)
     try:
-        await talk.send(handshake(worker, **options))
+        await client.write(handshake(worker, **options))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 "), head
-        yield Bare(reader, writer)
+        yield RawSocket(reader, writer)
     finally:
-        await talk.close()
+        await client.close()
 
 
 class ScriptedFeed:

@@ -62,11 +62,11 @@ def latency_buckets(requests: int, *, slow: bool) -> list[int]:
 
 async def write_usage(site: Site) -> None:
     url = orjson.loads((site.service.data / "running.json").read_bytes())["database"]["url"]
-    keys = [key for key in await site.service.ask("keys", "list") if key["status"] == "active"]
+    keys = [key for key in await site.service.cli_json("keys", "list") if key["status"] == "active"]
     pool = Pool(url, size=1, acquire_timeout_s=5.0)
     await pool.open()
     rng = random.Random(1)
-    accounts = {each["id"]: each["plan"] for each in await site.service.ask("accounts", "list")}
+    accounts = {each["id"]: each["plan"] for each in await site.service.cli_json("accounts", "list")}
     growth = [key for key in keys if accounts[key["account_id"]] == "growth"]
     for number, key in enumerate(growth):
         await UsageStore(pool).write(f"generated {number}", 1, generated_usage(key["account_id"], key["id"], rng))

@@ -61,9 +61,9 @@ async def test_untrusted_text_is_never_parsed_as_markup(holder: Visitor) -> None
 
 
 async def test_untrusted_text_is_never_parsed_as_markup_for_operators(operator: Visitor) -> None:
-    page, ask = operator.page, operator.site.service.ask
+    page, cli_json = operator.page, operator.site.service.cli_json
     email = '"><img/src=x/onerror=alert(1)>@example.com'
-    made = await ask("accounts", "create", "--name", HOSTILE, "--email", email)
+    made = await cli_json("accounts", "create", "--name", HOSTILE, "--email", email)
     await operator.open("operator/accounts")
     await page.get_by_label("Search").fill(made["id"])
     row = page.locator(f'[data-id="{made["id"]}"]')

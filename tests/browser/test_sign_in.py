@@ -82,7 +82,7 @@ async def test_used_link_does_not_end_an_existing_session(site: Site, page: Page
 
 async def test_link_works_once_and_is_removed_from_the_address_bar(site: Site, page: Page, browser: Browser) -> None:
     account = await site.service.new_account()
-    made = await site.service.ask("accounts", "link", account["id"])
+    made = await site.service.cli_json("accounts", "link", account["id"])
     visitor = Visitor(site, page)
     await page.goto(made["url"])
     await visitor.button("Sign in").click()

@@ -95,7 +95,7 @@ async def test_method_of_one_chain_does_not_exist_on_another() -> None:
     async with scene(1, network="linea/mainnet") as found:
         assert await found.result("linea_getTransactionExclusionStatusV1", ["0x1"])
     async with scene(1, network="arbitrum/mainnet") as found:
-        reply = await found.ask("linea_getTransactionExclusionStatusV1", ["0x1"])
+        reply = await found.call("linea_getTransactionExclusionStatusV1", ["0x1"])
         assert reply.json["error"]["code"] == -32601
         assert await found.result("arb_getL1Confirmations", ["0x1"])
 
@@ -121,7 +121,7 @@ def test_operator_adds_methods_in_a_file(write: Write, monkeypatch: pytest.Monke
     async def run() -> None:
         async with scene(1, network="ethereum/mainnet") as found:
             for expected in ("miss", "hit"):
-                reply = await found.ask("acme_quote", ["latest"])
+                reply = await found.call("acme_quote", ["latest"])
                 assert (reply.headers["x-cache"], reply.headers["x-compute-units"]) == (expected, "9")
 
     run()

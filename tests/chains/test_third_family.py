@@ -17,7 +17,7 @@ from proxy.chains.families import FAMILIES
 from proxy.errors import StartError
 from proxy.settings import CONFIG, Tables, load_tables
 from tests.chains.third_family.toy import TOY
-from tests.flows.talk import Reply, request
+from tests.http_client import Reply, request
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import ScriptedUpstream
 from tests.web import worker as worker_module
@@ -73,14 +73,14 @@ async def toy_scene(count: int = 1, **sections: Any) -> AsyncIterator[Scene]:
 
 
 async def get(of: Scene, path: str) -> Reply:
-    async with await of.worker.talk() as talk:
-        return await talk.ask(request("GET", path, key=of.worker.keys["main"]))
+    async with await of.worker.connect() as client:
+        return await client.send(request("GET", path, key=of.worker.keys["main"]))
 
 
 @on_uvloop
 async def test_call_is_answered_and_priced_by_its_table(registered: None) -> None:
     async with toy_scene() as found:
-        reply = await found.ask("toyBalance", [ALICE, "newest"])
+        reply = await found.call("toyBalance", [ALICE, "newest"])
         assert reply.json["result"] == [ALICE, found.chain.head]
         assert reply.headers["x-compute-units"] == "3"
         assert await found.result("toySend", ["x"]) == "sent x"
@@ -94,7 +94,7 @@ async def test_final_block_is_cached_forever_and_the_newest_until_the_head_moves
             assert await found.result("toyBalance", [ALICE, final]) == [ALICE, final]
             assert await found.result("toyBalance", [ALICE, "newest"]) == [ALICE, found.chain.head]
         assert found.count("toyBalance") == 2
-        reply = await found.ask("toyBalance", [ALICE, final])
+        reply = await found.call("toyBalance", [ALICE, final])
         assert reply.headers["x-cache"] == "hit"
         found.chain.head += 1
         await found.look()
@@ -108,7 +108,7 @@ async def test_old_state_costs_the_archive_price(registered: None) -> None:
     async with toy_scene() as found:
         found.chain.head = 1000
         await found.look()
-        reply = await found.ask("toyBalance", [ALICE, 5])
+        reply = await found.call("toyBalance", [ALICE, 5])
         assert reply.headers["x-compute-units"] == "20"
 
 
@@ -127,7 +127,7 @@ async def test_head_comes_from_its_own_call_and_never_goes_back(registered: None
 async def test_unknown_method_does_not_exist(registered: None) -> None:
     async with toy_scene() as found:
         for method in ("toyMint", "eth_blockNumber", "getSlot"):
-            reply = await found.ask(method)
+            reply = await found.call(method)
             assert reply.json["error"]["code"] == -32601
         assert found.count("toyMint") == found.count("eth_blockNumber") == found.count("getSlot") == 0
 

@@ -10,7 +10,7 @@ import pytest
 from tests.dashboard.service import NETWORK, Client, DashboardService, call
 from tests.dashboard.test_usage import known_key
 from tests.database import connected
-from tests.flows.talk import Talk, post, rpc
+from tests.http_client import HttpClient, post, rpc
 from tests.service import until
 
 
@@ -59,13 +59,13 @@ async def test_cordon_redirects_the_calls_of_all_workers_until_uncordon(service:
     await until(lambda: upstreams(operator))
     first = next(each for each in await upstreams(operator) if each["label"].endswith("#1"))
     request = post(rpc("eth_gasPrice"), key=key, network=NETWORK)
-    talks = [await Talk.open(service.running.port) for _ in range(12)]  # enough that both workers have some
+    clients = [await HttpClient.open(service.running.port) for _ in range(12)]  # enough that both workers have some
 
     async def calls() -> tuple[int, int]:
         """Make a call on each connection and return how many each upstream got."""
         before = [upstream.calls for upstream in service.upstreams]
-        for talk in talks:
-            assert (await talk.ask(request)).status == 200
+        for client in clients:
+            assert (await client.send(request)).status == 200
         one, other = (upstream.calls - was for upstream, was in zip(service.upstreams, before, strict=True))
         return one, other
 
@@ -80,7 +80,7 @@ async def test_cordon_redirects_the_calls_of_all_workers_until_uncordon(service:
     assert reply.data == {"id": first["id"], "label": first["label"], "cordoned": True}
     try:
         await until(has_moved)
-        assert await calls() == (0, len(talks))
+        assert await calls() == (0, len(clients))
 
         async def is_shown() -> bool:
             found = next(each for each in await upstreams(operator) if each["id"] == first["id"])
@@ -91,8 +91,8 @@ async def test_cordon_redirects_the_calls_of_all_workers_until_uncordon(service:
         reply = await operator.post(f"/admin/upstreams/{first['id']}/uncordon")
         assert reply.data["cordoned"] is False
     await until(is_back)
-    for talk in talks:
-        await talk.close()
+    for client in clients:
+        await client.close()
 
 
 async def test_unknown_upstream_cannot_be_cordoned(service: DashboardService) -> None:

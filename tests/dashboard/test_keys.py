@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from tests.dashboard.service import NETWORK, Client, DashboardService, call
-from tests.flows.talk import Talk, post, rpc
+from tests.http_client import HttpClient, post, rpc
 from tests.service import until
 
 
@@ -173,20 +173,20 @@ async def test_new_restriction_applies_to_open_connections(service: DashboardSer
     made = await holder.new_key()
     await wait_until_known(service, made["key"])
     request = post(rpc("eth_gasPrice"), key=made["key"], network=NETWORK)
-    async with await Talk.open(service.running.port) as talk:
+    async with await HttpClient.open(service.running.port) as client:
         for _ in range(3):
-            assert (await talk.ask(request)).status == 200
+            assert (await client.send(request)).status == 200
         path = f"/account/keys/{made['id']}"
         await holder.request("PATCH", path, {"allowed_ips": ["203.0.113.0/24"]})
 
         async def is_rejected() -> bool:
-            return (await talk.ask(request)).status == 403
+            return (await client.send(request)).status == 403
 
         await until(is_rejected)
         await holder.request("PATCH", path, {"allowed_ips": []})
 
         async def is_back() -> bool:
-            return (await talk.ask(request)).status == 200
+            return (await client.send(request)).status == 200
 
         await until(is_back)
 

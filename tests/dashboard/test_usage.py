@@ -14,7 +14,7 @@ import orjson
 
 from tests.dashboard.service import NETWORK, Client, DashboardService, call, kill, start_service
 from tests.database import connected
-from tests.flows.talk import Talk, post, rpc
+from tests.http_client import HttpClient, post, rpc
 from tests.service import until
 
 # Prices from config/pricing.toml.
@@ -33,8 +33,8 @@ async def known_key(service: DashboardService, holder: Client, **members: Any) -
     async def is_known() -> bool:
         request = post(rpc("eth_chainId"), key=key, network="ethereum/nowhere")
         for _ in range(8):
-            async with await Talk.open(service.running.port) as talk:
-                if (await talk.ask(request)).status == 401:
+            async with await HttpClient.open(service.running.port) as client:
+                if (await client.send(request)).status == 401:
                     return False
         return True
 
@@ -48,14 +48,14 @@ async def test_usage_matches_the_calls_to_the_unit(service: DashboardService) ->
     calls = {"eth_gasPrice": 31, "eth_getBalance": 17, "eth_chainId": 5}
     for method, times in calls.items():
         params = ["0x" + "11" * 20, "latest"] if method == "eth_getBalance" else []
-        async with await Talk.open(service.running.port) as talk:
+        async with await HttpClient.open(service.running.port) as client:
             for _ in range(times):
-                reply = await talk.ask(post(rpc(method, params), key=key, network=NETWORK))
+                reply = await client.send(post(rpc(method, params), key=key, network=NETWORK))
                 assert reply.headers["x-compute-units"] == str(UNITS[method])
     batch = orjson.dumps([{"jsonrpc": "2.0", "id": n, "method": "eth_gasPrice", "params": []} for n in range(7)])
-    async with await Talk.open(service.running.port) as talk:
-        assert len((await talk.ask(post(batch, key=key, network=NETWORK))).json) == 7
-        bad = await talk.ask(post(rpc("eth_noSuchThing"), key=key, network=NETWORK))
+    async with await HttpClient.open(service.running.port) as client:
+        assert len((await client.send(post(batch, key=key, network=NETWORK))).json) == 7
+        bad = await client.send(post(rpc("eth_noSuchThing"), key=key, network=NETWORK))
         assert "error" in bad.json
     requests = sum(calls.values()) + 7 + 1
     units = sum(UNITS[method] * times for method, times in calls.items()) + 7 * UNITS["eth_gasPrice"] + 1
@@ -241,16 +241,16 @@ async def test_stopped_worker_writes_everything_and_killed_worker_keeps_what_it_
     async with start_service(database, tmp_path) as service:
         holder = await service.holder()
         key = await known_key(service, holder)
-        talks = [await Talk.open(service.running.port) for _ in range(8)]
+        clients = [await HttpClient.open(service.running.port) for _ in range(8)]
         request = post(rpc("eth_gasPrice"), key=key, network=NETWORK)
 
-        async def call_often(talk: Talk, times: int) -> int:
+        async def call_often(client: HttpClient, times: int) -> int:
             done = 0
             for _ in range(times):
-                done += (await talk.ask(request)).status == 200
+                done += (await client.send(request)).status == 200
             return done
 
-        calls = sum(await asyncio.gather(*(call_often(talk, 50) for talk in talks)))
+        calls = sum(await asyncio.gather(*(call_often(client, 50) for client in clients)))
         assert calls == 400
 
         async def is_written() -> bool:
@@ -262,8 +262,8 @@ async def test_stopped_worker_writes_everything_and_killed_worker_keeps_what_it_
         kill(victim)
         await until(lambda: len(pids := service.running.worker_pids()) == 2 and victim not in pids)
         assert await written(database) == calls
-        for talk in talks:
-            await talk.close()
+        for client in clients:
+            await client.close()
         for _ in range(20):
             assert (await call(service, key)).status == 200
     assert await written(database) == calls + 20

@@ -188,14 +188,14 @@ async def subscribed(running: Production, receiver: RecordingReceiver) -> list[s
 
 
 async def key_of(config: Path) -> str:
-    def ask(*words: str) -> Any:
+    def cli_json(*words: str) -> Any:
         done = command_here(*words, "--config", str(config), "--json")
         assert done.returncode == 0, done.stderr
         return orjson.loads(done.stdout)
 
     named = ("--name", "L", "--email", "l@example.com", "--plan", "enterprise")
-    account = await asyncio.to_thread(ask, "accounts", "create", *named)
-    return str((await asyncio.to_thread(ask, "keys", "create", "--account", account["id"]))["key"])
+    account = await asyncio.to_thread(cli_json, "accounts", "create", *named)
+    return str((await asyncio.to_thread(cli_json, "keys", "create", "--account", account["id"]))["key"])
 
 
 @pytest.mark.timeout(120 + KILLS * 15)

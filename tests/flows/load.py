@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from tests.flows.talk import Reply, Talk
+from tests.http_client import HttpClient, Reply
 
 # The pause between a reply and the next request: short enough to exceed every limit, long enough to let others run.
 PAUSE_S = 0.01
@@ -53,19 +53,19 @@ class Tally:
         )
 
 
-async def saturate(talks: list[Talk], data: bytes, *, for_s: float) -> Tally:
+async def saturate(clients: list[HttpClient], data: bytes, *, for_s: float) -> Tally:
     """Send the same request repeatedly on every connection."""
     tally = Tally()
     end = time.monotonic() + for_s
     async with asyncio.TaskGroup() as group:
-        for talk in talks:
-            group.create_task(_repeat(talk, data, end, tally))
+        for client in clients:
+            group.create_task(_repeat(client, data, end, tally))
     return tally
 
 
-async def _repeat(talk: Talk, data: bytes, end: float, tally: Tally) -> None:
+async def _repeat(client: HttpClient, data: bytes, end: float, tally: Tally) -> None:
     while (sent := time.monotonic()) < end:
-        reply = await talk.ask(data)
+        reply = await client.send(data)
         tally.note(reply, sent, time.monotonic())
         await asyncio.sleep(PAUSE_S)
 
@@ -78,11 +78,11 @@ def is_over(reply: Reply) -> None:
     assert abs(int(reply.headers["retry-after"]) - to_midnight) <= 5
 
 
-async def spend(talk: Talk, key: str) -> int:
+async def spend(client: HttpClient, key: str) -> int:
     """Send requests to one worker until its daily quota is used up; return how many it admitted."""
     admitted = 0
     for _ in range(500):
-        reply = await talk.call("eth_chainId", key=key)
+        reply = await client.call("eth_chainId", key=key)
         if reply.status == 429 and int(reply.headers["retry-after"]) > 1:
             is_over(reply)
             return admitted

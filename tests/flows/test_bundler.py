@@ -25,7 +25,7 @@ from tests.bundler_scene import (
     hash_v07,
 )
 from tests.database import connected, database, server
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -112,10 +112,10 @@ async def test_bundlers_errors_pass_with_their_data_and_are_recorded(database: s
         row = await found.record()
         assert row is not None
         assert (row["status"], orjson.loads(row["error"])["code"]) == ("failed", code)
-        assert error_of(await found.ask(ESTIMATE, OPERATION, EP07)) == {"code": code, "message": message, "data": data}
+        assert error_of(await found.call(ESTIMATE, OPERATION, EP07)) == {"code": code, "message": message, "data": data}
         assert found.sends() == 1
         # It spoke, so it is well: the next call is not refused.
-        assert (await found.ask(ENTRY_POINTS_METHOD)).json["result"] == [*ENTRY_POINTS.values()]
+        assert (await found.call(ENTRY_POINTS_METHOD)).json["result"] == [*ENTRY_POINTS.values()]
 
 
 @on_uvloop
@@ -198,13 +198,13 @@ async def test_params_of_another_shape_are_refused(database: str, params: bytes,
 async def test_estimate_takes_a_draft_and_state_overrides(database: str) -> None:
     draft = {name: OPERATION[name] for name in ("sender", "nonce", "callData")}
     async with bundler_scene(database) as found:
-        reply = await found.ask(ESTIMATE, draft, EP07, {SENDER: {"balance": "0xff"}})
+        reply = await found.call(ESTIMATE, draft, EP07, {SENDER: {"balance": "0xff"}})
         assert reply.json["result"] == GAS
         assert reply.headers["x-compute-units"] == "25"
         assert found.bundlers[0].calls[-1].params == [draft, EP07, {SENDER: {"balance": "0xff"}}]
-        wrong = await found.ask(ESTIMATE, draft, EP07, "0x")
+        wrong = await found.call(ESTIMATE, draft, EP07, "0x")
         assert error_of(wrong)["message"] == "params.2: the state overrides must be an object"
-        assert error_of(await found.ask(ESTIMATE, {"sender": SENDER}, EP07))["message"] == "nonce: is missing"
+        assert error_of(await found.call(ESTIMATE, {"sender": SENDER}, EP07))["message"] == "nonce: is missing"
 
 
 @on_uvloop
@@ -230,13 +230,13 @@ async def test_huge_call_data_is_taken_up_to_the_cap_and_refused_beyond_it(datab
 async def test_gas_price_and_status_methods_are_passed_to_the_bundler(database: str, method: str) -> None:
     async with bundler_scene(database) as found:
         found.bundlers[0].answers[method] = lambda _: {"the": "bundler"}
-        assert (await found.ask(method)).json["result"] == {"the": "bundler"}
+        assert (await found.call(method)).json["result"] == {"the": "bundler"}
 
         def lacking(_: Any) -> Any:
             raise Refused(-32601, "Method not found")
 
         found.bundlers[0].answers[method] = lacking
-        assert error_of(await found.ask(method))["code"] == -32601
+        assert error_of(await found.call(method))["code"] == -32601
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_gas_price_and_status_methods_are_passed_to_the_bundler(database: 
 @on_uvloop
 async def test_any_other_method_does_not_exist(database: str, method: str) -> None:
     async with bundler_scene(database) as found:
-        assert error_of(await found.ask(method)) == {
+        assert error_of(await found.call(method)) == {
             "code": -32601,
             "message": f"the method {method} does not exist or is not available",
         }
@@ -255,7 +255,7 @@ async def test_any_other_method_does_not_exist(database: str, method: str) -> No
 @on_uvloop
 async def test_bundler_methods_do_not_exist_on_the_rpc_path(database: str) -> None:
     async with bundler_scene(database) as found:
-        reply = await found.worker.ask(rpc(SEND, [OPERATION, EP07]))
+        reply = await found.worker.send(rpc(SEND, [OPERATION, EP07]))
         assert error_of(reply)["code"] == -32601
 
 
@@ -277,12 +277,12 @@ async def test_each_method_needs_its_scope(database: str) -> None:
             found.worker.add_key(scope, scopes=[scope])
         for scope in ("rpc:read", "bundler:send"):
             for method, params in READS:
-                assert (await found.ask(method, *params, key=scope)).status == 200
+                assert (await found.call(method, *params, key=scope)).status == 200
         refused = (await found.send(key="rpc:read")).fault(403)
         assert refused["message"] == "this API key lacks the scope bundler:send"
         assert (await found.send(key="bundler:send")).json["result"] == HASH
         for scope in ("rpc:write", "data:read"):
-            fault = (await found.ask(ENTRY_POINTS_METHOD, key=scope)).fault(403)
+            fault = (await found.call(ENTRY_POINTS_METHOD, key=scope)).fault(403)
             assert fault["message"] == "this API key lacks the scope rpc:read or bundler:send"
         assert found.sends() == 1
 
@@ -301,8 +301,8 @@ async def test_reads_cost_the_listed_price_on_both_paths(database: str) -> None:
     prices = {ESTIMATE: "25", BY_HASH: "2", RECEIPT: "2", ENTRY_POINTS_METHOD: "1"}
     async with bundler_scene(database) as found:
         for method, params in READS:
-            hot = await found.ask(method, *params)
-            cold = await found.ask(method, *params, Expect="100-continue")
+            hot = await found.call(method, *params)
+            cold = await found.call(method, *params, Expect="100-continue")
             assert hot.json == cold.json
             assert hot.headers["x-compute-units"] == cold.headers["x-compute-units"] == prices[method]
 
@@ -410,8 +410,8 @@ async def test_reads_are_answered_while_one_of_two_bundlers_fails(database: str)
     async with bundler_scene(database, 2, faults=True) as found:
         await found.proxies[0].switch("dead")
         for _ in range(10):
-            assert (await found.ask(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
-            assert (await found.ask(ENTRY_POINTS_METHOD)).status == 200
+            assert (await found.call(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
+            assert (await found.call(ENTRY_POINTS_METHOD)).status == 200
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -456,7 +456,7 @@ async def test_without_a_database_nothing_is_sent(database: str) -> None:
         assert (await found.send()).fault(503)["code"] == "internal_error"
         assert found.sends() == 0
         # Calls that need no record still work.
-        assert (await found.ask(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
+        assert (await found.call(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
 
 
 @on_uvloop
@@ -464,10 +464,10 @@ async def test_operation_is_sent_to_its_end_when_its_caller_leaves(database: str
     async with bundler_scene(database) as found:
         bundler = found.bundlers[0]
         bundler.held = {SEND}
-        talk = await found.worker.talk()
-        await talk.send(found.request(rpc(SEND, [OPERATION, EP07])))
+        client = await found.worker.connect()
+        await client.write(found.request(rpc(SEND, [OPERATION, EP07])))
         await until(lambda: bundler.count(SEND) == 1)
-        await talk.close()
+        await client.close()
         bundler.gate.set()
 
         async def is_sent() -> bool:

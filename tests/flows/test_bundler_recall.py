@@ -23,7 +23,7 @@ from tests.bundler_scene import (
     bundler_scene,
 )
 from tests.database import connected, database, server
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import LIVE, on_uvloop
@@ -95,7 +95,7 @@ def mined(found: BundlerScene, *, success: bool = True, paymaster: str = PAYMAST
 async def test_receipt_that_the_bundler_has_forgotten_comes_from_the_chain(database: str) -> None:
     async with bundler_scene(database) as found:
         receipt = mined(found)
-        reply = await found.ask(RECEIPT, HASH)
+        reply = await found.call(RECEIPT, HASH)
         assert reply.json["result"] == {
             "userOpHash": HASH,
             "entryPoint": EP07,
@@ -117,7 +117,7 @@ async def test_receipt_that_the_bundler_has_forgotten_comes_from_the_chain(datab
 async def test_receipt_of_a_call_that_failed_gives_its_reason(database: str) -> None:
     async with bundler_scene(database) as found:
         mined(found, success=False, paymaster="0x" + "00" * 20)
-        result = (await found.ask(RECEIPT, HASH)).json["result"]
+        result = (await found.call(RECEIPT, HASH)).json["result"]
         assert (result["success"], result["reason"]) == (False, "0xdeadbeef")
         assert result["logs"] == [OWN, REASON]
         assert "paymaster" not in result
@@ -127,9 +127,9 @@ async def test_receipt_of_a_call_that_failed_gives_its_reason(database: str) -> 
 async def test_operation_by_its_hash_comes_from_the_record_and_the_chain(database: str) -> None:
     async with bundler_scene(database) as found:
         mined(found)
-        assert (await found.ask(BY_HASH, HASH)).json["result"] is None  # no record of it yet
+        assert (await found.call(BY_HASH, HASH)).json["result"] is None  # no record of it yet
         await found.send()
-        assert (await found.ask(BY_HASH, HASH)).json["result"] == {
+        assert (await found.call(BY_HASH, HASH)).json["result"] == {
             "userOperation": OPERATION,
             "entryPoint": EP07,
             "blockNumber": "0x3de",
@@ -142,11 +142,11 @@ async def test_operation_by_its_hash_comes_from_the_record_and_the_chain(databas
 async def test_recorded_block_is_looked_at_first_however_old_it_is(database: str) -> None:
     async with bundler_scene(database, bundler={"search_blocks": 2}) as found:
         mined(found)
-        assert (await found.ask(RECEIPT, HASH)).json["result"] is None
+        assert (await found.call(RECEIPT, HASH)).json["result"] is None
         await found.send()
         async with connected(database) as connection:
             await connection.execute("update operations set status = 'included', block = 990")
-        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+        assert (await found.call(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
 
 
 @on_uvloop
@@ -155,7 +155,7 @@ async def test_pending_operation_is_null(database: str) -> None:
         found.chain.answers["eth_getLogs"] = lambda params: []
         await found.send()
         for method in (RECEIPT, BY_HASH):
-            reply = await found.ask(method, HASH)
+            reply = await found.call(method, HASH)
             assert reply.json == {"jsonrpc": "2.0", "id": 1, "result": None}
             assert reply.headers["x-compute-units"] == "2"
 
@@ -166,7 +166,7 @@ async def test_receipt_is_returned_if_any_bundler_has_it(database: str) -> None:
         found.chain.answers["eth_getLogs"] = lambda params: []
         found.bundlers[2].answers[RECEIPT] = lambda params: KNOWN
         for _ in range(6):
-            assert (await found.ask(RECEIPT, HASH)).json["result"] == KNOWN
+            assert (await found.call(RECEIPT, HASH)).json["result"] == KNOWN
 
 
 @on_uvloop
@@ -175,7 +175,7 @@ async def test_receipt_comes_from_the_chain_when_a_bundler_fails(database: str) 
         mined(found)
         await found.proxies[1].switch("dead")
         for _ in range(4):
-            assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+            assert (await found.call(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
 
 
 @on_uvloop
@@ -183,7 +183,7 @@ async def test_receipt_comes_from_the_chain_without_a_database(database: str) ->
     async with bundler_scene(database) as found:
         mined(found)
         await found.worker.app.pool.close()
-        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+        assert (await found.call(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
 
 
 @pytest.mark.parametrize("answer", ["refused", "nonsense", "another operation's"])
@@ -196,7 +196,7 @@ async def test_chain_that_does_not_answer_leaves_the_bundlers_null(database: str
 
     async with bundler_scene(database) as found:
         found.chain.answers["eth_getLogs"] = get_logs
-        assert (await found.ask(RECEIPT, HASH)).json["result"] is None
+        assert (await found.call(RECEIPT, HASH)).json["result"] is None
 
 
 @pytest.mark.parametrize("failure", ["error", "dead"])
@@ -216,7 +216,7 @@ async def test_bundler_that_fails_late_does_not_end_the_search(database: str, fa
                 upstream.health.succeeded(0.001)
         for bundler in found.bundlers:
             bundler.held = {RECEIPT}
-        asked = group.create_task(found.ask(RECEIPT, HASH))
+        asked = group.create_task(found.call(RECEIPT, HASH))
         await until(lambda: any(each.count(RECEIPT) for each in found.bundlers))
         late = 0 if found.bundlers[0].count(RECEIPT) else 1
         found.bundlers[1 - late].held = set()
@@ -248,7 +248,7 @@ async def test_chain_is_searched_once_per_head_from_the_block_at_which_the_opera
             found.chain.calls.clear()
             await Tracker(chain).look()
             for method in (RECEIPT, RECEIPT, BY_HASH):
-                assert (await found.ask(method, HASH)).json["result"] is None
+                assert (await found.call(method, HASH)).json["result"] is None
             asked = [call.params[0] for call in found.chain.calls if call.method == "eth_getLogs"]
             return [int(each["fromBlock"], 16) for each in asked]
 
@@ -264,7 +264,7 @@ async def test_chain_is_searched_once_per_head_from_the_block_at_which_the_opera
         mined(found)
         async with connected(database) as connection:
             await connection.execute("update operations set block = 990, status = 'included'")
-        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+        assert (await found.call(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
 
 
 @on_uvloop
@@ -277,7 +277,7 @@ async def test_operation_that_was_sent_is_looked_for_from_then_on(database: str)
         await found.send()
         found.chain.chain.head = 100_100
         await Tracker(chain).look()
-        await found.ask(RECEIPT, HASH)
+        await found.call(RECEIPT, HASH)
         (asked,) = [call.params[0] for call in found.chain.calls if call.method == "eth_getLogs"]
         assert int(asked["fromBlock"], 16) == 100_000 - chain.network.facts.finality_blocks
 
@@ -287,7 +287,7 @@ async def test_few_search_the_chain_far_back_at_once(database: str) -> None:
     async with bundler_scene(database) as found, asyncio.TaskGroup() as group:
         found.chain.answers["eth_getLogs"] = lambda params: []
         found.chain.held = {"eth_getLogs"}
-        asked = [group.create_task(found.ask(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
+        asked = [group.create_task(found.call(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
         await until(lambda: found.bundlers[0].count(RECEIPT) == 12)
         await until(lambda: found.chain.count("eth_getLogs") == WIDE_SEARCHES)
         found.chain.gate.set()
@@ -300,7 +300,7 @@ async def test_few_search_the_chain_far_back_at_once(database: str) -> None:
 @on_uvloop
 async def test_params_that_are_not_a_hash_are_left_to_the_bundler(database: str, params: list[Any]) -> None:
     async with bundler_scene(database) as found:
-        assert (await found.ask(RECEIPT, *params)).json["result"] is None
+        assert (await found.call(RECEIPT, *params)).json["result"] is None
         assert found.chain.count("eth_getLogs") == 0
 
 
@@ -317,12 +317,12 @@ async def test_lookup_works_after_an_earlier_caller_disconnected(database: str) 
     async with bundler_scene(database) as found:
         mined(found)
         found.chain.held = {"eth_getLogs"}
-        talk = await found.worker.talk()
+        client = await found.worker.connect()
         body = {"jsonrpc": "2.0", "id": 1, "method": RECEIPT, "params": [HASH]}
-        await talk.send(found.request(orjson.dumps(body)))
-        await talk.close()
+        await client.write(found.request(orjson.dumps(body)))
+        await client.close()
         found.chain.gate.set()
-        assert (await found.ask(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
+        assert (await found.call(RECEIPT, HASH)).json["result"]["userOpHash"] == HASH
 
 
 @pytest.mark.parametrize("bundlers", [1, 2])
@@ -334,12 +334,12 @@ async def test_cached_reads_are_refreshed_after_a_receipt_from_a_newer_block(dat
         call = rpc("eth_call", [{"to": EP07, "data": "0x35567e1a"}, "latest"])
         nonces = iter(["0x1", "0x2"])
         found.chain.answers["eth_call"] = lambda params: next(nonces)
-        assert [(await found.worker.ask(call)).json["result"] for _ in range(2)] == ["0x1", "0x1"]
+        assert [(await found.worker.send(call)).json["result"] for _ in range(2)] == ["0x1", "0x1"]
         for bundler in found.bundlers:
             bundler.answers[RECEIPT] = lambda params: {"receipt": {"blockNumber": hex(found.chain.chain.head)}}
-        await found.ask(RECEIPT, HASH)
-        assert (await found.worker.ask(call)).json["result"] == "0x1"
+        await found.call(RECEIPT, HASH)
+        assert (await found.worker.send(call)).json["result"] == "0x1"
         for bundler in found.bundlers:
             bundler.answers[RECEIPT] = lambda params: {"receipt": {"blockNumber": hex(found.chain.chain.head + 1)}}
-        await found.ask(RECEIPT, HASH)
-        assert (await found.worker.ask(call)).json["result"] == "0x2"
+        await found.call(RECEIPT, HASH)
+        assert (await found.worker.send(call)).json["result"] == "0x2"

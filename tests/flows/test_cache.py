@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.core.heads import STALE_S
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Chain, Refused
 from tests.service import until
@@ -24,7 +24,7 @@ RAW = "0x01"
 
 async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
     """The value of the X-Cache header of the reply."""
-    reply = await of.ask(method, params, **options)
+    reply = await of.call(method, params, **options)
     assert reply.status == 200, reply
     return reply.headers.get("x-cache", "")
 
@@ -99,11 +99,11 @@ def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(p
         async with scene(2) as found:
             method, params = recent(found)[place]
             assert [await how(found, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
-            first = (await found.ask(method, params)).json["result"]
+            first = (await found.call(method, params)).json["result"]
             await move(found)
             assert await how(found, method, params) == "miss"
             if "latest" in params or method == "eth_blockNumber":
-                assert (await found.ask(method, params)).json["result"] != first
+                assert (await found.call(method, params)).json["result"] != first
 
     run()
 
@@ -172,7 +172,7 @@ async def test_answers_of_networks_and_methods_do_not_cross() -> None:
                 (LIVE, TEST), ("eth_getBalance", "eth_getCode"), ("0x1", "0x2")
             ):
                 for _ in range(2):
-                    reply = await both.ask(rpc(method, [ADDRESS, tag]), network=network)
+                    reply = await both.send(rpc(method, [ADDRESS, tag]), network=network)
                     seen.add((network, method, tag, reply.json["result"]))
             assert len(seen) == 8
             balances = [result for *_, method, _, result in seen if method == "eth_getBalance"]
@@ -191,7 +191,7 @@ async def test_identical_reads_under_way_share_one_call_and_keep_their_own_ids()
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(
-                    found.worker.ask(rpc("eth_getBalance", [ADDRESS, "latest"], id=each), network=found.network)
+                    found.worker.send(rpc("eth_getBalance", [ADDRESS, "latest"], id=each), network=found.network)
                 )
                 for each in ids
                 if not isinstance(each, int) or each < 2**63
@@ -214,10 +214,10 @@ async def test_caller_that_disconnects_does_not_affect_those_that_joined() -> No
         upstream = found.upstreams[0]
         upstream.held = {"eth_getBalance"}
         request = found.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=found.network)
-        first, second = await found.worker.talk(), await found.worker.talk()
-        await first.send(request)
+        first, second = await found.worker.connect(), await found.worker.connect()
+        await first.write(request)
         await until(lambda: upstream.count("eth_getBalance") == 1)
-        await second.send(request)
+        await second.write(request)
         await until(lambda: len(next(iter(found.route.state.flights.values())).waiters) == 2)
         await first.close()
         upstream.gate.set()
@@ -232,14 +232,14 @@ async def test_call_that_all_have_left_is_given_up() -> None:
         upstream = found.upstreams[0]
         upstream.held = {"eth_getBalance"}
         request = found.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=found.network)
-        talks = [await found.worker.talk() for _ in range(3)]
-        for place, talk in enumerate(talks):
-            await talk.send(request)
+        clients = [await found.worker.connect() for _ in range(3)]
+        for place, client in enumerate(clients):
+            await client.write(request)
             await until(
                 lambda place=place: [len(each.waiters) for each in found.route.state.flights.values()] == [place + 1]
             )
-        for talk in talks:
-            await talk.close()
+        for client in clients:
+            await client.close()
         await until(lambda: not found.route.state.flights)
         assert found.route.upstreams[0].health.inflight == 0
 
@@ -249,12 +249,12 @@ async def test_error_reply_does_not_repeat_the_cache_header_of_the_last_reply() 
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "odd")
 
-    async with scene(1) as found, await found.worker.talk() as talk:
+    async with scene(1) as found, await found.worker.connect() as client:
         found.upstreams[0].answers["net_listening"] = refuse
         known = found.worker.post(rpc("eth_chainId"), network=found.network)
         failing = found.worker.post(rpc("net_listening"), network=found.network)
-        assert [(await talk.ask(known)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
-        reply = await talk.ask(failing)
+        assert [(await client.send(known)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
+        reply = await client.send(failing)
         assert "error" in reply.json
         assert "x-cache" not in reply.headers
 
@@ -264,7 +264,7 @@ async def test_answer_that_lands_after_the_head_has_moved_is_not_given_for_the_n
     async with scene(1) as found:
         upstream = found.upstreams[0]
         upstream.held = {"eth_call"}
-        old = asyncio.get_running_loop().create_task(found.ask("eth_call", [{"to": ADDRESS}, "latest"]))
+        old = asyncio.get_running_loop().create_task(found.call("eth_call", [{"to": ADDRESS}, "latest"]))
         await until(lambda: upstream.count("eth_call") == 1)
         await move(found)
         upstream.gate.set()
@@ -278,10 +278,10 @@ async def test_call_sent_before_the_head_moved_is_not_joined() -> None:
     async with scene(1) as found:
         upstream = found.upstreams[0]
         upstream.held = {"eth_call"}
-        old = asyncio.get_running_loop().create_task(found.ask("eth_call", [{"to": ADDRESS}, "latest"]))
+        old = asyncio.get_running_loop().create_task(found.call("eth_call", [{"to": ADDRESS}, "latest"]))
         await until(lambda: upstream.count("eth_call") == 1)
         await move(found)
-        new = asyncio.get_running_loop().create_task(found.ask("eth_call", [{"to": ADDRESS}, "latest"]))
+        new = asyncio.get_running_loop().create_task(found.call("eth_call", [{"to": ADDRESS}, "latest"]))
         await until(lambda: upstream.count("eth_call") == 2)
         upstream.gate.set()
         assert [(await each).headers["x-cache"] for each in (old, new)] == ["miss", "miss"]
@@ -293,10 +293,10 @@ async def test_large_reply_that_has_begun_is_not_joined() -> None:
     async with scene(1) as found:
         found.upstreams[0].answers["eth_getCode"] = lambda _: large
         request = found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), network=found.network)
-        async with await found.worker.talk() as slow, await found.worker.talk() as quick:
-            await slow.send(request)
+        async with await found.worker.connect() as slow, await found.worker.connect() as quick:
+            await slow.write(request)
             await slow.reader.readuntil(b"\r\n\r\n")  # The reply has begun, and the client stops reading.
-            reply = await quick.ask(request, within_s=20.0)
+            reply = await quick.send(request, within_s=20.0)
             assert orjson.loads(reply.body)["result"] == large
             assert reply.headers["x-cache"] == "miss"
 
@@ -381,10 +381,10 @@ def test_chain_that_was_reset_leaves_nothing_of_the_old_one(count: int) -> None:
 async def test_memory_is_bounded_and_answers_stay_right() -> None:
     async with scene(1, cache={"bytes": 1 << 20}) as found:
         found.upstreams[0].answers["eth_getStorageAt"] = lambda params: "0x" + params[1][2:].rjust(4, "0") * 1000
-        async with await found.worker.talk() as talk:
+        async with await found.worker.connect() as client:
             for n in range(1500):
                 request = rpc("eth_getStorageAt", [ADDRESS, hex(n % 900), "0x1"])
-                reply = await talk.ask(found.worker.post(request, network=found.network))
+                reply = await client.send(found.worker.post(request, network=found.network))
                 assert reply.json["result"] == "0x" + hex(n % 900)[2:].rjust(4, "0") * 1000
         assert found.route.state.replies.bytes_used <= 1 << 20
         assert found.route.state.replies.evictions > 0
@@ -404,16 +404,16 @@ def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, 
         async with scene(1) as found:
             read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
             for expected in ("miss", "hit"):
-                assert (await found.ask(*read)).headers["x-cache"] == expected
+                assert (await found.call(*read)).headers["x-cache"] == expected
             found.chain.head += 1
             found.chain.mined[TX] = found.chain.head
             assert hex(found.chain.head) in str(await found.result(method, params))
-            assert (await found.ask(*read)).headers["x-cache"] == "miss"
+            assert (await found.call(*read)).headers["x-cache"] == "miss"
             # A block that was seen before invalidates nothing.
             await found.look()
             assert await found.result(method, params)
-            assert [(await found.ask(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
+            assert [(await found.call(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
             assert await found.result(method, params)
-            assert (await found.ask(*read)).headers["x-cache"] == "hit"
+            assert (await found.call(*read)).headers["x-cache"] == "hit"
 
     run()

@@ -93,19 +93,19 @@ class Chain:
     url: str
     session: aiohttp.ClientSession
 
-    async def ask(self, method: str, *params: Any) -> Any:
+    async def call(self, method: str, *params: Any) -> Any:
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         async with self.session.post(self.url, json=call) as response:
             return (await response.json())["result"]
 
     async def number(self, method: str, *params: Any) -> int:
-        return int(await self.ask(method, *params), 16)
+        return int(await self.call(method, *params), 16)
 
     async def send(self, **transaction: str) -> dict[str, Any]:
         """Send a transaction from an account of the node; return the receipt."""
-        sender = (await self.ask("eth_accounts"))[5]
-        sent = await self.ask("eth_sendTransaction", {"from": sender, "gas": "0x30d40", **transaction})
-        receipt: dict[str, Any] = await self.ask("eth_getTransactionReceipt", sent)
+        sender = (await self.call("eth_accounts"))[5]
+        sent = await self.call("eth_sendTransaction", {"from": sender, "gas": "0x30d40", **transaction})
+        receipt: dict[str, Any] = await self.call("eth_getTransactionReceipt", sent)
         return receipt
 
     async def deploy(self, code: str) -> str:
@@ -150,7 +150,7 @@ async def run(
         "recipient": "0x" + f"{0x5E + CLIENTS.index(request.param):02x}" * 20,
     }
     before = await reads(chain, task, served.ready["funded_account"]["address"])
-    results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"] if call["succeeds"]]
+    results = [await chain.call(call["method"], *call["params"]) for call in task["calls"] if call["succeeds"]]
     geth.act = refusing(iter([*(message for message, _ in GETH.values()), KNOWN]))
     seen = await asyncio.to_thread(run_script, SCRIPTS[request.param], task, within_s=RUN_S)
     return Run(request.param, task, before, results, seen)
@@ -203,9 +203,9 @@ def calls(contracts: dict[str, str], account: str) -> Iterator[dict[str, Any]]:
 
 
 async def reads(chain: Chain, task: dict[str, Any], account: str) -> dict[str, Any]:
-    block = await chain.ask("eth_getBlockByNumber", hex(task["block"]), True)
-    fees = await chain.ask("eth_feeHistory", "0x4", "latest", [25, 75])
-    logs = await chain.ask("eth_getLogs", {"address": task["logger"], "fromBlock": "0x0"})
+    block = await chain.call("eth_getBlockByNumber", hex(task["block"]), True)
+    fees = await chain.call("eth_feeHistory", "0x4", "latest", [25, 75])
+    logs = await chain.call("eth_getLogs", {"address": task["logger"], "fromBlock": "0x0"})
     return {
         "chain_id": await chain.number("eth_chainId"),
         "block_number": await chain.number("eth_blockNumber"),
@@ -217,7 +217,7 @@ async def reads(chain: Chain, task: dict[str, Any], account: str) -> dict[str, A
         "nonce": await chain.number("eth_getTransactionCount", account, "latest"),
         "gas": await chain.number("eth_estimateGas", {"from": account, "to": task["logger"], "data": TOPIC}),
         "gas_price": await chain.number("eth_gasPrice"),
-        "code": await chain.ask("eth_getCode", task["logger"], "latest"),
+        "code": await chain.call("eth_getCode", task["logger"], "latest"),
         "fees": {
             "oldest": int(fees["oldestBlock"], 16),
             "base": [int(fee, 16) for fee in fees["baseFeePerGas"]],
@@ -274,7 +274,7 @@ def test_concurrent_calls_are_sent_as_one_batch(run: Run) -> None:
 
 async def test_transaction_is_sent_and_found(run: Run, chain: Chain) -> None:
     seen, before = run.seen["transaction"], run.before
-    on_chain = await chain.ask("eth_getTransactionByHash", seen["hash"])
+    on_chain = await chain.call("eth_getTransactionByHash", seen["hash"])
     assert (on_chain["to"], int(on_chain["value"], 16)) == (run.task["recipient"], VALUE_WEI)
     assert seen["succeeded"]
     assert seen["value"] == VALUE_WEI
@@ -289,7 +289,7 @@ async def test_logs_of_a_transaction_are_found(run: Run, chain: Chain) -> None:
     assert of_receipt == found
     ((sent, topics, data),) = found
     assert (topics, data) == ([TOPIC], TOPIC)
-    on_chain = await chain.ask("eth_getTransactionReceipt", sent)
+    on_chain = await chain.call("eth_getTransactionReceipt", sent)
     assert [log["topics"] for log in on_chain["logs"]] == [[TOPIC]]
 
 

@@ -16,22 +16,24 @@ from tests.service import ROOT, Service, command, command_here
 
 
 async def test_account_is_created_shown_changed_and_listed(service: Service) -> None:
-    made = await service.ask("accounts", "create", "--name", "Acme", "--email", "it@acme.example", "--plan", "growth")
+    made = await service.cli_json(
+        "accounts", "create", "--name", "Acme", "--email", "it@acme.example", "--plan", "growth"
+    )
     assert made["id"].startswith("acct_")
     assert (made["name"], made["email"], made["plan"]) == ("Acme", "it@acme.example", "growth")
     assert made["requests_per_day"] is None
     assert datetime.fromisoformat(made["created_at"]).tzinfo is not None
     own = ("--requests-per-second", "5", "--units-per-second", "500", "--requests-per-day", "0")
-    changed = await service.ask("accounts", "set", made["id"], "--name", "Acme 2", "--plan", "enterprise", *own)
+    changed = await service.cli_json("accounts", "set", made["id"], "--name", "Acme 2", "--plan", "enterprise", *own)
     assert (changed["name"], changed["plan"], changed["email"]) == ("Acme 2", "enterprise", "it@acme.example")
     limits = ("requests_per_second", "units_per_second", "requests_per_day")
     assert [changed[name] for name in limits] == [5, 500, 0]
     back = ("--requests-per-second", "-1", "--units-per-second", "-1", "--requests-per-day", "-1")
-    inherited = await service.ask("accounts", "set", made["id"], *back)
+    inherited = await service.cli_json("accounts", "set", made["id"], *back)
     assert [inherited[name] for name in limits] == [None, None, None]
-    shown = await service.ask("accounts", "show", made["id"])
+    shown = await service.cli_json("accounts", "show", made["id"])
     assert shown["used_today"] == 0
-    assert made["id"] in [row["id"] for row in await service.ask("accounts", "list")]
+    assert made["id"] in [row["id"] for row in await service.cli_json("accounts", "list")]
 
 
 async def test_minus_one_inherits_on_creation(service: Service) -> None:
@@ -47,8 +49,8 @@ async def test_key_is_printed_only_once(service: Service) -> None:
     assert is_well_formed(made["key"])
     assert made["hint"].endswith(made["key"][-4:])
     assert (made["name"], made["mode"], made["scopes"], made["status"]) == ("ci", "test", ["rpc:read"], "active")
-    shown = await service.ask("keys", "show", made["id"])
-    listed = await service.ask("keys", "list", "--account", account["id"])
+    shown = await service.cli_json("keys", "show", made["id"])
+    listed = await service.cli_json("keys", "list", "--account", account["id"])
     assert [row["id"] for row in listed] == [made["id"]]
     for data in (shown, listed):
         text = orjson.dumps(data).decode()
@@ -92,7 +94,7 @@ async def some(service: Service) -> tuple[str, str, str]:
     """An account with a key and a revoked key."""
     account = await service.new_account()
     key, gone = [await service.new_key(account["id"]) for _ in range(2)]
-    await service.ask("keys", "revoke", gone["id"])
+    await service.cli_json("keys", "revoke", gone["id"])
     return account["id"], key["id"], gone["id"]
 
 

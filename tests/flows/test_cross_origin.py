@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.access import KeyRestrictions, Limits
-from tests.flows.talk import Reply, request, rpc
+from tests.http_client import Reply, request, rpc
 from tests.rpc_scene import scene
 from tests.web.worker import LIVE, Worker, on_uvloop
 
@@ -36,12 +36,12 @@ async def served(*origins: str) -> AsyncIterator[Worker]:
 
 
 async def preflight(worker: Worker, target: str, origin: str = APP) -> Reply:
-    async with await worker.talk() as talk:
-        return await talk.ask(request("OPTIONS", target, Origin=origin, Access_Control_Request_Method="POST"))
+    async with await worker.connect() as client:
+        return await client.send(request("OPTIONS", target, Origin=origin, Access_Control_Request_Method="POST"))
 
 
 async def call(worker: Worker, key: str | None, origin: str, **options: Any) -> Reply:
-    return await worker.ask(rpc("eth_chainId"), key=key, Origin=origin, **options)
+    return await worker.send(rpc("eth_chainId"), key=key, Origin=origin, **options)
 
 
 @on_uvloop
@@ -74,8 +74,8 @@ def test_paths_for_signed_in_people_take_no_part(target: str) -> None:
 
 @on_uvloop
 async def test_options_without_a_preflight_is_no_method() -> None:
-    async with served() as worker, await worker.talk() as talk:
-        reply = await talk.ask(request("OPTIONS", f"/v1/rpc/{LIVE}"))
+    async with served() as worker, await worker.connect() as client:
+        reply = await client.send(request("OPTIONS", f"/v1/rpc/{LIVE}"))
         assert "POST" in reply.fault(405)["message"]
         assert (await preflight(worker, "/v1/nope")).status == 404
 
@@ -94,9 +94,9 @@ async def test_page_reads_replies_and_errors_if_its_key_allows_the_origin() -> N
                 "Retry-After",
             ):
                 assert name in reply.headers[EXPOSE]
-        rest = await worker.talk()
+        rest = await worker.connect()
         async with rest:
-            found = await rest.ask(request("GET", "/v1/gas/nowhere/prices", key=worker.keys["page"], Origin=APP))
+            found = await rest.send(request("GET", "/v1/gas/nowhere/prices", key=worker.keys["page"], Origin=APP))
             assert (found.status, found.headers[ALLOW]) == (404, APP)
         refused = await call(worker, "page", OTHER)
         assert ALLOW not in refused.headers
@@ -132,7 +132,7 @@ def test_key_without_origins_follows_the_operators_default(
         async with served(*default) as worker:
             reply = await call(worker, "main", origin)
             assert (reply.status, reply.headers.get(ALLOW)) == (200, allowed)
-            plain = await worker.ask(rpc("eth_chainId"))
+            plain = await worker.send(rpc("eth_chainId"))
             assert not [name for name in plain.headers if name.startswith("access-control") or name == "vary"]
 
     run()

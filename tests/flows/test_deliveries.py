@@ -19,7 +19,6 @@ from proxy.chains.evm.watch_index import KINDS
 from proxy.commands.webhooks import fault_of
 from proxy.core import signatures
 from tests.delivery.scene import Inbox, inbox
-from tests.flows.test_gas_policies import ask
 from tests.flows.test_webhook_events import CHECKED
 from tests.service import ROOT, Service, finished, until
 from tests.shapes import conforms
@@ -48,14 +47,14 @@ async def box() -> AsyncIterator[Inbox]:
 async def hooked(service: Service, url: str, event_type: str = "token_transfer") -> AsyncIterator[dict[str, Any]]:
     """A webhook that is deleted at the end."""
     body = {"url": url, "chain": "dev", "event_type": event_type, "config": CONFIGS[KINDS[event_type]]}
-    status, made = await ask(service, "POST", "/webhooks", body)
+    status, made = await service.send("POST", "/webhooks", body)
     assert status == 201, made
     yield made
-    assert (await ask(service, "DELETE", f"/webhooks/{made['id']}"))[0] == 200
+    assert (await service.send("DELETE", f"/webhooks/{made['id']}"))[0] == 200
 
 
 async def deliveries(service: Service, made: dict[str, Any], query: str = "") -> dict[str, Any]:
-    status, reply = await ask(service, "GET", f"/webhooks/{made['id']}/deliveries{query}")
+    status, reply = await service.send("GET", f"/webhooks/{made['id']}/deliveries{query}")
     assert status == 200, reply
     return dict(reply)
 
@@ -72,7 +71,7 @@ def ended(service: Service, made: dict[str, Any], count: int = 1) -> Callable[[]
 
 async def test_test_event_arrives_marked_and_signed_and_is_listed(service: Service, box: Inbox) -> None:
     async with hooked(service, box.url("/a")) as made:
-        status, sent = await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
+        status, sent = await service.send("POST", f"/webhooks/{made['id']}/test", {})
         assert (status, sent["webhook_id"], sent["event_type"]) == (202, made["id"], "token_transfer")
         await until(ended(service, made))
         (post,) = box.at("/a")
@@ -95,7 +94,7 @@ async def test_test_event_arrives_marked_and_signed_and_is_listed(service: Servi
 async def test_every_type_can_be_tested_and_has_its_own_format(service: Service, box: Inbox, own: str) -> None:
     async with hooked(service, box.url("/all"), own) as made:
         for name in KINDS:
-            status, reply = await ask(service, "POST", f"/webhooks/{made['id']}/test", {"event_type": name})
+            status, reply = await service.send("POST", f"/webhooks/{made['id']}/test", {"event_type": name})
             assert status == 202, reply
         await until(ended(service, made, len(KINDS)))
         now = time.time()
@@ -112,7 +111,7 @@ async def test_every_type_can_be_tested_and_has_its_own_format(service: Service,
 async def test_failed_test_includes_an_excerpt_of_the_reply(service: Service, box: Inbox) -> None:
     box.answer("/no", 503)
     async with hooked(service, box.url("/no")) as made:
-        await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
+        await service.send("POST", f"/webhooks/{made['id']}/test", {})
         await until(ended(service, made))
         (seen,) = (await deliveries(service, made))["deliveries"]
         (attempt,) = seen["attempts"]
@@ -123,21 +122,21 @@ async def test_deliveries_are_redelivered_one_by_one_and_since_a_time(service: S
     async with hooked(service, box.url("/r"), "NEW_BLOCK") as made:
         path = f"/webhooks/{made['id']}"
         before = datetime.datetime.now(datetime.UTC).isoformat()
-        names = [(await ask(service, "POST", f"{path}/test", {}))[1]["event_id"] for _ in range(3)]
+        names = [(await service.send("POST", f"{path}/test", {}))[1]["event_id"] for _ in range(3)]
         await until(ended(service, made, 3))
-        status, reply = await ask(service, "POST", f"{path}/deliveries/{names[0]}/redeliver")
+        status, reply = await service.send("POST", f"{path}/deliveries/{names[0]}/redeliver")
         assert (status, reply) == (202, {"webhook_id": made["id"], "event_id": names[0], "status": "pending"})
         await until(lambda: len(box.at("/r")) == 4)
         await until(ended(service, made, 3))
         assert {*[post.body for post in box.at("/r") if post.event_id == names[0]]} == {box.at("/r")[3].body}
-        assert await ask(service, "POST", f"{path}/redeliver", {"since": before}) == (
+        assert await service.send("POST", f"{path}/redeliver", {"since": before}) == (
             202,
             {"webhook_id": made["id"], "redelivering": 3},
         )
         await until(lambda: len(box.at("/r")) == 7)
         await until(ended(service, made, 3))
         for body in ({"since": before, "status": "failed"}, {"since": "2100-01-01T00:00:00+14:00"}):
-            assert (await ask(service, "POST", f"{path}/redeliver", body))[1]["redelivering"] == 0
+            assert (await service.send("POST", f"{path}/redeliver", body))[1]["redelivering"] == 0
         seen = {each["event_id"]: each for each in (await deliveries(service, made))["deliveries"]}
         assert [attempt["status_code"] for attempt in seen[names[0]]["attempts"]] == [200, 200, 200]
 
@@ -146,7 +145,7 @@ async def test_list_has_filters_and_pages(service: Service, box: Inbox) -> None:
     box.answer("/f", 200, 500, 200)
     async with hooked(service, box.url("/f"), "NEW_BLOCK") as made:
         for count in range(1, 4):
-            await ask(service, "POST", f"/webhooks/{made['id']}/test", {})
+            await service.send("POST", f"/webhooks/{made['id']}/test", {})
             await until(ended(service, made, count))
         whole = await deliveries(service, made)
         assert whole["total"] == 3
@@ -182,15 +181,15 @@ async def test_invalid_parameter_is_named(
     service: Service, box: Inbox, method: str, rest: str, body: Any, named: str
 ) -> None:
     async with hooked(service, box.url()) as made:
-        status, reply = await ask(service, method, f"/webhooks/{made['id']}{rest}", body)
+        status, reply = await service.send(method, f"/webhooks/{made['id']}{rest}", body)
         assert (status, reply["error"]["code"]) == (400, "invalid_request"), reply
         assert named in reply["error"]["message"]
 
 
 async def test_webhook_of_another_account_is_not_found(service: Service, box: Inbox) -> None:
     async with hooked(service, box.url()) as made:
-        (event,) = [(await ask(service, "POST", f"/webhooks/{made['id']}/test", {}))[1]["event_id"]]
-        absent = await ask(service, "GET", "/webhooks/wh_nothing/deliveries")
+        (event,) = [(await service.send("POST", f"/webhooks/{made['id']}/test", {}))[1]["event_id"]]
+        absent = await service.send("GET", "/webhooks/wh_nothing/deliveries")
         assert absent[0] == 404
         since = {"since": "2026-01-15T09:30:00Z"}
         for method, rest, body in (
@@ -199,8 +198,8 @@ async def test_webhook_of_another_account_is_not_found(service: Service, box: In
             ("POST", "/redeliver", since),
             ("POST", "/test", {}),
         ):
-            assert (await ask(service, method, f"/webhooks/{made['id']}{rest}", body, key="growth"))[0] == 404
-        assert (await ask(service, "POST", f"/webhooks/{made['id']}/deliveries/evt_{'0' * 32}/redeliver"))[0] == 404
+            assert (await service.send(method, f"/webhooks/{made['id']}{rest}", body, key="growth"))[0] == 404
+        assert (await service.send("POST", f"/webhooks/{made['id']}/deliveries/evt_{'0' * 32}/redeliver"))[0] == 404
         await until(ended(service, made))
 
 
@@ -209,15 +208,15 @@ async def test_paused_webhook_accepts_no_test_and_parks_a_redelivery_until_it_is
 ) -> None:
     async with hooked(service, box.url("/p")) as made:
         path = f"/webhooks/{made['id']}"
-        event = (await ask(service, "POST", f"{path}/test", {}))[1]["event_id"]
+        event = (await service.send("POST", f"{path}/test", {}))[1]["event_id"]
         await until(ended(service, made))
-        await ask(service, "PATCH", path, {"status": "paused"})
-        assert (await ask(service, "POST", f"{path}/test", {}))[0] == 400
-        status, reply = await ask(service, "POST", f"{path}/deliveries/{event}/redeliver")
+        await service.send("PATCH", path, {"status": "paused"})
+        assert (await service.send("POST", f"{path}/test", {}))[0] == 400
+        status, reply = await service.send("POST", f"{path}/deliveries/{event}/redeliver")
         assert (status, reply["status"]) == (202, "parked")
         (seen,) = (await deliveries(service, made, "?status=parked"))["deliveries"]
         assert seen["event_id"] == event
-        assert (await ask(service, "POST", f"{path}/resume"))[0] == 200
+        assert (await service.send("POST", f"{path}/resume"))[0] == 200
         await until(lambda: len(box.at("/p")) == 2)
         await until(ended(service, made))
 
@@ -258,7 +257,7 @@ async def test_listen_creates_a_webhook_prints_and_forwards_deliveries_and_delet
     async with listening(service, *words) as output:
         name = output[0].split()[0]
         assert "NEW_BLOCK on dev" in output[0]
-        sent = (await ask(service, "POST", f"/webhooks/{name}/test", {}))[1]["event_id"]
+        sent = (await service.send("POST", f"/webhooks/{name}/test", {}))[1]["event_id"]
         expected = f"verified  NEW_BLOCK  TEST  {sent}  attempt 1  forwarded: 202"
         await until(lambda: expected in output)
         await until(lambda: output[-1] == "}")
@@ -269,7 +268,7 @@ async def test_listen_creates_a_webhook_prints_and_forwards_deliveries_and_delet
         async with service.session.post(output[0].split(" to ")[1].split(";")[0], data=b"{}") as response:
             assert response.status == 400
         await until(lambda: any(line.startswith("refused: ") for line in output))
-    assert (await ask(service, "GET", f"/webhooks/{name}"))[0] == 404
+    assert (await service.send("GET", f"/webhooks/{name}"))[0] == 404
 
 
 async def test_listen_with_a_secret_only_receives(service: Service) -> None:

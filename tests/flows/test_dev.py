@@ -15,7 +15,7 @@ import pytest
 from proxy.__main__ import main
 from tests import service as service_room
 from tests.flows.load import spend
-from tests.flows.talk import Talk, ask_once, post, rpc
+from tests.http_client import HttpClient, post, rpc, send_once
 from tests.service import Service, descendants, finished, launch, processes_of, until
 
 # All processes must end this soon after a kill: Postgres writes its last page, workers finish their drain.
@@ -207,20 +207,20 @@ async def test_data_survives_a_restart(kept: dict[str, Service]) -> None:
     account = await before.new_account("free", "--requests-per-day", "9")
     made = await before.new_key(account["id"], "--scope", "rpc:read")
     gone = await before.new_key(account["id"])
-    await before.ask("keys", "revoke", gone["id"])
-    async with await Talk.open(before.port) as talk:
-        assert await spend(talk, made["key"]) >= 9
-    accounts, keys = await before.ask("accounts", "list"), await before.ask("keys", "list")
+    await before.cli_json("keys", "revoke", gone["id"])
+    async with await HttpClient.open(before.port) as client:
+        assert await spend(client, made["key"]) >= 9
+    accounts, keys = await before.cli_json("accounts", "list"), await before.cli_json("keys", "list")
 
     after = await again(kept)
     assert after.keys == before.keys
-    assert await after.ask("accounts", "list") == accounts
-    assert await after.ask("keys", "list") == keys
-    async with await Talk.open(after.port) as talk:
-        assert await spend(talk, made["key"]) <= 1
-    assert (await ask_once(after, post(READ, key=gone["key"]))).status == 401
+    assert await after.cli_json("accounts", "list") == accounts
+    assert await after.cli_json("keys", "list") == keys
+    async with await HttpClient.open(after.port) as client:
+        assert await spend(client, made["key"]) <= 1
+    assert (await send_once(after, post(READ, key=gone["key"]))).status == 401
     write = post(rpc("eth_sendRawTransaction", ["0x00"]), key=made["key"])
-    assert (await ask_once(after, write)).status == 403
+    assert (await send_once(after, write)).status == 403
 
 
 async def test_killed_service_leaves_no_process_and_loses_no_data(kept: dict[str, Service]) -> None:
@@ -229,7 +229,7 @@ async def test_killed_service_leaves_no_process_and_loses_no_data(kept: dict[str
     made = await before.new_key(account["id"])
     after = await again(kept, by=signal.SIGKILL)
     assert after.keys == before.keys
-    assert (await ask_once(after, post(READ, key=made["key"]))).status == 200
+    assert (await send_once(after, post(READ, key=made["key"]))).status == 200
 
 
 async def test_fresh_deletes_all_data_and_the_metrics_port_of_the_settings_is_used(
@@ -244,8 +244,8 @@ async def test_fresh_deletes_all_data_and_the_metrics_port_of_the_settings_is_us
     after = await again(kept, "--fresh", "--config", str(tmp_path / "own.toml"), by=signal.SIGTERM)
     assert after.ready["metrics_url"] == f"http://127.0.0.1:{port}/metrics"
     assert set(after.keys.values()).isdisjoint(before.keys.values())
-    assert len(await after.ask("accounts", "list")) == 3
-    assert (await ask_once(after, post(READ, key=before.keys["growth"]))).status == 401
+    assert len(await after.cli_json("accounts", "list")) == 3
+    assert (await send_once(after, post(READ, key=before.keys["growth"]))).status == 401
     assert (after.data / "notes.txt").read_text() == "not ours"
     for name in ("keys.json", "pepper", "running.json", "ready.json"):
         assert oct(os.stat(after.data / name).st_mode & 0o777) == "0o600", name

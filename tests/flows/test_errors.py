@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.flows.talk import Closed, Reply, Talk, ask_once, fresh_call, post, request, rpc
 from tests.flows.upstream import PASSWORD, SECRET_PATH, USER, Upstream, reply
+from tests.http_client import Closed, HttpClient, Reply, fresh_call, post, request, rpc, send_once
 from tests.service import Service
 
 CAP = 1_048_576
@@ -32,26 +32,26 @@ def key(service: Service) -> str:
     ["/v1", "/v1/", "/v2/rpc/dev/mainnet", "/v1/nope", "/v1/rpc/dev", "/v1/rpc/dev/mainnet/", "//", "/%2e%2e/"],
 )  # fmt: skip
 async def test_unknown_path_is_not_found(service: Service, key: str, target: str) -> None:
-    (await ask_once(service, request("POST", target, READ, key=key))).fault(404)
+    (await send_once(service, request("POST", target, READ, key=key))).fault(404)
 
 
 @pytest.mark.parametrize("target", ["/v1/gas/ethereum/prices", "/docs/nope.js", "/docs/../proxy/app.py", "/metrics"])
 async def test_unserved_paths_are_not_found(service: Service, key: str, target: str) -> None:
     """An unconfigured network, a missing page, a file outside the pages, the metrics path."""
-    (await ask_once(service, request("GET", target, key=key))).fault(404)
+    (await send_once(service, request("GET", target, key=key))).fault(404)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 async def test_wrong_method_names_the_allowed_ones(service: Service, key: str, method: str) -> None:
-    reply = await ask_once(service, request(method, "/v1/rpc/dev/mainnet", key=key))
+    reply = await send_once(service, request(method, "/v1/rpc/dev/mainnet", key=key))
     reply.fault(405)
     assert reply.headers["allow"] == "POST"
 
 
 async def test_head_of_a_page_has_no_body(service: Service) -> None:
-    async with await Talk.open(service.port) as talk:
-        await talk.send(b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        raw = await talk.reader.read()
+    async with await HttpClient.open(service.port) as client:
+        await client.write(b"HEAD /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        raw = await client.reader.read()
     head, _, body = raw.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert body == b""
@@ -59,18 +59,18 @@ async def test_head_of_a_page_has_no_body(service: Service) -> None:
 
 @pytest.mark.parametrize("network", ["dev/%zz", "dev/%", "dev/%f", "%ff%fe/mainnet", "dev/main%00net", "dev/..%2fx"])
 async def test_invalid_percent_encoding_in_a_path_is_a_client_error(service: Service, key: str, network: str) -> None:
-    reply = await ask_once(service, post(READ, key=key, network=network))
+    reply = await send_once(service, post(READ, key=key, network=network))
     assert reply.status in (400, 404)
     reply.fault(reply.status)
 
 
 async def test_encoded_path_finds_the_same_network(service: Service, key: str) -> None:
-    assert (await ask_once(service, post(READ, key=key, network="de%76/mainnet"))).status == 200
+    assert (await send_once(service, post(READ, key=key, network="de%76/mainnet"))).status == 200
 
 
 async def test_unknown_network_and_network_without_upstream_differ(service: Service, key: str) -> None:
-    unknown = await ask_once(service, post(READ, key=key, network="atlantis/mainnet"))
-    known = await ask_once(service, post(READ, key=key, network="polygon/mainnet"))
+    unknown = await send_once(service, post(READ, key=key, network="atlantis/mainnet"))
+    known = await send_once(service, post(READ, key=key, network="polygon/mainnet"))
     assert "atlantis" in unknown.fault(404)["message"]
     assert "no upstream" in known.fault(404)["message"]
 
@@ -104,26 +104,26 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 async def test_invalid_http_gets_an_error_body_and_is_closed(service: Service, name: str) -> None:
-    async with await Talk.open(service.port) as talk:
-        reply = await talk.ask(MALFORMED[name])
+    async with await HttpClient.open(service.port) as client:
+        reply = await client.send(MALFORMED[name])
         assert 400 <= reply.status < 500
         reply.fault(reply.status)
-        assert await talk.is_closed(within_s=5.0)
+        assert await client.is_closed(within_s=5.0)
 
 
 async def test_invalid_chunked_body_is_a_client_error(service: Service, key: str) -> None:
     head = post(b"", key=key, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
-    async with await Talk.open(service.port) as talk:
-        reply = await talk.ask(head + b"zz\r\n{}\r\n0\r\n\r\n")
+    async with await HttpClient.open(service.port) as client:
+        reply = await client.send(head + b"zz\r\n{}\r\n0\r\n\r\n")
     reply.fault(400)
 
 
 async def test_malformed_request_does_not_affect_other_connections(service: Service, key: str) -> None:
-    async with await Talk.open(service.port) as good:
+    async with await HttpClient.open(service.port) as good:
         assert (await good.call(key=key)).status == 200
         for data in MALFORMED.values():
-            async with await Talk.open(service.port) as bad:
-                await bad.send(data)
+            async with await HttpClient.open(service.port) as bad:
+                await bad.write(data)
                 async with asyncio.timeout(5.0):
                     await bad.reader.read(1)
         assert (await good.call(key=key)).status == 200
@@ -134,8 +134,8 @@ async def test_malformed_request_does_not_affect_other_connections(service: Serv
 
 async def test_body_over_the_limit_is_refused_by_its_content_length(service: Service, key: str) -> None:
     head = post(b"", key=key, Content_Length=str(CAP + 1))
-    async with await Talk.open(service.port) as talk:
-        reply = await talk.ask(head)
+    async with await HttpClient.open(service.port) as client:
+        reply = await client.send(head)
     assert str(CAP) in reply.fault(413)["message"]
     assert reply.closes
 
@@ -143,36 +143,36 @@ async def test_body_over_the_limit_is_refused_by_its_content_length(service: Ser
 async def test_chunked_body_over_the_limit_is_refused_while_it_arrives(service: Service, key: str) -> None:
     head = post(b"", key=key, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
-    async with await Talk.open(service.port) as talk:
-        reply = await talk.ask(head + chunk * 40)
+    async with await HttpClient.open(service.port) as client:
+        reply = await client.send(head + chunk * 40)
         reply.fault(413)
 
 
 async def test_body_of_exactly_the_limit_is_read(service: Service, key: str) -> None:
     body = READ + b" " * (CAP - len(READ))
-    assert (await ask_once(service, post(body, key=key))).json["result"] == "0x7a69"
+    assert (await send_once(service, post(body, key=key))).json["result"] == "0x7a69"
 
 
 async def test_chunked_body_is_read(service: Service, key: str) -> None:
     head = post(b"", key=key, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in READ)
-    assert (await ask_once(service, head + chunks + b"0\r\n\r\n")).json["result"] == "0x7a69"
+    assert (await send_once(service, head + chunks + b"0\r\n\r\n")).json["result"] == "0x7a69"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
 async def test_wrong_content_type_is_unsupported(service: Service, key: str, kind: str) -> None:
-    (await ask_once(service, post(READ, key=key, Content_Type=kind))).fault(415)
+    (await send_once(service, post(READ, key=key, Content_Type=kind))).fault(415)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 async def test_common_spellings_of_the_json_content_type_are_accepted(service: Service, key: str, kind: str) -> None:
-    assert (await ask_once(service, post(READ, key=key, Content_Type=kind))).status == 200
+    assert (await send_once(service, post(READ, key=key, Content_Type=kind))).status == 200
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "gzip, identity"])
 async def test_compressed_body_is_unsupported(service: Service, key: str, coding: str) -> None:
     bomb = gzip.compress(b" " * 1_000_000)
-    (await ask_once(service, post(bomb, key=key, Content_Encoding=coding))).fault(415)
+    (await send_once(service, post(bomb, key=key, Content_Encoding=coding))).fault(415)
 
 
 NO_CALLS: dict[str, tuple[bytes, int]] = {
@@ -203,13 +203,13 @@ async def test_body_that_is_not_a_call_is_a_bad_request_with_its_rpc_code(
     service: Service, key: str, name: str
 ) -> None:
     body, code = NO_CALLS[name]
-    error = (await ask_once(service, post(body, key=key))).fault(400)
+    error = (await send_once(service, post(body, key=key))).fault(400)
     assert error["details"]["rpc_code"] == code or not code
 
 
 async def test_unknown_method_is_a_json_rpc_error_under_the_callers_id(service: Service, key: str) -> None:
     for method in ("eth_nope", "personal_sign", "admin_peers", "eth_sendTransaction", "ETH_CHAINID", "eth_chainId\n"):
-        reply = await ask_once(service, post(rpc(method, id="mine"), key=key))
+        reply = await send_once(service, post(rpc(method, id="mine"), key=key))
         assert (reply.status, reply.json["id"], reply.json["error"]["code"]) == (200, "mine", -32601)
 
 
@@ -218,72 +218,72 @@ async def test_unknown_method_is_a_json_rpc_error_under_the_callers_id(service: 
 
 async def test_http_1_0_is_answered_and_closed(service: Service, key: str) -> None:
     data = post(READ, key=key).replace(b"HTTP/1.1", b"HTTP/1.0")
-    async with await Talk.open(service.port) as talk:
-        assert (await talk.ask(data)).json["result"] == "0x7a69"
-        assert await talk.is_closed(within_s=5.0)
+    async with await HttpClient.open(service.port) as client:
+        assert (await client.send(data)).json["result"] == "0x7a69"
+        assert await client.is_closed(within_s=5.0)
 
 
 async def test_expect_continue_is_answered_before_the_body_is_sent(service: Service, key: str) -> None:
     data = post(READ, key=key, Expect="100-continue")
     head, body = data[: -len(READ)], data[-len(READ) :]
-    async with await Talk.open(service.port) as talk:
-        await talk.send(head)
+    async with await HttpClient.open(service.port) as client:
+        await client.write(head)
         async with asyncio.timeout(5.0):
-            assert (await talk.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
-        assert (await talk.ask(body)).json["result"] == "0x7a69"
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        assert (await client.send(body)).json["result"] == "0x7a69"
 
 
 @pytest.mark.parametrize(
     ("method", "target"), [("POST", "/v1/rpc/dev/mainnet"), ("GET", "/v1/wallets"), ("GET", "/healthz"), ("GET", "/no")]
 )
 async def test_unknown_expectation_gets_an_error_body(service: Service, key: str, method: str, target: str) -> None:
-    (await ask_once(service, request(method, target, READ, key=key, Expect="the-unexpected"))).fault(417)
+    (await send_once(service, request(method, target, READ, key=key, Expect="the-unexpected"))).fault(417)
 
 
 async def test_unknown_expectation_is_answered_as_every_other_error(service: Service, key: str) -> None:
-    async with await Talk.open(service.port) as talk:
-        said = await talk.ask(post(READ, key=key, Expect="the-unexpected"))
+    async with await HttpClient.open(service.port) as client:
+        said = await client.send(post(READ, key=key, Expect="the-unexpected"))
         assert "Expect" in said.fault(417)["message"]
         assert said.headers["x-request-id"]
         assert said.headers["x-ratelimit-limit"]
-        assert (await talk.call(key=key)).status == 200
+        assert (await client.call(key=key)).status == 200
 
 
 async def test_absolute_target_is_the_same_path(service: Service, key: str) -> None:
     target = f"http://127.0.0.1:{service.port}/v1/rpc/dev/mainnet"
-    assert (await ask_once(service, request("POST", target, READ, key=key))).json["result"] == "0x7a69"
+    assert (await send_once(service, request("POST", target, READ, key=key))).json["result"] == "0x7a69"
 
 
 async def test_pipelined_requests_are_answered_in_order(service: Service, key: str) -> None:
-    async with await Talk.open(service.port) as talk:
-        await talk.send(b"".join(post(rpc("eth_chainId", id=place), key=key) for place in range(20)))
-        assert [(await talk.reply()).json["id"] for _ in range(20)] == list(range(20))
+    async with await HttpClient.open(service.port) as client:
+        await client.write(b"".join(post(rpc("eth_chainId", id=place), key=key) for place in range(20)))
+        assert [(await client.reply()).json["id"] for _ in range(20)] == list(range(20))
 
 
 async def test_request_sent_byte_by_byte_is_read(service: Service, key: str) -> None:
-    async with await Talk.open(service.port) as talk:
+    async with await HttpClient.open(service.port) as client:
         for byte in post(READ, key=key):
-            await talk.send(bytes([byte]))
+            await client.write(bytes([byte]))
             await asyncio.sleep(0)
-        assert (await talk.reply()).json["result"] == "0x7a69"
+        assert (await client.reply()).json["result"] == "0x7a69"
 
 
 @pytest.mark.parametrize("given", ["a", "req-1_Z", "x" * 64])
 async def test_well_formed_request_id_is_echoed(service: Service, key: str, given: str) -> None:
     for data in (post(READ, key=key, X_Request_Id=given), request("GET", "/v1/nope", X_Request_Id=given)):
-        assert (await ask_once(service, data)).headers["x-request-id"] == given
+        assert (await send_once(service, data)).headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\u560a", "<script>", "a%0d%0aX: 1", "ä", "a;b"])
 async def test_malformed_request_id_is_replaced(service: Service, key: str, given: str) -> None:
-    said = (await ask_once(service, post(READ, key=key, X_Request_Id=given))).headers["x-request-id"]
+    said = (await send_once(service, post(READ, key=key, X_Request_Id=given))).headers["x-request-id"]
     assert re.fullmatch(r"[A-Za-z0-9_-]{8,64}", said)
     assert said != given
 
 
 async def test_every_reply_has_its_own_request_id(service: Service, key: str) -> None:
-    async with await Talk.open(service.port) as talk:
-        said = [(await talk.ask(post(READ, key=key))).headers["x-request-id"] for _ in range(50)]
+    async with await HttpClient.open(service.port) as client:
+        said = [(await client.send(post(READ, key=key))).headers["x-request-id"] for _ in range(50)]
     assert len(set(said)) == 50
 
 
@@ -325,7 +325,7 @@ async def test_failing_upstream_is_an_internal_error_without_its_address(
     service: Service, faulty: Upstream, key: str, act: Any
 ) -> None:
     faulty.act = act
-    reply = await ask_once(service, post(fresh_call(), key=key, network=HOODI))
+    reply = await send_once(service, post(fresh_call(), key=key, network=HOODI))
     assert reply.status in (500, 503)
     reply.fault(reply.status)
     hides_the_upstream(reply, faulty)
@@ -337,7 +337,7 @@ async def test_unreachable_upstream_is_an_internal_error_without_its_address(
     """The call costs nothing, because the failure is the service's."""
     await faulty.close()
     try:
-        reply = await ask_once(service, post(fresh_call(), key=key, network=HOODI))
+        reply = await send_once(service, post(fresh_call(), key=key, network=HOODI))
         assert reply.status in (500, 503)
         reply.fault(reply.status)
         hides_the_upstream(reply, faulty)
@@ -353,7 +353,7 @@ async def test_upstream_error_passes_through_with_its_code_and_data(
         return reply(call, error={"code": 3, "message": "execution reverted", "data": "0x08c379a0"})
 
     upstream.act = revert
-    answer = await ask_once(service, post(rpc("eth_call", [{}, "latest"], id="mine"), key=key, network=SEPOLIA))
+    answer = await send_once(service, post(rpc("eth_call", [{}, "latest"], id="mine"), key=key, network=SEPOLIA))
     assert answer.status == 200
     assert answer.json == {
         "jsonrpc": "2.0",
@@ -368,7 +368,7 @@ async def test_failed_item_of_a_batch_has_its_own_error(service: Service, upstre
 
     upstream.act = some
     body = b"[" + rpc("eth_maxPriorityFeePerGas", id=1) + b"," + rpc("eth_gasPrice", id=2) + b"]"
-    answer = await ask_once(service, post(body, key=key, network=SEPOLIA))
+    answer = await send_once(service, post(body, key=key, network=SEPOLIA))
     assert [item.get("result") for item in answer.json] == ["0x1", None]
     assert answer.json[1]["error"]["code"] == -32603
     hides_the_upstream(answer, upstream)
@@ -380,9 +380,9 @@ async def test_client_that_disconnects_midway_affects_no_other_client(
     data = post(fresh_call(), key=key, network=SEPOLIA)
     for cut in (1, 20, len(data) // 2, len(data)):
         for _ in range(5):
-            talk = await Talk.open(service.port)
-            await talk.send(data[:cut])
-            talk.writer.transport.abort()
+            client = await HttpClient.open(service.port)
+            await client.write(data[:cut])
+            client.writer.transport.abort()
             with pytest.raises(Closed):
-                await talk.reply()
-    assert (await ask_once(service, data)).status == 200
+                await client.reply()
+    assert (await send_once(service, data)).status == 200

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests import service as service_room
-from tests.flows.talk import Closed, Talk, ask_once, close_all, post, rpc, to_every_worker
+from tests.http_client import Closed, HttpClient, close_all, post, rpc, send_once, to_every_worker
 from tests.service import Service, is_running, owner_of, until
 
 READ = rpc("eth_chainId")
@@ -37,14 +37,14 @@ class Traffic:
 
 
 @asynccontextmanager
-async def traffic(talk: Talk, key: str) -> AsyncIterator[Traffic]:
+async def traffic(client: HttpClient, key: str) -> AsyncIterator[Traffic]:
     """Send requests on the connection one after the other, and count how they end."""
     seen = Traffic()
 
-    async def ask() -> None:
+    async def send_calls() -> None:
         while True:
             try:
-                reply = await talk.call("eth_chainId", key=key)
+                reply = await client.call("eth_chainId", key=key)
             except Closed:
                 seen.failed += 1
                 return
@@ -53,15 +53,15 @@ async def traffic(talk: Talk, key: str) -> AsyncIterator[Traffic]:
             await asyncio.sleep(0.005)
 
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(ask())
+        sending = group.create_task(send_calls())
         yield seen
-        asking.cancel()
+        sending.cancel()
 
 
 async def test_killed_worker_is_replaced_and_the_others_do_not_notice(victim: Service) -> None:
     key = victim.keys["enterprise"]
     held = await to_every_worker(victim)
-    (dead, lost), (_, kept) = [(pid, talks[0]) for pid, talks in held.items()]
+    (dead, lost), (_, kept) = [(pid, clients[0]) for pid, clients in held.items()]
     async with traffic(kept, key) as seen:
         before = seen.answered
         os.kill(dead, signal.SIGKILL)
@@ -71,8 +71,8 @@ async def test_killed_worker_is_replaced_and_the_others_do_not_notice(victim: Se
     assert seen.failed == 0
     await close_all(held)
     fresh = await to_every_worker(victim)
-    for talks in fresh.values():
-        assert (await talks[0].call(key=key)).status == 200
+    for clients in fresh.values():
+        assert (await clients[0].call(key=key)).status == 200
     await close_all(fresh)
 
 
@@ -81,15 +81,15 @@ async def test_connection_in_the_queue_of_a_killed_worker_is_served_by_its_succe
     key = victim.keys["enterprise"]
     dead = victim.worker_pids()[0]
     os.kill(dead, signal.SIGSTOP)
-    waiting: list[Talk] = []
+    waiting: list[HttpClient] = []
     while not waiting:
-        talk = await Talk.open(victim.port)
+        client = await HttpClient.open(victim.port)
         await asyncio.sleep(0.05)
-        if owner_of(victim.port, talk.port, victim.worker_pids()) is None:
-            waiting.append(talk)
+        if owner_of(victim.port, client.port, victim.worker_pids()) is None:
+            waiting.append(client)
         else:
-            await talk.close()
-    await waiting[0].send(post(READ, key=key))
+            await client.close()
+    await waiting[0].write(post(READ, key=key))
     os.kill(dead, signal.SIGKILL)
     assert (await waiting[0].reply(within_s=BACK_S)).status == 200
     await waiting[0].close()
@@ -103,13 +103,13 @@ async def test_killed_worker_does_not_refill_a_bucket(victim: Service) -> None:
     began = time.monotonic()
     admitted = 0
     for _ in range(30):
-        admitted += (await ask_once(victim, data)).status == 200
+        admitted += (await send_once(victim, data)).status == 200
     dead = set(victim.worker_pids())
     for pid in dead:
         os.kill(pid, signal.SIGKILL)
     await until(lambda: len(set(victim.worker_pids()) - dead) == 2, within_s=BACK_S)
     for _ in range(30):
-        admitted += (await ask_once(victim, data)).status == 200
+        admitted += (await send_once(victim, data)).status == 200
     assert 10 <= admitted <= 10 + 10 * (time.monotonic() - began)
 
 
@@ -118,7 +118,7 @@ async def test_service_without_workers_for_a_moment_loses_no_new_connection(vict
     dead = victim.worker_pids()
     for pid in dead:
         os.kill(pid, signal.SIGKILL)
-    replies = await asyncio.gather(*(ask_once(victim, post(READ, key=key)) for _ in range(10)))
+    replies = await asyncio.gather(*(send_once(victim, post(READ, key=key)) for _ in range(10)))
     assert [reply.status for reply in replies] == [200] * 10
 
 
@@ -134,18 +134,18 @@ async def is_whole(victim: Service) -> bool:
     return not await is_degraded(victim)
 
 
-async def changes_arrive(victim: Service, account: str, held: dict[int, list[Talk]]) -> None:
+async def changes_arrive(victim: Service, account: str, held: dict[int, list[HttpClient]]) -> None:
     """A new key works in every worker, and its revocation arrives there."""
     made = await victim.new_key(account)
     for status in (200, 401):
         if status == 401:
-            await victim.ask("keys", "revoke", made["id"])
-        for talks in held.values():
-            await until(lambda talk=talks[0], status=status: _returns(talk, made["key"], status), within_s=8.0)
+            await victim.cli_json("keys", "revoke", made["id"])
+        for clients in held.values():
+            await until(lambda client=clients[0], status=status: _returns(client, made["key"], status), within_s=8.0)
 
 
-async def _returns(talk: Talk, key: str, status: int) -> bool:
-    return (await talk.call("eth_chainId", key=key)).status == status
+async def _returns(client: HttpClient, key: str, status: int) -> bool:
+    return (await client.call("eth_chainId", key=key)).status == status
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -189,9 +189,9 @@ async def test_service_goes_on_while_postgres_is_away_for_longer(victim: Service
     account = await victim.new_account("growth")
     known = (await victim.new_key(account["id"]))["key"]
     held = await to_every_worker(victim)
-    (dead, lost), (_, kept) = [(pid, talks[0]) for pid, talks in held.items()]
-    for talk in (lost, kept):
-        await until(lambda talk=talk: _returns(talk, known, 200))
+    (dead, lost), (_, kept) = [(pid, clients[0]) for pid, clients in held.items()]
+    for client in (lost, kept):
+        await until(lambda client=client: _returns(client, known, 200))
     with without_postgres(victim):
         await until(lambda: is_degraded(victim), within_s=BACK_S)
         for _ in range(50):
@@ -215,16 +215,16 @@ async def test_service_goes_on_while_postgres_is_away_for_longer(victim: Service
 async def test_requests_on_credit_are_paid_back_when_postgres_returns(victim: Service) -> None:
     account = await victim.new_account("free", "--requests-per-second", "1000", "--units-per-second", "1000")
     key = (await victim.new_key(account["id"]))["key"]
-    async with await Talk.open(victim.port) as talk:
-        await until(lambda: _returns(talk, key, 200))
+    async with await HttpClient.open(victim.port) as client:
+        await until(lambda: _returns(client, key, 200))
         with without_postgres(victim):
             for _ in range(300):
-                assert (await talk.call("eth_chainId", key=key)).status == 200
+                assert (await client.call("eth_chainId", key=key)).status == 200
         await until(lambda: _answers(victim), within_s=BACK_S)
-        assert (await talk.call("eth_chainId", key=key)).status == 200
+        assert (await client.call("eth_chainId", key=key)).status == 200
 
         async def is_paid() -> bool:
-            return bool((await victim.ask("accounts", "show", account["id"]))["used_today"] >= 300)
+            return bool((await victim.cli_json("accounts", "show", account["id"]))["used_today"] >= 300)
 
         await until(is_paid, within_s=BACK_S)
 

@@ -29,7 +29,7 @@ class DevChain:
         self.url = url
         self._session = session
 
-    async def ask(self, method: str, *params: Any) -> Any:
+    async def call(self, method: str, *params: Any) -> Any:
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         async with self._session.post(self.url, json=call) as response:
             reply = await response.json()
@@ -38,17 +38,17 @@ class DevChain:
 
     async def send(self, **transaction: Any) -> dict[str, Any]:
         """Send a transaction, which is mined in its own block, and return the receipt."""
-        name = await self.ask("eth_sendTransaction", {"from": FUNDED.address, **transaction})
-        receipt: dict[str, Any] = await self.ask("eth_getTransactionReceipt", name)
+        name = await self.call("eth_sendTransaction", {"from": FUNDED.address, **transaction})
+        receipt: dict[str, Any] = await self.call("eth_getTransactionReceipt", name)
         return receipt
 
     async def hashes(self, first: int) -> list[str]:
-        last = int(await self.ask("eth_blockNumber"), 16)
-        blocks = [await self.ask("eth_getBlockByNumber", hex(number), False) for number in range(first, last + 1)]
+        last = int(await self.call("eth_blockNumber"), 16)
+        blocks = [await self.call("eth_getBlockByNumber", hex(number), False) for number in range(first, last + 1)]
         return [block["hash"] for block in blocks]
 
     async def logs(self, first: int) -> list[tuple[str, str]]:
-        found = await self.ask("eth_getLogs", {"fromBlock": hex(first), "toBlock": "latest"})
+        found = await self.call("eth_getLogs", {"fromBlock": hex(first), "toBlock": "latest"})
         return [(log["blockHash"], log["logIndex"]) for log in found]
 
 
@@ -80,7 +80,7 @@ def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kin
                 assert feed is not None
                 contract = (await chain.send(data=DEPLOYS))["contractAddress"]
                 await chain.send(to=contract)
-                start = int(await chain.ask("eth_blockNumber"), 16) + 1
+                start = int(await chain.call("eth_blockNumber"), 16) + 1
                 heads, all_events = await listen(feed, HEADS), await listen(feed, logs_topic(topics=[TOPIC]))
                 other = await listen(feed, logs_topic(address="0x" + "77" * 20))
                 pending = await listen(feed, Topic("newPendingTransactions", False))
@@ -97,7 +97,7 @@ def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kin
                 }
                 await until(lambda: heads.heads() == expected["heads"])
                 assert all_events.logs() == expected["logs"]
-                await chain.ask("hardhat_mine", "0x2")
+                await chain.call("hardhat_mine", "0x2")
                 await fork(chain, contract)
                 canonical, logs, all_logs = await chain.hashes(start), await chain.logs(start), await chain.logs(1)
                 await until(lambda: heads.heads() == canonical, within_s=30)
@@ -107,10 +107,10 @@ def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kin
 
     async def fork(chain: DevChain, contract: str) -> None:
         """Mine blocks with logs, remove them, and mine more in their place."""
-        snapshot = await chain.ask("evm_snapshot")
+        snapshot = await chain.call("evm_snapshot")
         for _ in range(3):
             await chain.send(to=contract)
-        assert await chain.ask("evm_revert", snapshot) is True
+        assert await chain.call("evm_revert", snapshot) is True
         for _ in range(4):
             await chain.send(to=contract, value="0x0", data="0x01")
 

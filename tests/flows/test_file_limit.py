@@ -17,8 +17,8 @@ from proxy.settings import Settings
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import PEPPER, settings_text
-from tests.flows.talk import request
 from tests.flows.upstream import Upstream
+from tests.http_client import request
 from tests.service import command_here
 
 LOWERED = "server.max_connections lowered to fit the limit on open files"

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from proxy.core import access
 from tests import service as service_room
-from tests.flows.talk import Closed, Reply, Talk, ask_once, fresh_call, post, request, rpc
 from tests.flows.upstream import Upstream, reply
+from tests.http_client import Closed, HttpClient, Reply, fresh_call, post, request, rpc, send_once
 from tests.service import Service, owner_of, until
 
 # A deadline of one second, the sweep that enforces it, and slack for a busy machine.
@@ -49,14 +49,14 @@ def key(front: Service) -> str:
     return front.keys["enterprise"]
 
 
-async def trickle(talk: Talk, data: bytes, *, every_s: float) -> Reply:
+async def trickle(client: HttpClient, data: bytes, *, every_s: float) -> Reply:
     """Send bytes slowly until the server replies. Raises Closed if it closes the connection."""
-    answer = asyncio.ensure_future(talk.reply(within_s=DEADLINE_S))  # noqa: TID251 - awaited in the end
+    answer = asyncio.ensure_future(client.reply(within_s=DEADLINE_S))  # noqa: TID251 - awaited in the end
     try:
         for byte in data:
             if answer.done():
                 break
-            await talk.send(bytes([byte]))
+            await client.write(bytes([byte]))
             await asyncio.sleep(every_s)
     except Closed:
         pass
@@ -64,23 +64,23 @@ async def trickle(talk: Talk, data: bytes, *, every_s: float) -> Reply:
 
 
 async def test_slow_head_gets_408_after_its_deadline(front: Service, key: str) -> None:
-    async with await Talk.open(front.port) as talk:
-        reply = await trickle(talk, post(READ, key=key), every_s=0.2)
+    async with await HttpClient.open(front.port) as client:
+        reply = await trickle(client, post(READ, key=key), every_s=0.2)
         assert "head" in reply.fault(408)["message"]
-        assert await talk.is_closed(within_s=DEADLINE_S)
+        assert await client.is_closed(within_s=DEADLINE_S)
 
 
 async def test_slow_head_of_a_later_request_gets_408_too(front: Service, key: str) -> None:
-    async with await Talk.open(front.port) as talk:
-        assert (await talk.call(key=key)).status == 200
-        (await trickle(talk, post(READ, key=key), every_s=0.2)).fault(408)
+    async with await HttpClient.open(front.port) as client:
+        assert (await client.call(key=key)).status == 200
+        (await trickle(client, post(READ, key=key), every_s=0.2)).fault(408)
 
 
 async def test_slow_body_gets_408_after_its_deadline(front: Service, key: str) -> None:
     data = post(READ, key=key)
-    async with await Talk.open(front.port) as talk:
-        await talk.send(data[: -len(READ)])
-        reply = await trickle(talk, READ, every_s=0.2)
+    async with await HttpClient.open(front.port) as client:
+        await client.write(data[: -len(READ)])
+        reply = await trickle(client, READ, every_s=0.2)
         assert "body" in reply.fault(408)["message"]
         assert reply.headers["x-ratelimit-limit"]
         assert reply.closes
@@ -89,59 +89,59 @@ async def test_slow_body_gets_408_after_its_deadline(front: Service, key: str) -
 async def test_request_without_a_key_is_refused_before_its_body_is_read(front: Service) -> None:
     """No body is read for an unknown client."""
     data = post(READ, key=access.mint("live", bytes(32)))
-    async with await Talk.open(front.port) as talk:
-        await talk.send(data[: -len(READ)])
-        (await talk.reply(within_s=DEADLINE_S)).fault(401)
+    async with await HttpClient.open(front.port) as client:
+        await client.write(data[: -len(READ)])
+        (await client.reply(within_s=DEADLINE_S)).fault(401)
 
 
 async def test_slow_connections_do_not_delay_others(front: Service, key: str) -> None:
-    slow = [await Talk.open(front.port) for _ in range(CONNECTIONS - 5)]
-    for talk in slow:
-        await talk.send(b"POST /v1/rpc/dev/mainnet HTTP/1.1\r\nHost: x\r\nX-")
-    assert (await ask_once(front, post(READ, key=key))).status == 200
-    for talk in slow:
-        assert await talk.is_closed(within_s=DEADLINE_S)
-        await talk.close()
+    slow = [await HttpClient.open(front.port) for _ in range(CONNECTIONS - 5)]
+    for client in slow:
+        await client.write(b"POST /v1/rpc/dev/mainnet HTTP/1.1\r\nHost: x\r\nX-")
+    assert (await send_once(front, post(READ, key=key))).status == 200
+    for client in slow:
+        assert await client.is_closed(within_s=DEADLINE_S)
+        await client.close()
 
 
 async def test_idle_connection_is_closed_without_a_reply(front: Service, key: str) -> None:
-    async with await Talk.open(front.port) as talk:
-        assert (await talk.call(key=key)).status == 200
+    async with await HttpClient.open(front.port) as client:
+        assert (await client.call(key=key)).status == 200
         async with asyncio.timeout(DEADLINE_S):
-            assert await talk.reader.read() == b""
+            assert await client.reader.read() == b""
 
 
 async def test_connection_that_never_sends_a_byte_is_closed(front: Service) -> None:
-    async with await Talk.open(front.port) as talk:
-        assert await talk.is_closed(within_s=DEADLINE_S)
+    async with await HttpClient.open(front.port) as client:
+        assert await client.is_closed(within_s=DEADLINE_S)
 
 
 async def test_connection_is_closed_after_its_last_allowed_request(front: Service, key: str) -> None:
-    async with await Talk.open(front.port) as talk:
+    async with await HttpClient.open(front.port) as client:
         for place in range(1, REQUESTS + 1):
-            reply = await talk.call("eth_chainId", key=key)
+            reply = await client.call("eth_chainId", key=key)
             assert reply.status == 200
             assert reply.closes == (place == REQUESTS), place
-        assert await talk.is_closed(within_s=DEADLINE_S)
+        assert await client.is_closed(within_s=DEADLINE_S)
 
 
 async def test_connections_of_one_address_are_limited(front: Service, key: str) -> None:
-    talks = [await Talk.open(front.port) for _ in range(CONNECTIONS)]
-    async with await Talk.open(front.port) as one_more:
+    clients = [await HttpClient.open(front.port) for _ in range(CONNECTIONS)]
+    async with await HttpClient.open(front.port) as one_more:
         reply = await one_more.reply(within_s=DEADLINE_S)
         assert "connections" in reply.fault(429)["message"]
         assert int(reply.headers["retry-after"]) >= 1
         assert await one_more.is_closed(within_s=DEADLINE_S)
-    for talk in talks[:10]:
-        assert (await talk.call(key=key)).status == 200
-    for talk in talks:
-        await talk.close()
+    for client in clients[:10]:
+        assert (await client.call(key=key)).status == 200
+    for client in clients:
+        await client.close()
     assert (await until(lambda: _status(front, key))) == 200
 
 
 async def _status(front: Service, key: str) -> int:
     try:
-        reply = await ask_once(front, post(READ, key=key))
+        reply = await send_once(front, post(READ, key=key))
     except Closed:
         return 0
     return reply.status if reply.status == 200 else 0
@@ -149,15 +149,15 @@ async def _status(front: Service, key: str) -> int:
 
 async def test_head_over_its_limit_is_refused(front: Service, key: str) -> None:
     wide = {f"X-{place}": "a" * 500 for place in range(10)}
-    reply = await ask_once(front, post(READ, key=key, **wide))
+    reply = await send_once(front, post(READ, key=key, **wide))
     assert reply.status in (400, 431)
     assert str(MAX_HEAD) in reply.fault(reply.status)["message"]
     narrow = {f"X-{place}": "a" * 300 for place in range(10)}
-    assert (await ask_once(front, post(READ, key=key, **narrow))).status == 200
+    assert (await send_once(front, post(READ, key=key, **narrow))).status == 200
 
 
 async def test_request_target_counts_towards_the_head(front: Service, key: str) -> None:
-    reply = await ask_once(front, request("GET", "/" + "a" * (MAX_HEAD + 1), key=key))
+    reply = await send_once(front, request("GET", "/" + "a" * (MAX_HEAD + 1), key=key))
     assert reply.status in (400, 414, 431)
     reply.fault(reply.status)
 
@@ -179,7 +179,7 @@ async def test_client_that_does_not_read_its_reply_is_disconnected(
     await loop.sock_sendall(client, post(fresh_call(), key=key, network="ethereum/sepolia"))
     await until(lambda: owner_of(front.port, port, pids) is None, within_s=DEADLINE_S * 2)
     client.close()
-    assert (await ask_once(front, post(READ, key=key))).status == 200
+    assert (await send_once(front, post(READ, key=key))).status == 200
 
 
 async def test_slow_reader_that_makes_progress_gets_all_of_its_reply(
@@ -191,26 +191,26 @@ async def test_slow_reader_that_makes_progress_gets_all_of_its_reply(
         return reply(call, result="0x" + "00" * 4_000_000)
 
     upstream.act = large
-    async with await Talk.open(front.port) as talk:
-        await talk.send(post(fresh_call(), key=key, network="ethereum/sepolia"))
+    async with await HttpClient.open(front.port) as client:
+        await client.write(post(fresh_call(), key=key, network="ethereum/sepolia"))
         got = b""
         for _ in range(30):
-            got += await talk.reader.read(60_000)
+            got += await client.reader.read(60_000)
             await asyncio.sleep(0.1)
         async with asyncio.timeout(DEADLINE_S):
             while not got.endswith(b'"}'):
-                part = await talk.reader.read(1 << 20)
+                part = await client.reader.read(1 << 20)
                 assert part, f"ended after {len(got)} bytes"
                 got += part
 
 
 async def test_guessing_keys_is_limited_by_address_and_valid_keys_still_work(front: Service, key: str) -> None:
     guess = post(READ, key=access.mint("live", bytes(32)))
-    async with await Talk.open(front.port) as talk:
-        replies = [await talk.ask(guess) for _ in range(3 * FAILURES)]
+    async with await HttpClient.open(front.port) as client:
+        replies = [await client.send(guess) for _ in range(3 * FAILURES)]
         assert {reply.status for reply in replies} == {401, 429}
         assert "authentications" in replies[-1].fault(429)["message"]
         assert 1 <= int(replies[-1].headers["retry-after"]) <= 60
-        assert (await talk.call(key=key)).status == 200
-        (await talk.ask(post(READ, key=None))).fault(429)
-        (await talk.ask(post(READ, key=key[:-1] + "!"))).fault(429)
+        assert (await client.call(key=key)).status == 200
+        (await client.send(post(READ, key=None))).fault(429)
+        (await client.send(post(READ, key=key[:-1] + "!"))).fault(429)

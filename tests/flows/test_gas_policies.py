@@ -21,18 +21,9 @@ CALLED = bytes.fromhex("5a8e771b5d0b3d2e4d218478cb7c9029d00c4e5a")
 _chance = random.Random(4337)
 
 
-async def ask(
-    service: Service, method: str, path: str, body: Any = None, *, key: str = "enterprise"
-) -> tuple[int, Any]:
-    headers = {"X-API-Key": service.keys.get(key, key), "Content-Type": "application/json"}
-    data = None if body is None else orjson.dumps(body)
-    async with service.session.request(method, service.base + path, data=data, headers=headers) as response:
-        return response.status, orjson.loads(await response.read())
-
-
 async def make(service: Service, rules: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    status, made = await ask(
-        service, "POST", "/gas/policies", {"name": "Flow", "chain": "dev", "rules": rules or {}}, **more
+    status, made = await service.send(
+        "POST", "/gas/policies", {"name": "Flow", "chain": "dev", "rules": rules or {}}, **more
     )
     assert status == 201, made
     return dict(made)
@@ -75,11 +66,11 @@ async def sponsor(
         **more,
     }
     given_body = {name: value for name, value in body.items() if value is not None}
-    return await ask(service, "POST", "/gas/sponsor", given_body, key=key)
+    return await service.send("POST", "/gas/sponsor", given_body, key=key)
 
 
 async def spend(service: Service, policy: Mapping[str, Any]) -> dict[str, Any]:
-    status, found = await ask(service, "GET", f"/gas/policies/{policy['id']}/spend")
+    status, found = await service.send("GET", f"/gas/policies/{policy['id']}/spend")
     assert status == 200
     return dict(found)
 
@@ -88,7 +79,7 @@ async def spend(service: Service, policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def test_prices_match_the_chain_and_all_workers_agree(service: Service) -> None:
-    answers = await asyncio.gather(*(ask(service, "GET", "/gas/dev/prices") for _ in range(40)))
+    answers = await asyncio.gather(*(service.send("GET", "/gas/dev/prices") for _ in range(40)))
     assert {status for status, _ in answers} == {200}
     by_block: dict[int, set[bytes]] = {body["block_number"]: set() for _, body in answers}
     for _, body in answers:
@@ -102,8 +93,8 @@ async def test_prices_match_the_chain_and_all_workers_agree(service: Service) ->
 
 
 async def test_prices_of_a_chain_without_upstream_are_not_found(service: Service) -> None:
-    assert (await ask(service, "GET", "/gas/atlantis/prices"))[0] == 404
-    assert (await ask(service, "GET", "/gas/base/prices"))[0] == 404
+    assert (await service.send("GET", "/gas/atlantis/prices"))[0] == 404
+    assert (await service.send("GET", "/gas/base/prices"))[0] == 404
 
 
 # Policies
@@ -117,22 +108,22 @@ async def test_policy_is_created_read_listed_changed_and_deleted(service: Servic
     assert made["id"].startswith("gp_")
     assert (made["name"], made["chain"], made["rules"], made["status"]) == ("Flow", "dev", rules, "active")
     path = f"/gas/policies/{made['id']}"
-    assert await ask(service, "GET", path, key=key) == (200, made)
+    assert await service.send("GET", path, key=key) == (200, made)
     other = await make(service, key=key)
-    status, listed = await ask(service, "GET", "/gas/policies?limit=1", key=key)
+    status, listed = await service.send("GET", "/gas/policies?limit=1", key=key)
     assert (status, listed) == (200, {"policies": [other], "page": 1, "total": 2})
 
     change = {"status": "paused", "name": "New", "rules": {"max_gas_usd": "0.75", "rate_limit": None}}
-    status, changed = await ask(service, "PATCH", path, change, key=key)
+    status, changed = await service.send("PATCH", path, change, key=key)
     assert status == 200
     assert (changed["status"], changed["name"]) == ("paused", "New")
     assert changed["rules"] == {"max_gas_usd": "0.75", "reset": "weekly"}
-    assert (await ask(service, "GET", "/gas/policies?status=paused", key=key))[1]["policies"] == [changed]
+    assert (await service.send("GET", "/gas/policies?status=paused", key=key))[1]["policies"] == [changed]
 
-    assert await ask(service, "DELETE", path, key=key) == (200, {"id": made["id"], "deleted": True})
+    assert await service.send("DELETE", path, key=key) == (200, {"id": made["id"], "deleted": True})
     for method in ("GET", "DELETE"):
-        assert (await ask(service, method, path, key=key))[0] == 404
-    assert (await ask(service, "GET", "/gas/policies", key=key))[1]["total"] == 1
+        assert (await service.send(method, path, key=key))[0] == 404
+    assert (await service.send("GET", "/gas/policies", key=key))[1]["total"] == 1
 
 
 async def test_policy_of_another_account_is_not_found(service: Service) -> None:
@@ -143,10 +134,10 @@ async def test_policy_of_another_account_is_not_found(service: Service) -> None:
         ("DELETE", f"/gas/policies/{policy['id']}", None),
         ("GET", f"/gas/policies/{policy['id']}/spend", None),
     ):
-        status, answer = await ask(service, method, path, body, key="growth")
+        status, answer = await service.send(method, path, body, key="growth")
         assert status == 404
         absent = path.replace(policy["id"], "gp_" + "0" * 24)
-        _, nowhere = await ask(service, method, absent, body, key="growth")
+        _, nowhere = await service.send(method, absent, body, key="growth")
         assert answer["error"]["message"].replace(policy["id"], "") == nowhere["error"]["message"].replace(
             "gp_" + "0" * 24, ""
         )
@@ -161,11 +152,11 @@ async def test_test_key_cannot_use_a_policy_on_a_live_network(service: Service) 
     live = (await service.new_key(account))["key"]
     test = (await service.new_key(account, "--mode", "test"))["key"]
     policy = await make(service, key=live)
-    assert (await ask(service, "GET", f"/gas/policies/{policy['id']}", key=test))[0] == 403
-    assert (await ask(service, "GET", "/gas/policies", key=test))[1]["total"] == 0
+    assert (await service.send("GET", f"/gas/policies/{policy['id']}", key=test))[0] == 403
+    assert (await service.send("GET", "/gas/policies", key=test))[1]["total"] == 0
     own = await make(service, key=test)
     assert (own["chain"], own["network"]) == ("dev", "dev/testnet")
-    assert (await ask(service, "GET", "/gas/policies", key=live))[1]["total"] == 2
+    assert (await service.send("GET", "/gas/policies", key=live))[1]["total"] == 2
     assert (await sponsor(service, own, key=test))[0] == 200
     status, answer = await sponsor(service, own, key=live)
     assert (status, answer["error"]["message"][:9]) == (400, "policy_id")
@@ -176,7 +167,7 @@ async def test_plan_limits_the_number_of_policies(service: Service) -> None:
     key = (await service.new_key(account))["key"]
     for _ in range(5):
         await make(service, key=key)
-    status, answer = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}}, key=key)
+    status, answer = await service.send("POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}}, key=key)
     assert status == 403
     assert "5 gas policies" in answer["error"]["message"]
 
@@ -200,7 +191,7 @@ async def test_plan_limits_the_number_of_policies(service: Service) -> None:
     ],
 )
 async def test_error_names_the_invalid_rule(service: Service, rules: dict[str, Any], named: str) -> None:
-    status, answer = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
+    status, answer = await service.send("POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
     assert (status, answer["error"]["code"]) == (400, "invalid_request")
     assert named in answer["error"]["message"]
 
@@ -316,13 +307,13 @@ async def test_pause_and_new_limits_apply_in_every_worker_at_once(service: Servi
         ({"status": "paused"}, "status"),
         ({"status": "active", "rules": {"max_gas_usd": "1"}}, "max_gas_usd"),
     ):
-        assert (await ask(service, "PATCH", path, change))[0] == 200
+        assert (await service.send("PATCH", path, change))[0] == 200
         answers = await asyncio.gather(*(sponsor(service, policy) for _ in range(16)))
         assert {answer["error"]["details"]["rule"] for _, answer in answers} == {rule}
-    assert (await ask(service, "PATCH", path, {"rules": {"max_gas_usd": None}}))[0] == 200
+    assert (await service.send("PATCH", path, {"rules": {"max_gas_usd": None}}))[0] == 200
     answers = await asyncio.gather(*(sponsor(service, policy) for _ in range(16)))
     assert {status for status, _ in answers} == {200}
-    assert (await ask(service, "DELETE", path))[0] == 200
+    assert (await service.send("DELETE", path))[0] == 200
     answers = await asyncio.gather(*(sponsor(service, policy) for _ in range(16)))
     assert {status for status, _ in answers} == {404}
 
@@ -345,14 +336,14 @@ async def test_error_names_the_invalid_field(service: Service, body: dict[str, A
     policy = await make(service)
     point = service.ready["entry_points"]["0.7"]
     whole = {"chain": "dev", "policy_id": policy["id"], "user_operation": operation(), "entry_point": point, **body}
-    found, answer = await ask(service, "POST", "/gas/sponsor", whole)
+    found, answer = await service.send("POST", "/gas/sponsor", whole)
     assert (found, named in answer["error"]["message"]) == (status, True), answer
 
 
 async def test_entry_point_of_an_unknown_account_has_to_be_named(service: Service) -> None:
     policy = await make(service)
     body = {"chain": "dev", "policy_id": policy["id"], "user_operation": operation()}
-    status, answer = await ask(service, "POST", "/gas/sponsor", body)
+    status, answer = await service.send("POST", "/gas/sponsor", body)
     assert status == 400
     assert answer["error"]["message"].startswith("entry_point: is missing, and the account may use any of 0x")
 
@@ -362,7 +353,7 @@ async def test_paymaster_is_that_of_the_wallets_entry_point(service: Service, ve
     policy = await make(service)
     owner = "0x" + _chance.randbytes(20).hex()
     body = {"owner": owner, "chain": "dev", "version": version}
-    status, wallet = await ask(service, "POST", "/wallets/create", body)
+    status, wallet = await service.send("POST", "/wallets/create", body)
     assert status == 201, wallet
     given = operation(sender=wallet["address"])
     status, answer = await sponsor(service, policy, given, entry_point=None)
@@ -371,7 +362,7 @@ async def test_paymaster_is_that_of_the_wallets_entry_point(service: Service, ve
 
 async def test_chain_without_a_paymaster_is_404_with_the_reason(service: Service) -> None:
     body = {"name": "x", "chain": "ethereum-sepolia", "rules": {}}
-    _, policy = await ask(service, "POST", "/gas/policies", body)
+    _, policy = await service.send("POST", "/gas/policies", body)
     status, answer = await sponsor(service, policy, chain="ethereum-sepolia")
     assert status == 404
     assert "no paymaster is configured" in answer["error"]["message"]
@@ -380,10 +371,10 @@ async def test_chain_without_a_paymaster_is_404_with_the_reason(service: Service
 async def test_scope_is_needed(service: Service) -> None:
     account = (await service.new_account("growth"))["id"]
     key = (await service.new_key(account, "--scope", "rpc:read"))["key"]
-    assert (await ask(service, "GET", "/gas/policies", key=key))[0] == 403
-    assert (await ask(service, "GET", "/gas/dev/prices", key=key))[0] == 200
+    assert (await service.send("GET", "/gas/policies", key=key))[0] == 403
+    assert (await service.send("GET", "/gas/dev/prices", key=key))[0] == 200
     call = {"jsonrpc": "2.0", "id": 1, "method": "pm_getPaymasterData", "params": []}
-    assert (await ask(service, "POST", "/paymaster/dev/mainnet", call, key=key))[0] == 403
+    assert (await service.send("POST", "/paymaster/dev/mainnet", call, key=key))[0] == 403
 
 
 # ERC-7677
@@ -391,7 +382,7 @@ async def test_scope_is_needed(service: Service) -> None:
 
 async def paymaster(service: Service, method: str, *params: Any) -> Any:
     call = {"jsonrpc": "2.0", "id": "mine", "method": method, "params": list(params)}
-    status, answer = await ask(service, "POST", "/paymaster/dev/mainnet", call)
+    status, answer = await service.send("POST", "/paymaster/dev/mainnet", call)
     assert status == 200, answer
     assert answer["id"] == "mine"
     return answer.get("result") or answer["error"]
@@ -444,7 +435,7 @@ async def test_paymaster_answers_batches_and_notifications(service: Service) -> 
     params = [operation(), service.ready["entry_points"]["0.7"], "0x7a69", {"policyId": policy["id"]}]
     one = {"jsonrpc": "2.0", "id": 1, "method": "pm_getPaymasterData", "params": params}
     batch = [one, {**one, "id": 2, "method": "eth_call"}, {"jsonrpc": "2.0", "id": 3}, {**one, "id": 4}]
-    status, answers = await ask(service, "POST", "/paymaster/dev/mainnet", batch)
+    status, answers = await service.send("POST", "/paymaster/dev/mainnet", batch)
     assert status == 200
     assert [answer["id"] for answer in answers] == [1, 2, 3, 4]
     assert answers[0]["result"] == answers[3]["result"]
@@ -452,7 +443,7 @@ async def test_paymaster_answers_batches_and_notifications(service: Service) -> 
     silent = {name: value for name, value in one.items() if name != "id"}
     response = await service.post("/paymaster/dev/mainnet", silent)
     assert response.status == 204
-    status, answer = await ask(service, "POST", "/paymaster/dev/mainnet", [])
+    status, answer = await service.send("POST", "/paymaster/dev/mainnet", [])
     assert (status, answer["error"]["details"]["rpc_code"]) == (400, -32600)
 
 
@@ -466,7 +457,7 @@ async def test_signers_key_is_in_no_log_no_table_and_no_reply(service: Service) 
     assert logs
     for path in logs:
         assert key not in path.read_text("utf-8", "replace").lower()
-    _, answer = await ask(service, "GET", "/openapi.json")
+    _, answer = await service.send("GET", "/openapi.json")
     assert key not in orjson.dumps(answer).decode()
     running = (service.data / "running.json").read_text()
     assert key not in running

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from proxy.core import access
-from tests.flows.talk import Reply, Talk, ask_once, close_all, post, request, rpc, to_every_worker
+from tests.http_client import HttpClient, Reply, close_all, post, request, rpc, send_once, to_every_worker
 from tests.service import SOON_S, Service
 
-Held = dict[int, list[Talk]]
+Held = dict[int, list[HttpClient]]
 WRITE = rpc("eth_sendRawTransaction", ["0x00"])
 READ = rpc("eth_chainId")
 UNKNOWN = access.mint("live", bytes(32))
@@ -36,8 +36,8 @@ async def in_every_worker(held: Held, data: bytes, wanted: Callable[[Reply], boo
     """Wait up to a second until every worker's reply satisfies the condition, and return the replies."""
     end = time.monotonic() + SOON_S
     replies = []
-    for talks in held.values():
-        while not wanted(reply := await talks[0].ask(data)):
+    for clients in held.values():
+        while not wanted(reply := await clients[0].send(data)):
             assert time.monotonic() < end, reply
             await asyncio.sleep(0.01)
         replies.append(reply)
@@ -49,7 +49,7 @@ def has_status(status: int) -> Callable[[Reply], bool]:
 
 
 async def test_new_key_works_in_every_worker(service: Service, held: Held, account: str) -> None:
-    made = await service.ask("keys", "create", "--account", account)
+    made = await service.cli_json("keys", "create", "--account", account)
     assert made["key"].startswith("svc_live_")
     assert access.is_well_formed(made["key"])
     for reply in await in_every_worker(held, post(READ, key=made["key"]), has_status(200)):
@@ -58,17 +58,17 @@ async def test_new_key_works_in_every_worker(service: Service, held: Held, accou
 
 async def test_both_headers_carry_a_key(service: Service, account: str) -> None:
     key = (await service.new_key(account))["key"]
-    assert (await ask_once(service, post(READ, key=None, X_API_Key=key))).status == 200
-    assert (await ask_once(service, post(READ, key=None, Authorization=f"Bearer {key}"))).status == 200
-    assert (await ask_once(service, post(READ, key=None, authorization=f"bearer {key}"))).status == 200
-    assert (await ask_once(service, post(READ, key=None, Authorization=f"Basic {key}"))).status == 401
+    assert (await send_once(service, post(READ, key=None, X_API_Key=key))).status == 200
+    assert (await send_once(service, post(READ, key=None, Authorization=f"Bearer {key}"))).status == 200
+    assert (await send_once(service, post(READ, key=None, authorization=f"bearer {key}"))).status == 200
+    assert (await send_once(service, post(READ, key=None, Authorization=f"Basic {key}"))).status == 401
 
 
 async def test_revoked_key_is_refused_permanently(service: Service, held: Held, account: str) -> None:
     made = await service.new_key(account)
     data = post(READ, key=made["key"])
     await in_every_worker(held, data, has_status(200))
-    await service.ask("keys", "revoke", made["id"])
+    await service.cli_json("keys", "revoke", made["id"])
     for reply in await in_every_worker(held, data, has_status(401)):
         reply.fault(401)
         assert "x-ratelimit-limit" not in reply.headers
@@ -80,11 +80,11 @@ async def test_revoked_key_is_refused_permanently(service: Service, held: Held, 
 async def test_disabled_key_is_forbidden_until_it_is_enabled(service: Service, held: Held, account: str) -> None:
     made = await service.new_key(account)
     data = post(READ, key=made["key"])
-    await service.ask("keys", "disable", made["id"])
+    await service.cli_json("keys", "disable", made["id"])
     for reply in await in_every_worker(held, data, has_status(403)):
         assert "disabled" in reply.fault(403)["message"]
         assert reply.headers["x-ratelimit-limit"] == "100"
-    await service.ask("keys", "enable", made["id"])
+    await service.cli_json("keys", "enable", made["id"])
     await in_every_worker(held, data, has_status(200))
 
 
@@ -94,14 +94,14 @@ async def test_scope_changes_apply_while_the_service_runs(service: Service, held
     await in_every_worker(held, reads, has_status(200))
     for reply in await in_every_worker(held, writes, has_status(403)):
         assert "rpc:write" in reply.fault(403)["message"]
-    await service.ask("keys", "set", made["id"], "--scope", "rpc:write")
+    await service.cli_json("keys", "set", made["id"], "--scope", "rpc:write")
     for reply in await in_every_worker(held, reads, has_status(403)):
         assert "rpc:read" in reply.fault(403)["message"]
     await in_every_worker(held, writes, has_status(200))
-    await service.ask("keys", "set", made["id"], "--scope", "data:read")
+    await service.cli_json("keys", "set", made["id"], "--scope", "data:read")
     await in_every_worker(held, reads, has_status(403))
     await in_every_worker(held, writes, has_status(403))
-    await service.ask("keys", "set", made["id"], "--all-scopes")
+    await service.cli_json("keys", "set", made["id"], "--all-scopes")
     await in_every_worker(held, reads, has_status(200))
     await in_every_worker(held, writes, has_status(200))
 
@@ -110,17 +110,17 @@ async def test_rotated_key_works_during_the_overlap_and_shares_its_buckets(
     service: Service, held: Held, account: str
 ) -> None:
     old = await service.new_key(account, "--scope", "rpc:read", "--requests-per-second", "50")
-    new = await service.ask("keys", "rotate", old["id"], "--overlap-s", "4")
+    new = await service.cli_json("keys", "rotate", old["id"], "--overlap-s", "4")
     end = time.monotonic() + 4.0
     assert new["lineage_id"] == old["id"]
     assert new["scopes"] == ["rpc:read"]
     for reply in await in_every_worker(held, post(READ, key=new["key"]), has_status(200)):
         assert reply.headers["x-ratelimit-limit"] == "50"
     # Both take from one bucket: requests of the old key reduce the new key's limit.
-    talk = next(iter(held.values()))[0]
-    replies = [await talk.ask(post(READ, key=old["key"])) for _ in range(30)]
+    client = next(iter(held.values()))[0]
+    replies = [await client.send(post(READ, key=old["key"])) for _ in range(30)]
     assert {reply.status for reply in replies} == {200}
-    spent = await talk.ask(post(READ, key=new["key"]))
+    spent = await client.send(post(READ, key=new["key"]))
     assert int(spent.headers["x-ratelimit-remaining"]) <= int(replies[-1].headers["x-ratelimit-remaining"]) + 10
     assert time.monotonic() < end, "the machine is too slow for this overlap"
     await asyncio.sleep(end - time.monotonic())
@@ -131,7 +131,7 @@ async def test_rotated_key_works_during_the_overlap_and_shares_its_buckets(
 async def test_rotation_without_overlap_ends_the_old_key_at_once(service: Service, held: Held, account: str) -> None:
     old = await service.new_key(account)
     await in_every_worker(held, post(READ, key=old["key"]), has_status(200))
-    new = await service.ask("keys", "rotate", old["id"], "--overlap-s", "0")
+    new = await service.cli_json("keys", "rotate", old["id"], "--overlap-s", "0")
     await in_every_worker(held, post(READ, key=old["key"]), has_status(401))
     await in_every_worker(held, post(READ, key=new["key"]), has_status(200))
 
@@ -139,9 +139,9 @@ async def test_rotation_without_overlap_ends_the_old_key_at_once(service: Servic
 async def test_test_key_works_on_test_networks_only(service: Service, account: str) -> None:
     key = (await service.new_key(account, "--mode", "test"))["key"]
     assert key.startswith("svc_test_")
-    assert (await ask_once(service, post(READ, key=key, network="dev/testnet"))).status == 200
+    assert (await send_once(service, post(READ, key=key, network="dev/testnet"))).status == 200
     for network in ("dev/mainnet", "polygon/mainnet"):
-        refused = await ask_once(service, post(READ, key=key, network=network))
+        refused = await send_once(service, post(READ, key=key, network=network))
         assert "svc_test_" in refused.fault(403)["message"]
 
 
@@ -164,7 +164,7 @@ async def test_live_key_works_on_test_networks(service: Service) -> None:
     ],
 )
 async def test_every_invalid_key_gets_the_same_unauthorized_reply(service: Service, key: str) -> None:
-    reply = await ask_once(service, post(READ, key=None, X_API_Key=key))
+    reply = await send_once(service, post(READ, key=None, X_API_Key=key))
     error = reply.fault(401)
     assert error["message"] in ("the API key is not valid", NO_KEY)
     assert "x-ratelimit-limit" not in reply.headers
@@ -176,13 +176,13 @@ NO_KEY = "an API key is required: send it in the header X-API-Key or as Authoriz
 async def test_key_in_the_query_is_not_accepted_over_http(service: Service) -> None:
     """URLs are often logged. Only WebSockets accept a key there, because browsers cannot set their headers."""
     key = service.keys["enterprise"]
-    reply = await ask_once(service, request("POST", f"/v1/rpc/dev/mainnet?apiKey={key}", READ))
+    reply = await send_once(service, request("POST", f"/v1/rpc/dev/mainnet?apiKey={key}", READ))
     reply.fault(401)
 
 
 async def test_concurrent_changes_of_many_keys_reach_every_worker(service: Service, held: Held, account: str) -> None:
     """Several commands make changes at the same time; every worker gets all of them."""
     made: list[dict[str, Any]] = await asyncio.gather(*(service.new_key(account) for _ in range(6)))
-    await asyncio.gather(*(service.ask("keys", "revoke", row["id"]) for row in made[::2]))
+    await asyncio.gather(*(service.cli_json("keys", "revoke", row["id"]) for row in made[::2]))
     for place, row in enumerate(made):
         await in_every_worker(held, post(READ, key=row["key"]), has_status(200 if place % 2 else 401))

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from tests.flows.load import Tally, saturate
-from tests.flows.talk import Reply, Talk, ask_once, close_all, post, request, rpc, to_every_worker
 from tests.flows.upstream import Upstream
+from tests.http_client import HttpClient, Reply, close_all, post, request, rpc, send_once, to_every_worker
 from tests.service import Service
 
 SATURATION_S = 4.2
@@ -60,7 +60,7 @@ async def test_buckets_are_exact_over_four_workers(service: Service, upstream: U
         runs = [
             group.create_task(
                 saturate(
-                    [talk for talks in held[place].values() for talk in talks],
+                    [client for clients in held[place].values() for client in clients],
                     post(body, key=keys[place], network=SEPOLIA),
                     for_s=SATURATION_S,
                 )
@@ -74,16 +74,16 @@ async def test_buckets_are_exact_over_four_workers(service: Service, upstream: U
         print(name, tally, f"allowed {least} to {most}")
         assert least <= tally.admitted <= most, (name, tally, least, most)
         check_refusals(tally, limit)
-    for talks in held:
-        await close_all(talks)
+    for clients in held:
+        await close_all(clients)
 
 
 async def test_free_key_gets_ten_requests_at_once_over_all_workers(service: Service) -> None:
     key = await a_key(service)
     held = await to_every_worker(service, at_least=6)
-    talks = [talk for talks in held.values() for talk in talks]
+    clients = [client for clients in held.values() for client in clients]
     sent = time.monotonic()
-    replies = await asyncio.gather(*(talk.call(key=key) for talk in talks))
+    replies = await asyncio.gather(*(client.call(key=key) for client in clients))
     took = time.monotonic() - sent
     admitted = sum(reply.status == 200 for reply in replies)
     assert 10 <= admitted <= 10 + 10 * took
@@ -96,9 +96,9 @@ async def test_keys_of_an_account_share_its_rate_over_all_workers(service: Servi
     account = await service.new_account("free")
     keys = [str((await service.new_key(account["id"]))["key"]) for _ in range(10)]
     held = await to_every_worker(service, at_least=6)
-    talks = [talk for talks in held.values() for talk in talks]
+    clients = [client for clients in held.values() for client in clients]
     sent = time.monotonic()
-    replies = await asyncio.gather(*(talk.call(key=keys[place % 10]) for place, talk in enumerate(talks)))
+    replies = await asyncio.gather(*(client.call(key=keys[place % 10]) for place, client in enumerate(clients)))
     took = time.monotonic() - sent
     assert 10 <= sum(reply.status == 200 for reply in replies) <= 10 + 10 * took
     refused = [reply for reply in replies if reply.status == 429]
@@ -112,27 +112,27 @@ async def test_headers_describe_the_tighter_of_the_account_and_the_key(service: 
     account = await service.new_account("free", "--requests-per-second", "1000")
     own = (await service.new_key(account["id"], "--requests-per-second", "2"))["key"]
     other = (await service.new_key(account["id"]))["key"]
-    async with await Talk.open(service.port) as talk:
-        assert (await talk.call(key=other)).headers["x-ratelimit-limit"] == "1000"
-        assert (await talk.call(key=own)).headers["x-ratelimit-limit"] == "2"
-        while (reply := await talk.call(key=own)).status == 200:
+    async with await HttpClient.open(service.port) as client:
+        assert (await client.call(key=other)).headers["x-ratelimit-limit"] == "1000"
+        assert (await client.call(key=own)).headers["x-ratelimit-limit"] == "2"
+        while (reply := await client.call(key=own)).status == 200:
             check_headers(reply, 2)
         assert "2 and 200 for this key" in reply.fault(429)["message"]
-        assert (await talk.call(key=other)).status == 200
-        await service.ask("accounts", "set", account["id"], "--requests-per-second", "2")
+        assert (await client.call(key=other)).status == 200
+        await service.cli_json("accounts", "set", account["id"], "--requests-per-second", "2")
         await every_worker_reports(service, other, "2")
 
 
 async def test_key_above_the_plan_is_refused(service: Service) -> None:
     account = await service.new_account("free")
     words = ("keys", "create", "--account", account["id"])
-    made = [await service.ask(*words) for _ in range(10)]
+    made = [await service.cli_json(*words) for _ in range(10)]
     failed = await service.cli(*words)
     assert failed.returncode == 1
     assert "plan allows 10 API keys: revoke one first" in failed.stderr
-    await service.ask("keys", "rotate", made[0]["id"])
-    await service.ask("keys", "revoke", made[1]["id"])
-    assert await service.ask(*words)
+    await service.cli_json("keys", "rotate", made[0]["id"])
+    await service.cli_json("keys", "revoke", made[1]["id"])
+    assert await service.cli_json(*words)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_key_above_the_plan_is_refused(service: Service) -> None:
 async def test_every_reply_to_a_key_has_the_rate_headers(
     service: Service, reading_key: str, body: bytes, path: str, status: int
 ) -> None:
-    reply = await ask_once(service, post(body, key=reading_key, network=path))
+    reply = await send_once(service, post(body, key=reading_key, network=path))
     assert reply.status == status
     check_headers(reply, 1000)
 
@@ -158,7 +158,7 @@ async def test_every_reply_to_a_key_has_the_rate_headers(
 async def test_reply_of_the_router_has_the_rate_headers(
     service: Service, reading_key: str, target: str, status: int
 ) -> None:
-    reply = await ask_once(service, request("GET", target, key=reading_key))
+    reply = await send_once(service, request("GET", target, key=reading_key))
     assert reply.status == status
     check_headers(reply, 1000)
 
@@ -167,14 +167,14 @@ async def test_reply_of_the_router_has_the_rate_headers(
 async def test_public_page_has_the_rate_headers_for_a_key(
     service: Service, reading_key: str, target: str, status: int
 ) -> None:
-    reply = await ask_once(service, request("GET", target, key=reading_key))
+    reply = await send_once(service, request("GET", target, key=reading_key))
     assert reply.status == status
     check_headers(reply, 1000)
 
 
 async def test_reply_to_a_too_large_head_has_the_rate_headers(service: Service, reading_key: str) -> None:
     wide = {f"X-{place}": "a" * 4000 for place in range(5)}
-    reply = await ask_once(service, post(rpc("eth_chainId"), key=reading_key, **wide))
+    reply = await send_once(service, post(rpc("eth_chainId"), key=reading_key, **wide))
     assert "head" in reply.fault(431)["message"]
     check_headers(reply, 1000)
 
@@ -182,7 +182,7 @@ async def test_reply_to_a_too_large_head_has_the_rate_headers(service: Service, 
 async def test_key_refused_for_its_origin_gets_the_rate_headers(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-second", "1000")
     fenced = await service.new_key(account["id"], "--allow-ip", "203.0.113.0/24")
-    reply = await ask_once(service, post(rpc("eth_chainId"), key=str(fenced["key"])))
+    reply = await send_once(service, post(rpc("eth_chainId"), key=str(fenced["key"])))
     assert "address" in reply.fault(403)["message"]
     check_headers(reply, 1000)
 
@@ -202,12 +202,12 @@ async def test_refused_requests_cost_nothing(service: Service) -> None:
         post(b"[]", key=key),
         post(b"x", key=key, Content_Type="text/plain"),
     ]
-    async with await Talk.open(service.port) as talk:
+    async with await HttpClient.open(service.port) as client:
         for data in refusals * 5:
-            reply = await talk.ask(data)
+            reply = await client.send(data)
             assert reply.status in (400, 403, 404, 415)
             assert reply.headers["x-ratelimit-remaining"] == "10"
-        reply = await talk.call(key=key)
+        reply = await client.call(key=key)
     assert reply.status == 200
     assert reply.headers["x-ratelimit-remaining"] == "9"
 
@@ -215,8 +215,8 @@ async def test_refused_requests_cost_nothing(service: Service) -> None:
 async def test_call_of_an_unknown_method_costs_a_request(service: Service) -> None:
     """It gets a reply; otherwise a flood of unknown methods would be free."""
     key = await a_key(service)
-    async with await Talk.open(service.port) as talk:
-        remaining = [int((await talk.call("eth_nope", key=key)).headers["x-ratelimit-remaining"]) for _ in range(3)]
+    async with await HttpClient.open(service.port) as client:
+        remaining = [int((await client.call("eth_nope", key=key)).headers["x-ratelimit-remaining"]) for _ in range(3)]
     assert remaining == [9, 8, 7]
 
 
@@ -224,11 +224,11 @@ async def test_batch_larger_than_the_plan_is_answered_as_the_buckets_refill(
     service: Service, upstream: Upstream
 ) -> None:
     key = await a_key(service)
-    by_requests = await ask_once(service, post(batch("eth_blockNumber", 15), key=key, network=SEPOLIA))
+    by_requests = await send_once(service, post(batch("eth_blockNumber", 15), key=key, network=SEPOLIA))
     assert [item["id"] for item in by_requests.json] == list(range(15))
     assert all("result" in item for item in by_requests.json)
     assert by_requests.headers["x-compute-units"] == "15"
-    by_units = await ask_once(service, post(batch(DEAR, 5), key=key, network=SEPOLIA))
+    by_units = await send_once(service, post(batch(DEAR, 5), key=key, network=SEPOLIA))
     assert all("result" in item for item in by_units.json)
     assert by_units.headers["x-compute-units"] == "250"
 
@@ -243,7 +243,7 @@ async def test_batch_items_are_answered_individually_in_order(service: Service, 
         7,
         orjson.loads(rpc("eth_gasPrice", id=5)),
     ]
-    reply = await ask_once(service, post(orjson.dumps(items), key=key, network=SEPOLIA))
+    reply = await send_once(service, post(orjson.dumps(items), key=key, network=SEPOLIA))
     assert reply.status == 200
     assert [item.get("id") for item in reply.json] == ["a", 2, 3, None, 5]
     assert [item.get("error", {}).get("code") for item in reply.json] == [None, -32016, -32601, -32600, None]
@@ -253,19 +253,19 @@ async def test_batch_items_are_answered_individually_in_order(service: Service, 
 async def test_limit_changes_apply_while_the_service_runs(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-second", "7")
     made = await service.new_key(account["id"])
-    assert (await ask_once(service, post(rpc("eth_chainId"), key=made["key"]))).headers["x-ratelimit-limit"] == "7"
-    await service.ask("keys", "set", made["id"], "--requests-per-second", "3")
+    assert (await send_once(service, post(rpc("eth_chainId"), key=made["key"]))).headers["x-ratelimit-limit"] == "7"
+    await service.cli_json("keys", "set", made["id"], "--requests-per-second", "3")
     await every_worker_reports(service, made["key"], "3")
-    await service.ask("keys", "set", made["id"], "--requests-per-second", "-1")
+    await service.cli_json("keys", "set", made["id"], "--requests-per-second", "-1")
     await every_worker_reports(service, made["key"], "7")
-    await service.ask("accounts", "set", account["id"], "--requests-per-second", "-1", "--plan", "growth")
+    await service.cli_json("accounts", "set", account["id"], "--requests-per-second", "-1", "--plan", "growth")
     await every_worker_reports(service, made["key"], "100")
 
 
 async def every_worker_reports(service: Service, key: str, limit: str) -> None:
     held = await to_every_worker(service)
     deadline = time.monotonic() + 1.5
-    for talks in held.values():
-        while (said := (await talks[0].call("eth_chainId", key=key)).headers["x-ratelimit-limit"]) != limit:
+    for clients in held.values():
+        while (said := (await clients[0].call("eth_chainId", key=key)).headers["x-ratelimit-limit"]) != limit:
             assert time.monotonic() < deadline, said
     await close_all(held)

@@ -12,7 +12,7 @@ from proxy.core.access import Limits
 from proxy.services.rpc.logs import AT_ONCE, MAX_PIECES
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import REFUSALS, Refused
 from tests.service import until
@@ -84,7 +84,7 @@ async def test_pieces_go_to_upstreams_of_different_limits_and_each_is_cut_as_it_
 async def test_range_over_our_own_limit_is_refused_with_one_that_works() -> None:
     async with scene(1, rpc={"max_logs_blocks": 300}) as found:
         found.upstreams[0].max_range = 100
-        reply = await found.ask("eth_getLogs", query())
+        reply = await found.call("eth_getLogs", query())
         error = reply.json["error"]
         assert error["code"] == -32602
         assert f"this block range should work: [{hex(FIRST)}, {hex(FIRST + 299)}]" in error["message"]
@@ -109,7 +109,7 @@ async def test_single_block_that_is_refused_is_refused() -> None:
     async with scene(1) as found:
         found.upstreams[0].answers["eth_getLogs"] = refuse
         for last in (FIRST, FIRST + 5):
-            reply = await found.ask("eth_getLogs", query(FIRST, last))
+            reply = await found.call("eth_getLogs", query(FIRST, last))
             assert reply.json["error"]["code"] == -32602, reply.json
 
 
@@ -120,7 +120,7 @@ async def test_range_that_would_take_too_many_pieces_is_refused_with_one_that_wo
         await found.look()
         upstream = found.upstreams[0]
         upstream.max_range, upstream.refusal = 1, "quicknode"
-        error = (await found.ask("eth_getLogs", query(1, 40_000))).json["error"]
+        error = (await found.call("eth_getLogs", query(1, 40_000))).json["error"]
         assert error["data"] == {"suggested_from": "0x1", "suggested_to": hex(MAX_PIECES)}
         assert upstream.count("eth_getLogs") == 1
         assert len(await found.result("eth_getLogs", query(1, MAX_PIECES))) == MAX_PIECES
@@ -145,7 +145,7 @@ async def test_logs_of_too_many_bytes_are_refused_with_fewer_blocks() -> None:
         upstream.answers["eth_getLogs"] = lambda params: (
             [whole] if len(upstream._eth_getLogs(params)) > 1 else upstream._eth_getLogs(params)
         )
-        reply = await found.ask("eth_getLogs", query())
+        reply = await found.call("eth_getLogs", query())
         error = reply.json["error"]
         assert error["code"] == -32602
         assert error["data"]["suggested_from"] == hex(FIRST)
@@ -160,7 +160,7 @@ async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
     async with scene(2) as found:
         for upstream in found.upstreams:
             upstream.max_range, upstream.held = 100, {"eth_getLogs"}
-        asking = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query()))
+        asking = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query()))
         await until(lambda: all(upstream.count("eth_getLogs") for upstream in found.upstreams), every_s=0.001)
         for upstream in found.upstreams:
             upstream.held = set()
@@ -184,7 +184,7 @@ def test_only_eth_get_logs_is_split(method: str) -> None:
     async def run() -> None:
         async with scene(1) as found:
             found.upstreams[0].answers[method] = refuse
-            error = (await found.ask(method, query(count=2, after=1))).json["error"]
+            error = (await found.call(method, query(count=2, after=1))).json["error"]
             assert error["code"] == -32602
             assert "limited to a 100 blocks range" in error["message"]
             assert found.count(method) == 1
@@ -213,10 +213,10 @@ def test_any_piece_that_fails_fails_the_whole(block: int) -> None:
         async with scene(1) as found:
             found.upstreams[0].max_range = 100
             found.upstreams[0].answers["eth_getLogs"] = failing_at(found, block, Refused(-32602, "invalid address"))
-            reply = await found.ask("eth_getLogs", query())
+            reply = await found.call("eth_getLogs", query())
             assert reply.json["error"] == {"code": -32602, "message": "invalid address"}
             found.upstreams[0].answers["eth_getLogs"] = failing_at(found, block, {"no": "array"})
-            (await found.ask("eth_getLogs", query())).fault(500)
+            (await found.call("eth_getLogs", query())).fault(500)
             # It was not tried again behind anyone's back.
             assert "logs" not in repr(found.worker.app.tasks)
 
@@ -233,14 +233,14 @@ def test_upstreams_that_fail_in_the_middle_fail_the_whole_and_it_costs_nothing(m
                 upstream.max_range = 10
                 upstream.held = {"eth_getLogs"}
                 upstream.gate.set()
-            asking = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query(), key="small"))
+            asking = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query(), key="small"))
             await until(lambda: found.count("eth_getLogs") > 4, every_s=0.001)
             for proxy in found.proxies:
                 await proxy.switch(mode)
             reply = await asking
             assert reply.status in (500, 503)
             for _ in range(4):
-                assert (await found.ask("eth_getLogs", query(), key="small")).status in (500, 503)
+                assert (await found.call("eth_getLogs", query(), key="small")).status in (500, 503)
 
     run()
 
@@ -250,7 +250,7 @@ async def test_pieces_have_the_time_that_the_whole_has() -> None:
     async with scene(1, rpc={"call_timeout_s": 0.4}) as found:
         upstream = found.upstreams[0]
         upstream.max_range = 1
-        reply = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query()))
+        reply = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query()))
         await until(lambda: upstream.count("eth_getLogs") > 3)
         upstream.held = {"eth_getLogs"}
         (await reply).fault(504)
@@ -262,11 +262,11 @@ async def test_caller_that_leaves_stops_the_pieces() -> None:
         upstream = found.upstreams[0]
         upstream.max_range, upstream.held = 10, {"eth_getLogs"}
         upstream.gate.set()
-        talk = await found.worker.talk()
-        await talk.send(found.worker.post(rpc("eth_getLogs", query()), network=found.network))
+        client = await found.worker.connect()
+        await client.write(found.worker.post(rpc("eth_getLogs", query()), network=found.network))
         await until(lambda: upstream.count("eth_getLogs") >= 3, every_s=0.001)
         upstream.gate.clear()
-        await talk.close()
+        await client.close()
         await until(lambda: not found.route.state.flights)
         upstream.gate.set()
         await until(lambda: "logs" not in repr(found.worker.app.tasks))
@@ -280,7 +280,7 @@ async def test_split_logs_in_a_batch_are_in_their_place_and_final_ones_are_kept(
         reply = await found.batch(("eth_chainId", []), ("eth_getLogs", query()), ("eth_chainId", []))
         assert [item["id"] for item in reply.json] == [0, 1, 2]
         assert reply.json[1]["result"] == expected(found)
-        assert (await found.ask("eth_getLogs", query())).headers["x-cache"] == "hit"
+        assert (await found.call("eth_getLogs", query())).headers["x-cache"] == "hit"
 
 
 # Blocks that were not seen yet
@@ -330,7 +330,7 @@ async def test_split_range_fails_if_no_upstream_reports_its_head() -> None:
             upstream.max_range = 10
             upstream.held = {"eth_blockNumber", "eth_getBlockByNumber"}
         found.chain.head += 1
-        reply = await found.ask("eth_getLogs", query(found.chain.head - 24, found.chain.head))
+        reply = await found.call("eth_getLogs", query(found.chain.head - 24, found.chain.head))
         assert reply.status in (503, 504)
 
 
@@ -343,7 +343,7 @@ async def test_split_range_fails_if_only_an_upstream_without_its_last_block_is_l
         behind.behind = 1
         await found.look()
         found.route.upstreams[0].health.cordon(cordoned=True, now=0.0)
-        fault = (await found.ask("eth_getLogs", query(found.chain.head - 24, found.chain.head))).fault(503)
+        fault = (await found.call("eth_getLogs", query(found.chain.head - 24, found.chain.head))).fault(503)
         assert "at the moment: try again" in fault["message"]
 
 
@@ -354,7 +354,7 @@ async def test_split_range_fails_if_the_chain_is_reorganised_meanwhile() -> None
         upstream.max_range, upstream.held = 10, {"eth_getLogs"}
         upstream.gate.set()
         first, last = found.chain.head - 99, found.chain.head
-        asking = asyncio.get_running_loop().create_task(found.ask("eth_getLogs", query(first, last)))
+        asking = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query(first, last)))
         await until(lambda: upstream.count("eth_getLogs") > 3, every_s=0.001)
         upstream.gate.clear()
         found.chain.reorganise(3)
@@ -384,7 +384,7 @@ async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
                 changes = await found.result("eth_getFilterChanges", [name])
                 assert changes == [found.chain.hash_of(found.chain.head)]
         assert [await found.result("eth_uninstallFilter", [name]) for name in names] == [True] * 12
-        reply = await found.ask("eth_getFilterChanges", [names[0]])
+        reply = await found.call("eth_getFilterChanges", [names[0]])
         assert reply.json["error"]["message"] == "filter not found"
 
 
@@ -448,11 +448,11 @@ async def test_filter_of_another_key_and_forged_ids_are_not_found() -> None:
             "é" + name,
         ]
         for each in forged:
-            reply = await found.ask("eth_getFilterChanges", [each])
+            reply = await found.call("eth_getFilterChanges", [each])
             assert reply.json["error"] == {"code": -32000, "message": "filter not found"}
         for params in ([], [1], [None], [name, name], [[name]]):
-            assert "error" in (await found.ask("eth_getFilterChanges", params)).json
-        reply = await found.ask("eth_getFilterChanges", [name], key="other")
+            assert "error" in (await found.call("eth_getFilterChanges", params)).json
+        reply = await found.call("eth_getFilterChanges", [name], key="other")
         assert reply.json["error"]["message"] == "filter not found"
         assert sum(upstream.count("eth_getFilterChanges") for upstream in found.upstreams) == polled
         assert await found.result("eth_getFilterChanges", [name]) == []
@@ -463,9 +463,9 @@ async def test_filter_of_one_network_is_unknown_on_another() -> None:
     async with scene(1) as found:
         url = found.upstreams[0].url
         async with worker({LIVE: [url], TEST: [url]}) as both:
-            name = (await both.ask(rpc("eth_newBlockFilter"), network=LIVE)).json["result"]
-            assert "result" in (await both.ask(rpc("eth_getFilterChanges", [name]), network=LIVE)).json
-            assert "error" in (await both.ask(rpc("eth_getFilterChanges", [name]), network=TEST)).json
+            name = (await both.send(rpc("eth_newBlockFilter"), network=LIVE)).json["result"]
+            assert "result" in (await both.send(rpc("eth_getFilterChanges", [name]), network=LIVE)).json
+            assert "error" in (await both.send(rpc("eth_getFilterChanges", [name]), network=TEST)).json
 
 
 @on_uvloop
@@ -474,9 +474,9 @@ async def test_filter_made_by_one_worker_is_polled_through_another() -> None:
         urls = [upstream.url for upstream in found.upstreams]
         async with worker({LIVE: urls}) as one, worker({LIVE: urls}) as other:
             for _ in range(6):
-                name = (await one.ask(rpc("eth_newBlockFilter"))).json["result"]
+                name = (await one.send(rpc("eth_newBlockFilter"))).json["result"]
                 found.chain.head += 1
-                reply = await other.ask(rpc("eth_getFilterChanges", [name]))
+                reply = await other.send(rpc("eth_getFilterChanges", [name]))
                 assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
 
 
@@ -485,14 +485,14 @@ async def test_filter_is_found_after_the_order_of_upstreams_changed() -> None:
     async with scene(2) as found:
         one, other = (upstream.url for upstream in found.upstreams)
         async with worker({LIVE: [one]}) as before:
-            name = (await before.ask(rpc("eth_newBlockFilter"))).json["result"]
+            name = (await before.send(rpc("eth_newBlockFilter"))).json["result"]
         found.upstreams[1]._eth_newBlockFilter([])  # Its ids count as the other's do.
         found.chain.head += 1
         async with worker({LIVE: [other, one]}) as moved:
-            reply = await moved.ask(rpc("eth_getFilterChanges", [name]))
+            reply = await moved.send(rpc("eth_getFilterChanges", [name]))
             assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
         async with worker({LIVE: [other]}) as removed:
-            reply = await removed.ask(rpc("eth_getFilterChanges", [name]))
+            reply = await removed.send(rpc("eth_getFilterChanges", [name]))
             assert reply.json["error"]["message"] == "filter not found"
         assert found.upstreams[1].count("eth_getFilterChanges") == 0
 
@@ -504,7 +504,7 @@ async def test_poll_is_not_sent_to_another_upstream_when_the_filters_own_is_down
         name = await found.result("eth_newBlockFilter")
         await found.proxies[1].switch("pass")
         await found.proxies[0].switch("dead")
-        reply = await found.ask("eth_getFilterChanges", [name])
+        reply = await found.call("eth_getFilterChanges", [name])
         assert reply.status in (500, 503)
         assert found.upstreams[1].count("eth_getFilterChanges") == 0
 

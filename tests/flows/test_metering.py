@@ -13,7 +13,7 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.telemetry import CallCollector
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -51,11 +51,11 @@ def params_of(method: str) -> list[Any]:
 
 @on_uvloop
 async def test_every_method_costs_its_listed_price() -> None:
-    async with scene(1) as found, await found.worker.talk() as talk:
+    async with scene(1) as found, await found.worker.connect() as client:
         for name, price in EVM.items():
             kind = METHODS[name].kind
             request = rpc(name, params_of(name))
-            reply = await talk.ask(found.worker.post(request, network=found.network))
+            reply = await client.send(found.worker.post(request, network=found.network))
             assert reply.status == 200, (name, reply)
             assert units(reply) == (1 if kind == "subscription" else price), name
 
@@ -84,7 +84,7 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
             found.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
             params = [ADDRESS, block(found.chain.head)]
             for _ in range(2):  # A cached reply costs the same.
-                reply = await found.ask("eth_getBalance", params)
+                reply = await found.call("eth_getBalance", params)
                 assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
             reply = await found.batch(("eth_getBalance", params))
             assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
@@ -96,7 +96,7 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
 async def test_expensive_method_costs_no_archive_surcharge() -> None:
     async with scene(1) as found:
         dear = next(name for name, price in EVM.items() if price > ARCHIVE and METHODS[name].block_at == 0)
-        assert units(await found.ask(dear, ["0x1"])) == EVM[dear]
+        assert units(await found.call(dear, ["0x1"])) == EVM[dear]
 
 
 @on_uvloop
@@ -107,7 +107,7 @@ async def test_logs_are_priced_by_their_oldest_block() -> None:
             ({"fromBlock": recent}, EVM["eth_getLogs"]),
             ({"fromBlock": old, "toBlock": recent}, max(EVM["eth_getLogs"], ARCHIVE)),
         ):
-            assert units(await found.ask("eth_getLogs", [params])) == price
+            assert units(await found.call("eth_getLogs", [params])) == price
 
 
 @on_uvloop
@@ -126,9 +126,9 @@ async def test_batch_costs_the_sum_of_its_items() -> None:
         # An item outside the key's scopes is refused, which is free.
         assert units(await found.batch(*calls, ("eth_sendRawTransaction", ["0x01"]), key="reader")) == whole
         body = orjson.dumps([1, {"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice", "params": []}])
-        assert units(await found.worker.ask(body, network=found.network)) == 1 + EVM["eth_gasPrice"]
+        assert units(await found.worker.send(body, network=found.network)) == 1 + EVM["eth_gasPrice"]
         notes = orjson.dumps([{"jsonrpc": "2.0", "method": "eth_gasPrice", "params": []}] * 3)
-        reply = await found.worker.ask(notes, network=found.network)
+        reply = await found.worker.send(notes, network=found.network)
         assert (reply.status, units(reply)) == (204, 3 * EVM["eth_gasPrice"])
 
 
@@ -137,7 +137,7 @@ async def test_units_run_out_and_refusals_cost_nothing() -> None:
     async with scene(1) as found:
         price = EVM["eth_getBalance"]
         found.worker.add_key("poor", limits=Limits(1000, 10 * price, 0))
-        replies = [await found.ask("eth_getBalance", [ADDRESS, hex(990)], key="poor") for _ in range(40)]
+        replies = [await found.call("eth_getBalance", [ADDRESS, hex(990)], key="poor") for _ in range(40)]
         given = [reply for reply in replies if reply.status == 200]
         refused = [reply for reply in replies if reply.status != 200]
         assert len(given) >= 10
@@ -152,11 +152,11 @@ async def test_units_run_out_and_refusals_cost_nothing() -> None:
 async def test_unknown_method_costs_one_unit_and_is_counted_as_other() -> None:
     async with scene(1) as found:
         found.worker.add_key("poor", limits=Limits(1000, 3, 0))
-        async with await found.worker.talk() as talk:
+        async with await found.worker.connect() as client:
             request = found.worker.post(rpc("eth_noSuchThing"), key="poor", network=found.network)
-            replies = [await talk.ask(request) for _ in range(12)]
+            replies = [await client.send(request) for _ in range(12)]
             # If a request had got two replies, the last one would be a different one.
-            last = await talk.ask(found.worker.post(rpc("eth_chainId", id=77), network=found.network))
+            last = await client.send(found.worker.post(rpc("eth_chainId", id=77), network=found.network))
             assert last.json["id"] == 77
         answered = [reply for reply in replies if reply.status == 200]
         assert {reply.status for reply in replies} == {200, 429}
@@ -173,12 +173,12 @@ async def test_chain_error_costs_the_full_price_and_an_internal_failure_nothing(
     async with scene(2, faults=True) as found:
         for upstream in found.upstreams:
             upstream.answers["eth_call"] = revert
-        reply = await found.ask("eth_call", [{}, "latest"])
+        reply = await found.call("eth_call", [{}, "latest"])
         assert reply.json["error"] == {"code": 3, "message": "execution reverted", "data": "0x08c379a0"}
         assert units(reply) == EVM["eth_call"]
         for proxy in found.proxies:
             await proxy.switch("dead")
-        assert (await found.ask("eth_call", [{}, "latest"])).status in (500, 503)
+        assert (await found.call("eth_call", [{}, "latest"])).status in (500, 503)
         counts = tally(found, "eth_call")
         assert (counts.errors, counts.faults, counts.units) == (1, 1, EVM["eth_call"])
 
@@ -189,11 +189,11 @@ async def test_interrupted_reply_costs_nothing() -> None:
         found.worker.add_key("poor", limits=Limits(1000, 100, 0))
         found.upstreams[0].answers["eth_getCode"] = lambda _: "0x" + "ab" * 300_000
         await found.proxies[0].switch("half")
-        async with await found.worker.talk() as talk:
-            await talk.send(
+        async with await found.worker.connect() as client:
+            await client.write(
                 found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), key="poor", network=found.network)
             )
-            assert await talk.is_closed()
+            assert await client.is_closed()
         counts = tally(found, "eth_getCode")
         assert (counts.results, counts.faults, counts.units) == (0, 1, 0)
 
@@ -221,7 +221,7 @@ async def test_charged_units_equal_the_units_in_the_replies() -> None:
                     await proxy.switch("pass")
             picked = [chance.choice(ways) for _ in range(chance.choice((1, 1, 5)))]
             fresh = {"Cache_Control": "no-cache"} if chance.random() < 0.3 else {}
-            reply = await (found.ask(*picked[0], **fresh) if len(picked) == 1 else found.batch(*picked, **fresh))
+            reply = await (found.call(*picked[0], **fresh) if len(picked) == 1 else found.batch(*picked, **fresh))
             total += int(reply.headers.get("x-compute-units", 0))
 
         for start in range(0, 400, 8):
@@ -238,8 +238,8 @@ async def test_charged_units_equal_the_units_in_the_replies() -> None:
 async def test_calls_are_counted_by_outcome_cache_and_upstream() -> None:
     async with scene(2) as found:
         call = ("eth_getBalance", [ADDRESS, "0x5"])
-        await found.ask(*call)
-        await found.ask(*call)
+        await found.call(*call)
+        await found.call(*call)
         await found.batch(call, call, ("eth_gasPrice", []))
         counts = tally(found, "eth_getBalance")
         assert (counts.results, counts.errors, counts.faults) == (4, 0, 0)
@@ -250,7 +250,7 @@ async def test_calls_are_counted_by_outcome_cache_and_upstream() -> None:
             upstream.held = {"eth_getStorageAt"}
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
-                group.create_task(found.ask("eth_getStorageAt", [ADDRESS, "0x0", "latest"]))
+                group.create_task(found.call("eth_getStorageAt", [ADDRESS, "0x0", "latest"]))
             await until(lambda: found.count("eth_getStorageAt") == 1)
             await until(lambda: len(next(iter(found.route.state.flights.values())).waiters) == 5)
             for upstream in found.upstreams:
@@ -270,8 +270,8 @@ def test_metric_labels_are_closed_sets(tmp_path: Path) -> None:
     async def run() -> None:
         async with scene(2) as found:
             chance = random.Random(3)
-            await found.ask("eth_chainId")
-            await found.ask("eth_noSuchThing")
+            await found.call("eth_chainId")
+            await found.call("eth_noSuchThing")
 
             def series() -> set[tuple[str, ...]]:
                 found.worker.app.usage.gather()
@@ -306,16 +306,16 @@ def test_upstream_header_is_sent_only_if_configured(shown: bool, short: bool) ->
             for n, headers in enumerate(({}, {"Expect": "100-continue"})):
                 params = [ADDRESS, "0x0", hex(990 + n)] if not short else [ADDRESS, "0x0", "latest"]
                 before = [each.count("eth_getStorageAt") for each in found.upstreams]
-                reply = await found.ask("eth_getStorageAt", params, **headers)
+                reply = await found.call("eth_getStorageAt", params, **headers)
                 after = [each.count("eth_getStorageAt") for each in found.upstreams]
                 asked = next(place for place in range(len(after)) if after[place] > before[place])
                 header = reply.headers.get("x-upstream")
                 assert header == (f"{found.network}#{asked + 1}" if shown else None)
                 if not short:
-                    again = await found.ask("eth_getStorageAt", params, **headers)
+                    again = await found.call("eth_getStorageAt", params, **headers)
                     assert (again.headers["x-cache"], again.headers.get("x-upstream")) == ("hit", None)
             batch = await found.batch(("eth_gasPrice", []), ("eth_chainId", []))
-            unknown = await found.ask("eth_noSuchThing")
+            unknown = await found.call("eth_noSuchThing")
             assert "x-upstream" not in {**batch.headers, **unknown.headers}
 
     run()
@@ -330,10 +330,10 @@ def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
         async with scene(1, faults=True, cache={"enabled": cache, "coalesce": cache}) as found:
             key = found.worker.add_key("shared", limits=Limits(10, 1000, 0))
             found.proxies[0].delay_s = 0.3
-            await found.ask("eth_call", [{"data": "0x01"}, "latest"], key="shared")
+            await found.call("eth_call", [{"data": "0x01"}, "latest"], key="shared")
             await found.proxies[0].switch("slow", times=1)
             async with asyncio.TaskGroup() as group:
-                asking = group.create_task(found.ask("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
+                asking = group.create_task(found.call("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
                 await until(lambda: found.route.upstreams[0].health.inflight > 0, every_s=0.001)
                 # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
                 found.worker.app.admission.windows.give_back(key.rate.slot, -3600.0, 0.0)
@@ -373,7 +373,7 @@ def test_surplus_params_do_not_make_an_old_block_cheap(
         async with scene(1, cache={"enabled": cached, "coalesce": cached}) as found:
             found.upstreams[0].answers[method] = lambda params: "0x1"
             price = ARCHIVE if is_old else EVM[method]
-            assert units(await found.ask(method, params)) == price
+            assert units(await found.call(method, params)) == price
             assert units(await found.batch((method, params))) == price
 
     run()
@@ -384,10 +384,10 @@ async def test_refused_items_of_a_batch_are_counted_as_faults_and_cost_nothing()
     async with scene(1, rpc={"batch_wait_s": 0.0}) as found:
         found.worker.add_key("small", limits=Limits(10, 10_000, 0))
         items: list[Any] = [{"jsonrpc": "2.0", "id": 1, "method": "eth_nope"}, {"odd": 1}, 5]
-        ask = found.worker.ask
-        assert (await ask(orjson.dumps(items * 3), key="small")).status == 200
+        send = found.worker.send
+        assert (await send(orjson.dumps(items * 3), key="small")).status == 200
         assert tally(found, "other").errors == 9
-        again = await ask(orjson.dumps(items * 3), key="small")
+        again = await send(orjson.dumps(items * 3), key="small")
         codes = [item["error"]["code"] for item in again.json]
         refused = codes.count(-32005)
         assert refused

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.feed_upstreams import feed_scene
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused
 from tests.svm_upstreams import SvmChain, SvmFeedUpstream, signed_transfer
@@ -42,7 +42,7 @@ def lacking(*_: Any) -> Any:
 
 
 async def proof(of: Scene, number: int) -> Reply:
-    return await of.ask(PROOF, [ADDRESS, [], hex(number)])
+    return await of.call(PROOF, [ADDRESS, [], hex(number)])
 
 
 @on_uvloop
@@ -51,9 +51,9 @@ async def test_calls_and_sends_never_go_to_a_websocket_upstream_of_solana() -> N
     async with feed_scene(["ws", "http"], kind=PubSub, chain=chain, network=SOLANA) as found:
         for n in range(30):
             raw = signed_transfer(str(chain.machine.latest_blockhash()), 1_000_000 + n)
-            reply = await found.worker.ask(rpc("sendTransaction", [raw, {"encoding": "base64"}]), network=SOLANA)
+            reply = await found.worker.send(rpc("sendTransaction", [raw, {"encoding": "base64"}]), network=SOLANA)
             assert "result" in reply.json, reply.json
-            assert (await found.worker.ask(rpc("getSlot", []), network=SOLANA)).json["result"] == chain.head
+            assert (await found.worker.send(rpc("getSlot", []), network=SOLANA)).json["result"] == chain.head
         assert [each.count("sendTransaction") for each in found.upstreams] == [0, 30]
         route = found.worker.app.networks.routes[SOLANA]
         assert [each.label for each in route.streams] == [f"{SOLANA}#1"]
@@ -97,7 +97,7 @@ def test_write_that_an_upstream_does_not_know_goes_to_another(method: str, param
         async with scene(3) as found:
             for each in found.upstreams[:2]:
                 each.answers[method] = lacking
-            assert "result" in (await found.ask(method, params)).json
+            assert "result" in (await found.call(method, params)).json
             assert found.upstreams[2].count(method) == 1
 
     run()
@@ -121,7 +121,7 @@ def test_most_useful_error_is_passed_on(
         async with scene(2, network=SOLANA, chain=SvmChain(), kind=SvmFeedUpstream, options=options) as found:
             found.upstreams[0].answers["getBlock"] = refused(*useful)
             found.upstreams[1].answers["getBlock"] = refused(*other)
-            reply = await found.ask("getBlock", [5])
+            reply = await found.call("getBlock", [5])
             assert (reply.json["error"]["code"], reply.json["error"]["message"]) == useful
             assert [each.count("getBlock") for each in found.upstreams] == [1, 1]
 

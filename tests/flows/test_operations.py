@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.flows.talk import ask_once, close_all, post, request, rpc, to_every_worker
 from tests.flows.upstream import Upstream
+from tests.http_client import close_all, post, request, rpc, send_once, to_every_worker
 from tests.service import Service, until
 
 SEPOLIA = "ethereum/sepolia"
@@ -70,11 +70,11 @@ async def test_metrics_of_all_workers_add_up(service: Service, upstream: Upstrea
     before = await scraped(service)
     held = await to_every_worker(service)
     answered = 0
-    for place, talks in enumerate(held.values()):
+    for place, clients in enumerate(held.values()):
         for _ in range(5 + place):
-            assert (await talks[0].call("eth_gasPrice", key=key, network=SEPOLIA)).status == 200
+            assert (await clients[0].call("eth_gasPrice", key=key, network=SEPOLIA)).status == 200
             answered += 1
-        (await talks[0].ask(post(READ, key=key, network="dev/nowhere"))).fault(404)
+        (await clients[0].send(post(READ, key=key, network="dev/nowhere"))).fault(404)
 
     async def grew_by(count: int, name: str, **labels: str) -> bool:
         return total(await scraped(service), name, **labels) - total(before, name, **labels) == count
@@ -99,16 +99,16 @@ async def test_labels_come_from_closed_sets(service: Service, upstream: Upstream
     async def nonsense(mark: str) -> None:
         for place in range(15):
             name = f"{mark}{place}"
-            await ask_once(service, post(rpc(f"eth_{name}"), key=key))
-            await ask_once(service, post(READ, key=key, network=f"{name}/mainnet"))
-            await ask_once(service, request("GET", f"/v1/{name}", key=key))
-            await ask_once(service, request(f"X{name.upper()}", "/v1/rpc/dev/mainnet", key=key))
-            await ask_once(service, post(READ, key=f"svc_live_{name}", X_Request_Id=name, User_Agent=name))
+            await send_once(service, post(rpc(f"eth_{name}"), key=key))
+            await send_once(service, post(READ, key=key, network=f"{name}/mainnet"))
+            await send_once(service, request("GET", f"/v1/{name}", key=key))
+            await send_once(service, request(f"X{name.upper()}", "/v1/rpc/dev/mainnet", key=key))
+            await send_once(service, post(READ, key=f"svc_live_{name}", X_Request_Id=name, User_Agent=name))
 
     await nonsense("quux")
     held = await to_every_worker(service)
-    for talks in held.values():
-        await talks[0].call("eth_chainId", key=key)
+    for clients in held.values():
+        await clients[0].call("eth_chainId", key=key)
     before = set(await scraped(service))
     await nonsense("zork")
     after = await scraped(service)
@@ -126,7 +126,7 @@ async def test_every_request_has_one_line_in_the_log(service: Service, upstream:
         "flow-400": post(b"{", key=key, X_Request_Id="flow-400"),
         "flow-post": post(rpc("eth_gasPrice"), key=key, network=SEPOLIA, X_Request_Id="flow-post"),
     }
-    statuses = {name: (await ask_once(service, data)).status for name, data in wanted.items()}
+    statuses = {name: (await send_once(service, data)).status for name, data in wanted.items()}
 
     def found() -> list[dict[str, Any]]:
         lines = json_lines(service.data / "logs" / "penstock.log")
@@ -156,8 +156,8 @@ async def test_hostile_text_stays_inside_its_line(service: Service) -> None:
     key = service.keys["enterprise"]
     for text in nasty:
         safe = text.replace("\r", "").replace("\n", "").replace("\0", "")
-        await ask_once(service, post(rpc(text), key=key, User_Agent=safe, Referer=safe))
-        await ask_once(service, request("GET", "/" + "".join(f"%{byte:02x}" for byte in text.encode())))
+        await send_once(service, post(rpc(text), key=key, User_Agent=safe, Referer=safe))
+        await send_once(service, request("GET", "/" + "".join(f"%{byte:02x}" for byte in text.encode())))
     json_lines(service.data / "logs" / "penstock.log")
 
 

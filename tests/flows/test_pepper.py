@@ -15,8 +15,8 @@ from proxy.dev.postgres import Postgres
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
-from tests.flows.talk import Talk, fresh_call, post
 from tests.flows.upstream import Upstream
+from tests.http_client import HttpClient, fresh_call, post
 from tests.service import command, command_here, until
 
 NEW = "canary-new-pepper-0123456789-0123456789"
@@ -49,8 +49,8 @@ def set_pepper(path: Path, lines: str) -> None:
 
 
 async def status(running: Production) -> int:
-    async with await Talk.open(running.port) as talk:
-        return (await talk.ask(post(fresh_call(), key=running.key, network="ethereum/sepolia"))).status
+    async with await HttpClient.open(running.port) as client:
+        return (await client.send(post(fresh_call(), key=running.key, network="ethereum/sepolia"))).status
 
 
 async def reload(running: Production, lines: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.flows.load import DAY_S, is_over, saturate, spend
-from tests.flows.talk import Talk, close_all, post, rpc, to_every_worker
+from tests.http_client import HttpClient, close_all, post, rpc, to_every_worker
 from tests.service import SOON_S, Service
 
 # Requests that a worker may admit over the quota while it waits for the reply that none is left.
@@ -32,7 +32,9 @@ async def test_daily_quota_is_shared_by_all_workers_and_keys(service: Service, r
     async with asyncio.TaskGroup() as group:
         runs = [
             group.create_task(
-                saturate([t for talks in mine.values() for t in talks], post(rpc("eth_chainId"), key=key), for_s=1.0)
+                saturate(
+                    [t for clients in mine.values() for t in clients], post(rpc("eth_chainId"), key=key), for_s=1.0
+                )
             )
             for key, mine in zip(keys, held, strict=True)
         ]
@@ -42,7 +44,7 @@ async def test_daily_quota_is_shared_by_all_workers_and_keys(service: Service, r
     print("admitted of a day of 40:", admitted, tallies)
     assert 40 <= admitted <= 40 + CREDIT * len(service.worker_pids())
     is_over(tallies[0].refused[-1])
-    shown = await service.ask("accounts", "show", account["id"])
+    shown = await service.cli_json("accounts", "show", account["id"])
     assert shown["used_today"] == 40
     for mine in held:
         await close_all(mine)
@@ -53,10 +55,10 @@ async def test_used_up_quota_is_refused_until_midnight_in_every_worker(service: 
     account = await service.new_account("free", "--requests-per-day", "5", "--requests-per-second", "1000")
     made = await service.new_key(account["id"])
     held = await to_every_worker(service)
-    first, *others = [talks[0] for talks in held.values()]
+    first, *others = [clients[0] for clients in held.values()]
     assert 5 <= await spend(first, made["key"]) <= 5 + CREDIT
-    for talk in others:
-        assert await spend(talk, made["key"]) <= CREDIT
+    for client in others:
+        assert await spend(client, made["key"]) <= CREDIT
     await close_all(held)
 
 
@@ -64,12 +66,12 @@ async def test_raised_limit_applies_within_a_second_in_every_worker(service: Ser
     account = await service.new_account("free", "--requests-per-day", "2")
     made = await service.new_key(account["id"])
     held = await to_every_worker(service)
-    for talks in held.values():
-        await spend(talks[0], made["key"])
-    await service.ask("accounts", "set", account["id"], "--requests-per-day", "1000")
+    for clients in held.values():
+        await spend(clients[0], made["key"])
+    await service.cli_json("accounts", "set", account["id"], "--requests-per-day", "1000")
     end = time.monotonic() + SOON_S
-    for talks in held.values():
-        while (await talks[0].call("eth_chainId", key=made["key"])).status != 200:
+    for clients in held.values():
+        while (await clients[0].call("eth_chainId", key=made["key"])).status != 200:
             assert time.monotonic() < end
             await asyncio.sleep(0.02)
     await close_all(held)
@@ -78,33 +80,33 @@ async def test_raised_limit_applies_within_a_second_in_every_worker(service: Ser
 async def test_refused_requests_use_no_quota(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-day", "5")
     made = await service.new_key(account["id"], "--scope", "rpc:read")
-    async with await Talk.open(service.port) as talk:
+    async with await HttpClient.open(service.port) as client:
         for data in (
             post(rpc("eth_sendRawTransaction", ["0x00"]), key=made["key"]),
             post(b"{", key=made["key"]),
             post(rpc("eth_chainId"), key=made["key"], network="dev/nowhere"),
         ):
             for _ in range(4):
-                assert (await talk.ask(data)).status in (400, 403, 404)
-        assert await spend(talk, made["key"]) >= 5
+                assert (await client.send(data)).status in (400, 403, 404)
+        assert await spend(client, made["key"]) >= 5
 
 
 async def test_daily_limit_of_zero_means_unlimited(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-day", "0")
     made = await service.new_key(account["id"])
-    async with await Talk.open(service.port) as talk:
+    async with await HttpClient.open(service.port) as client:
         for _ in range(8):
-            assert (await talk.call("eth_chainId", key=made["key"])).status == 200
-    assert (await service.ask("accounts", "show", account["id"]))["used_today"] == 0
+            assert (await client.call("eth_chainId", key=made["key"])).status == 200
+    assert (await service.cli_json("accounts", "show", account["id"]))["used_today"] == 0
 
 
 async def test_new_limit_applies_to_an_open_connection(service: Service) -> None:
     """The connection's cached request head allows the fast path; the new limit must close it."""
     account = await service.new_account("enterprise", "--requests-per-day", "0")
     made = await service.new_key(account["id"])
-    async with await Talk.open(service.port) as talk:
+    async with await HttpClient.open(service.port) as client:
         for _ in range(3):
-            assert (await talk.call("eth_chainId", key=made["key"])).status == 200
-        await service.ask("accounts", "set", account["id"], "--requests-per-day", "5")
+            assert (await client.call("eth_chainId", key=made["key"])).status == 200
+        await service.cli_json("accounts", "set", account["id"], "--requests-per-day", "5")
         await asyncio.sleep(SOON_S)
-        assert 5 <= await spend(talk, made["key"]) <= 7
+        assert 5 <= await spend(client, made["key"]) <= 7

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
-from tests.web.worker import Client, on_uvloop
+from tests.web.worker import ChunkedClient, on_uvloop
 
 SEED = 20_261
 READS = int(os.environ.get("PENSTOCK_RANDOM_READS", "900"))
@@ -103,10 +103,10 @@ class Chaos:
         ]
         return chance.choice(calls)
 
-    async def read(self, talk: Client, *, settled: bool) -> None:
+    async def read(self, client: ChunkedClient, *, settled: bool) -> None:
         method, params = self.call()
         headers = {"Cache_Control": "no-cache"} if self.chance.random() < 0.2 else {}
-        reply = await talk.ask(self.scene.worker.post(rpc(method, params), network=self.scene.network, **headers))
+        reply = await client.send(self.scene.worker.post(rpc(method, params), network=self.scene.network, **headers))
         try:
             expected = getattr(self.node, f"_{method}")(params)
         except Refused:
@@ -122,23 +122,23 @@ class Chaos:
             self.counts["young"] += 1
 
     async def run(self, reads: int) -> None:
-        talks = [await self.scene.worker.talk() for _ in range(CLIENTS)]
+        clients = [await self.scene.worker.connect() for _ in range(CLIENTS)]
         try:
             while self.counts.total() < reads and not self.wrong:
                 self.step()
-                await self._reads(talks, READS_PER_STEP // 3, settled=False)
+                await self._reads(clients, READS_PER_STEP // 3, settled=False)
                 await self.scene.look()
-                await self._reads(talks, READS_PER_STEP, settled=True)
+                await self._reads(clients, READS_PER_STEP, settled=True)
         finally:
-            for talk in talks:
-                await talk.close()
+            for client in clients:
+                await client.close()
 
-    async def _reads(self, talks: list[Client], count: int, *, settled: bool) -> None:
-        async def some(talk: Client) -> None:
+    async def _reads(self, clients: list[ChunkedClient], count: int, *, settled: bool) -> None:
+        async def some(client: ChunkedClient) -> None:
             for _ in range(count // CLIENTS + 1):
-                await self.read(talk, settled=settled)
+                await self.read(client, settled=settled)
 
-        await asyncio.gather(*[some(talk) for talk in talks])
+        await asyncio.gather(*[some(client) for client in clients])
 
 
 @pytest.mark.parametrize(("count", "kind"), CASES)

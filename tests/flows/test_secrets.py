@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from proxy.core import access
-from tests.flows.talk import Reply, Talk, fresh_call, post, request, rpc
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream
+from tests.http_client import HttpClient, Reply, fresh_call, post, request, rpc
 from tests.service import Service, until
 
 READ = rpc("eth_chainId")
@@ -61,8 +61,8 @@ def requests_with_key(key: str) -> Iterable[bytes]:
 async def tried(service: Service, key: str) -> list[Reply]:
     replies = []
     for data in requests_with_key(key):
-        async with await Talk.open(service.port) as talk:
-            replies.append(await talk.ask(data))
+        async with await HttpClient.open(service.port) as client:
+            replies.append(await client.send(data))
     return replies
 
 
@@ -92,8 +92,8 @@ async def test_no_log_metric_or_table_contains_a_key(service: Service, canary: s
     for key in (canary, never_made(), canary[:-1] + "!", canary.replace("live", "test")):
         await tried(service, key)
     mark = request("GET", "/v1/nope", X_Request_Id="after-the-canaries")
-    async with await Talk.open(service.port) as talk:
-        await talk.ask(mark)
+    async with await HttpClient.open(service.port) as client:
+        await client.send(mark)
     log = service.data / "logs" / "penstock.log"
     await until(lambda: b"after-the-canaries" in log.read_bytes())
     stem = canary[9:-1]  # without its prefix and last character: no part of it may appear either
@@ -105,9 +105,9 @@ async def test_no_log_metric_or_table_contains_a_key(service: Service, canary: s
 async def test_key_sent_as_a_request_id_is_not_logged(service: Service, canary: str) -> None:
     log = service.data / "logs" / "penstock.log"
     for way, network in (("hot", "dev/mainnet"), ("handed-over", "dev/nowhere")):
-        async with await Talk.open(service.port) as talk:
+        async with await HttpClient.open(service.port) as client:
             ids = (canary, f"mine-{canary}", f"after-the-{way}")
-            asked = [await talk.ask(post(READ, key=canary, network=network, X_Request_Id=given)) for given in ids]
+            asked = [await client.send(post(READ, key=canary, network=network, X_Request_Id=given)) for given in ids]
         assert asked[-1].headers["x-request-id"] == f"after-the-{way}"
         await until(lambda way=way: f"after-the-{way}".encode() in log.read_bytes())
         assert canary.encode() not in log.read_bytes()
@@ -134,10 +134,10 @@ async def test_upstreams_credentials_are_in_no_log_and_no_metric(service: Servic
         raise ConnectionResetError(faulty.url)
 
     faulty.act = fail  # type: ignore[assignment]
-    async with await Talk.open(service.port) as talk:
+    async with await HttpClient.open(service.port) as client:
         for _ in range(3):
             data = post(fresh_call(), key=service.keys["enterprise"], network="ethereum/hoodi")
-            assert (await talk.ask(data)).status in (500, 503)
+            assert (await client.send(data)).status in (500, 503)
     metrics = await (await service.get(service.ready["metrics_url"])).text()
     # running.json has the upstreams for other commands, so only its owner may read it.
     running = service.data / "running.json"

@@ -22,8 +22,8 @@ from proxy.dev.postgres import Postgres
 from proxy.processes.supervisor import Supervisor, listeners, refuse_new, waiting
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
-from tests.flows.talk import Closed, Reply, Talk, fresh_call, post
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
+from tests.http_client import Closed, HttpClient, Reply, fresh_call, post
 from tests.service import command, command_here, descendants, is_running, owner_of, until
 
 SEPOLIA = "ethereum/sepolia"
@@ -104,17 +104,17 @@ class Load:
         """Send requests until connections are refused."""
         while True:
             try:
-                talk = await Talk.open(self.port)
+                client = await HttpClient.open(self.port)
             except ConnectionError:
                 self.refused += 1
                 return
-            async with talk:
-                await self._use(talk)
+            async with client:
+                await self._use(client)
 
-    async def _use(self, talk: Talk) -> None:
-        while not talk.reader.at_eof():
+    async def _use(self, client: HttpClient) -> None:
+        while not client.reader.at_eof():
             try:
-                said = await talk.ask(post(fresh_call(), key=self.key, network=SEPOLIA))
+                said = await client.send(post(fresh_call(), key=self.key, network=SEPOLIA))
             except Closed as exc:
                 self.lost.append(repr(exc))
                 return
@@ -173,15 +173,15 @@ async def test_request_in_flight_is_answered_after_sigterm(serving: Production, 
         return reply(call, result="0x1")
 
     upstream.act = held_back
-    async with await Talk.open(serving.port) as talk:
+    async with await HttpClient.open(serving.port) as client:
         before = upstream.calls
-        await talk.send(post(fresh_call(), key=serving.key, network=SEPOLIA))
+        await client.write(post(fresh_call(), key=serving.key, network=SEPOLIA))
         await until(lambda: upstream.calls > before)
         serving.send_signal(signal.SIGTERM)
         await until(lambda: serving.said("draining"))
         await until(lambda: _is_refused(serving.port))
         gate.set()
-        said = await talk.reply()
+        said = await client.reply()
     assert said.json["result"] == "0x1"
     assert said.closes
 
@@ -191,17 +191,17 @@ async def test_queued_connection_at_sigterm_is_answered(serving: Production, ups
     busy = serving.worker_pids()[0]
     os.kill(busy, signal.SIGSTOP)
     while True:
-        talk = await Talk.open(serving.port)
+        client = await HttpClient.open(serving.port)
         await asyncio.sleep(0.05)
-        if owner_of(serving.port, talk.port, serving.worker_pids()) is None:
+        if owner_of(serving.port, client.port, serving.worker_pids()) is None:
             break
-        await talk.close()
-    await talk.send(post(fresh_call(), key=serving.key, network=SEPOLIA))
+        await client.close()
+    await client.write(post(fresh_call(), key=serving.key, network=SEPOLIA))
     serving.send_signal(signal.SIGTERM)
     await until(lambda: serving.said("draining"))
     os.kill(busy, signal.SIGCONT)
-    assert (await talk.reply()).status == 200
-    await talk.close()
+    assert (await client.reply()).status == 200
+    await client.close()
 
 
 @AS_ROOT
@@ -211,20 +211,20 @@ async def test_socket_that_refuses_new_connections_keeps_its_queue() -> None:
     listener.setblocking(False)
     with listener:
         port = listener.getsockname()[1]
-        early = await Talk.open(port)
-        await early.send(b"hello")
+        early = await HttpClient.open(port)
+        await early.write(b"hello")
         assert refuse_new(listener)
         assert waiting(listener) == 1
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await Talk.open(port)
+                await HttpClient.open(port)
         accepted, _ = listener.accept()
         assert waiting(listener) == 0
         assert accepted.recv(5) == b"hello"
         accepted.close()
         await early.close()
     with pytest.raises(ConnectionRefusedError):
-        await Talk.open(port)
+        await HttpClient.open(port)
 
 
 async def test_service_stops_on_a_kernel_without_socket_filters() -> None:
@@ -238,12 +238,12 @@ async def test_service_stops_on_a_kernel_without_socket_filters() -> None:
         assert not refuse_new(listener)
     await supervisor.stop()
     with pytest.raises(ConnectionRefusedError):
-        await Talk.open(port)
+        await HttpClient.open(port)
 
 
 async def _is_refused(port: int) -> bool:
     try:
-        await (await Talk.open(port)).close()
+        await (await HttpClient.open(port)).close()
     except ConnectionError:
         return True
     return False
@@ -261,19 +261,19 @@ async def test_drain_ends_at_its_deadline(tmp_path: Path, config: tuple[Path, st
         return reply(call, result="0x1")
 
     upstream.act = never
-    async with await Talk.open(running.port) as talk:
+    async with await HttpClient.open(running.port) as client:
         before = upstream.calls
-        await talk.send(post(fresh_call(), key=running.key, network=SEPOLIA))
+        await client.write(post(fresh_call(), key=running.key, network=SEPOLIA))
         await until(lambda: upstream.calls > before)
         assert await production.stop(running) == 0
-        assert await talk.is_closed()
+        assert await client.is_closed()
     hangs.set()
 
 
 async def test_sighup_applies_changed_settings_and_loses_no_request(steady: Production, upstream: Upstream) -> None:
     upstream.act = slowly
     large = post(fresh_call() + b" " * 4000, key=steady.key, network=SEPOLIA)
-    assert (await _ask(steady, large)).status == 200
+    assert (await _send(steady, large)).status == 200
     text = steady.config.read_text()
     async with load(steady) as clients:
         for size, status in ((2048, 413), (1_048_576, 200)):
@@ -281,7 +281,7 @@ async def test_sighup_applies_changed_settings_and_loses_no_request(steady: Prod
             steady.config.write_text(text.replace("[server]", f"[server]\nmax_body_bytes = {size}"))
             steady.send_signal(signal.SIGHUP)
             await until(lambda old=old: old.isdisjoint(steady.worker_pids()), within_s=30.0)
-            assert (await _ask(steady, large)).status == status
+            assert (await _send(steady, large)).status == status
         before = clients.answered
         await until(lambda: clients.answered > before + 100)
     assert clients.lost == []
@@ -289,9 +289,9 @@ async def test_sighup_applies_changed_settings_and_loses_no_request(steady: Prod
     assert set(clients.statuses) == {200}
 
 
-async def _ask(serving: Production, data: bytes) -> Reply:
-    async with await Talk.open(serving.port) as talk:
-        return await talk.ask(data)
+async def _send(serving: Production, data: bytes) -> Reply:
+    async with await HttpClient.open(serving.port) as client:
+        return await client.send(data)
 
 
 async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Production) -> None:
@@ -307,7 +307,7 @@ async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Producti
     steady.send_signal(signal.SIGHUP)
     await until(lambda: len(steady.said("reload refused: keeping the old settings")) == 4)
     assert steady.worker_pids() == workers
-    assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+    assert (await _send(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
 
 async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Production) -> None:
@@ -317,7 +317,7 @@ async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Produc
     await until(lambda: steady.said("some changed settings need a restart"))
     await until(lambda: old.isdisjoint(steady.worker_pids()), within_s=30.0)
     assert steady.said("some changed settings need a restart")[0]["settings"] == ["server.workers"]
-    assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+    assert (await _send(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
 
 async def test_sigterm_during_a_reload_stops_cleanly(serving: Production, upstream: Upstream) -> None:
@@ -348,7 +348,7 @@ async def test_killed_worker_is_replaced_and_counted(steady: Production) -> None
     os.kill(dead, signal.SIGKILL)
     await until(lambda: len(steady.worker_pids()) == 2 and dead not in steady.worker_pids(), within_s=20.0)
     assert steady.said("worker died")[0]["worker"] == dead
-    assert (await _ask(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+    assert (await _send(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
 
 @asynccontextmanager
@@ -381,12 +381,12 @@ async def test_slow_database_connections_are_waited_for(
         path.write_text(config[0].read_text().replace(cluster.url, address))
         running = await production.start(path, tmp_path / "log", config[1], role="gateway")
         data = post(fresh_call(), key=running.key, network=SEPOLIA)
-        assert (await _ask(running, data)).status == 200
+        assert (await _send(running, data)).status == 200
         account = (await _json("accounts", "list", at=config[0]))[0]
         made = await _json("keys", "create", "--account", account["id"], at=config[0])
 
         async def is_known() -> bool:
-            return (await _ask(running, post(fresh_call(), key=made["key"], network=SEPOLIA))).status == 200
+            return (await _send(running, post(fresh_call(), key=made["key"], network=SEPOLIA))).status == 200
 
         await until(is_known)
         assert await production.stop(running) == 0

@@ -42,7 +42,7 @@ async def hosts(redis: RedisServer, *networks: str | None, chain: Chain | None =
 
 
 async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
-    reply = await of.ask(method, params, **options)
+    reply = await of.call(method, params, **options)
     assert reply.status == 200, reply
     assert "result" in reply.json
     return reply.headers.get("x-cache", "")
@@ -137,7 +137,7 @@ def test_redis_that_is_away_is_skipped_and_used_again_when_it_is_back(tmp_path: 
             await one.result(*OLD)
             await until(lambda: redis.size() == 1)
             await redis.stop()
-            took = await _ask_many(one, 2, 60)
+            took = await _time_calls(one, 2, 60)
             print(f"\naway: slowest {max(took) * 1000:.1f} ms of {len(took)}")
             await redis.start()
             fresh = iter(range(200, 900))
@@ -159,7 +159,7 @@ def test_redis_that_hangs_costs_one_look_and_not_every_call(tmp_path: Path) -> N
             await until(lambda: redis.size() == 1)
             redis.freeze()
             try:
-                took = await _ask_many(one, 2, 40)
+                took = await _time_calls(one, 2, 40)
             finally:
                 redis.thaw()
             print(f"\nhanging: slowest {max(took) * 1000:.1f} ms, {sum(each > LOOK_S for each in took)} of 40 waited")
@@ -169,7 +169,7 @@ def test_redis_that_hangs_costs_one_look_and_not_every_call(tmp_path: Path) -> N
     run()
 
 
-async def _ask_many(of: Scene, first: int, count: int) -> list[float]:
+async def _time_calls(of: Scene, first: int, count: int) -> list[float]:
     took = []
     for number in range(first, first + count):
         began = time.monotonic()
@@ -185,11 +185,11 @@ def test_caller_that_disconnects_during_the_lookup_causes_no_upstream_call(tmp_p
             await one.result(*OLD)
             await until(lambda: redis.size() == 1)
             redis.freeze()
-            talk = await one.worker.talk()
+            client = await one.worker.connect()
             body = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["%b","0x2"]}' % ADDRESS.encode()
-            await talk.send(one.worker.post(body, network=one.network))
+            await client.write(one.worker.post(body, network=one.network))
             await until(lambda: bool(one.route.state.flights), every_s=0.001)
-            await talk.close()
+            await client.close()
             await until(lambda: not one.route.state.flights)
             redis.thaw()
             assert one.count("eth_getBalance") == 1

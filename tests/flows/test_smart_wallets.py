@@ -23,7 +23,7 @@ from tests.bundler_scene import ScriptedBundler
 from tests.client_scripts import run_script
 from tests.database import connected
 from tests.dev.onchain import read, rpc
-from tests.flows.talk import request
+from tests.http_client import request
 from tests.rpc_upstreams import Chain, scripted
 from tests.service import Service, until
 from tests.web.worker import worker
@@ -40,12 +40,8 @@ async def chain(service: Service, method: str, *params: Any) -> Any:
     return await rpc(service.ready["upstream_url"], service, method, *params)
 
 
-async def ask(service: Service, path: str, body: Any = None, *, key: str = "enterprise") -> tuple[int, Any]:
-    if body is not None:
-        response = await service.post(path, body, key=key)
-    else:
-        response = await service.get(f"/v1{path}", **{"X-API-Key": service.keys.get(key, key)})
-    return response.status, await response.json()
+async def send(service: Service, path: str, body: Any = None, *, key: str = "enterprise") -> tuple[int, Any]:
+    return await service.send("GET" if body is None else "POST", path, body, key=key)
 
 
 async def records(service: Service) -> dict[str, asyncpg.Record]:
@@ -89,28 +85,28 @@ async def test_wallet_is_created_once_and_found_by_its_key_only(bundled: Service
     mine, other = [await bundled.new_key(account) for _ in range(2)]
     owner = bundled.ready["accounts"][4]["address"]
     body = {"owner": owner.lower(), "chain": "dev", "salt": "savings"}
-    status, made = await ask(bundled, "/wallets/create", body, key=mine["key"])
+    status, made = await send(bundled, "/wallets/create", body, key=mine["key"])
     assert status == 201
     salt = factories.salt_of("savings")
     expected = await read(bundled, made["factory"], "getAddress(address,uint256)", "address", owner, salt)
     assert made["address"].lower() == expected.lower()
     assert (made["owner"], made["chain"], made["status"]) == (owner, "dev", "counterfactual")
     assert (made["version"], made["factory"]) == ("0.7", bundled.ready["factories"]["0.7"])
-    assert await ask(bundled, "/wallets/create", body, key=mine["key"]) == (200, made)
+    assert await send(bundled, "/wallets/create", body, key=mine["key"]) == (200, made)
     path = f"/wallets/{made['address']}"
-    assert await ask(bundled, path, key=mine["key"]) == (200, {**made, "chains": ["dev"], "nonce": 0})
-    assert (await ask(bundled, path.lower(), key=mine["key"]))[0] == 200
-    status, foreign = await ask(bundled, path, key=other["key"])
+    assert await send(bundled, path, key=mine["key"]) == (200, {**made, "chains": ["dev"], "nonce": 0})
+    assert (await send(bundled, path.lower(), key=mine["key"]))[0] == 200
+    status, foreign = await send(bundled, path, key=other["key"])
     assert status == 404
-    assert foreign == (await ask(bundled, f"/wallets/{RECIPIENT}", key=mine["key"]))[1]
-    rotated = await bundled.ask("keys", "rotate", mine["id"], "--overlap", "0")
+    assert foreign == (await send(bundled, f"/wallets/{RECIPIENT}", key=mine["key"]))[1]
+    rotated = await bundled.cli_json("keys", "rotate", mine["id"], "--overlap", "0")
 
     async def has_the_wallet() -> bool:
-        status, found = await ask(bundled, path, key=rotated["key"])
+        status, found = await send(bundled, path, key=rotated["key"])
         return status == 200 and found["address"] == made["address"]
 
     await until(has_the_wallet)
-    assert (await ask(bundled, "/wallets", key=rotated["key"]))[1]["total"] == 1
+    assert (await send(bundled, "/wallets", key=rotated["key"]))[1]["total"] == 1
 
 
 async def test_list_is_paged_and_filtered(bundled: Service) -> None:
@@ -120,18 +116,18 @@ async def test_list_is_paged_and_filtered(bundled: Service) -> None:
     made = []
     for number in range(5):
         word = "dev" if number % 2 == 0 else "dev-testnet"
-        _, found = await ask(bundled, "/wallets/create", {"owner": owner, "chain": word, "salt": str(number)}, key=key)
+        _, found = await send(bundled, "/wallets/create", {"owner": owner, "chain": word, "salt": str(number)}, key=key)
         made.append(found)
-    status, whole = await ask(bundled, "/wallets", key=key)
+    status, whole = await send(bundled, "/wallets", key=key)
     assert (status, whole["page"], whole["total"]) == (200, 1, 5)
     shown = ("address", "owner", "chain", "status", "created_at")
     assert whole["wallets"] == [{name: wallet[name] for name in shown} for wallet in reversed(made)]
-    _, second = await ask(bundled, "/wallets?page=2&limit=2", key=key)
+    _, second = await send(bundled, "/wallets?page=2&limit=2", key=key)
     assert (second["wallets"], second["page"], second["total"]) == (whole["wallets"][2:4], 2, 5)
-    _, some = await ask(bundled, "/wallets?chain=dev-testnet", key=key)
+    _, some = await send(bundled, "/wallets?chain=dev-testnet", key=key)
     assert (some["total"], {wallet["chain"] for wallet in some["wallets"]}) == (2, {"dev-testnet"})
-    assert (await ask(bundled, "/wallets?limit=101", key=key))[0] == 400
-    assert (await ask(bundled, "/wallets?chain=nowhere", key=key))[0] == 404
+    assert (await send(bundled, "/wallets?limit=101", key=key))[0] == 400
+    assert (await send(bundled, "/wallets?chain=nowhere", key=key))[0] == 404
 
 
 async def test_address_on_several_chains_is_the_first_one_unless_the_query_selects_another(bundled: Service) -> None:
@@ -139,13 +135,13 @@ async def test_address_on_several_chains_is_the_first_one_unless_the_query_selec
     key = (await bundled.new_key(account))["key"]
     owner = bundled.ready["accounts"][6]["address"]
     both = [
-        (await ask(bundled, "/wallets/create", {"owner": owner, "chain": word}, key=key))[1]
+        (await send(bundled, "/wallets/create", {"owner": owner, "chain": word}, key=key))[1]
         for word in ("dev", "dev-testnet")
     ]
     assert both[0]["address"] == both[1]["address"]
     path = f"/wallets/{both[0]['address']}"
     for query, word in (("", "dev"), ("?chain=dev", "dev"), ("?chain=dev-testnet", "dev-testnet")):
-        status, found = await ask(bundled, path + query, key=key)
+        status, found = await send(bundled, path + query, key=key)
         assert (status, found["chain"], found["chains"]) == (200, word, ["dev", "dev-testnet"])
 
 
@@ -257,10 +253,10 @@ async def test_receipt_missing_at_the_bundler_is_read_from_the_chain(bundled: Se
         )
         for version in VERSIONS:
             body = orjson.dumps(receipt_of(seen[version]["second"]["hash"]))
-            _, reply = await ask(bundled, "/bundler/dev/mainnet", body)
-            async with await running.talk() as talk:
+            _, reply = await send(bundled, "/bundler/dev/mainnet", body)
+            async with await running.connect() as client:
                 data = request("POST", "/v1/bundler/dev/mainnet", body, key=running.keys["main"])
-                found = (await talk.ask(data)).json["result"]
+                found = (await client.send(data)).json["result"]
             expected = reply["result"]
             for name in ("userOpHash", "success", "actualGasCost", "actualGasUsed", "nonce"):
                 assert found[name] == expected[name], name
@@ -275,15 +271,15 @@ def receipt_of(name: str) -> dict[str, Any]:
 
 
 async def test_operations_are_listed_on_the_command_line(bundled: Service, seen: dict[str, Any]) -> None:
-    whole = {row["hash"]: row for row in await bundled.ask("operations")}
+    whole = {row["hash"]: row for row in await bundled.cli_json("operations")}
     for version in VERSIONS:
         row = whole[seen[version]["second"]["hash"]]
         assert (row["network"], row["nonce"]) == ("dev/mainnet", "0x1")
         assert row["operation"]["nonce"] == "0x1"
     key = next(iter(whole.values()))["key_id"]
-    assert len(await bundled.ask("operations", "--key", key, "--limit", "2")) == 2
+    assert len(await bundled.cli_json("operations", "--key", key, "--limit", "2")) == 2
     other = (await bundled.new_key((await bundled.new_account("free"))["id"]))["id"]
-    assert await bundled.ask("operations", "--key", other) == []
+    assert await bundled.cli_json("operations", "--key", other) == []
     table = await bundled.cli("operations", "--key", key)
     assert (table.returncode, table.stdout.splitlines()[0].split()[:3]) == (0, ["hash", "network", "key_id"])
     unknown = await bundled.cli("operations", "--key", "key_unknown")
@@ -303,7 +299,7 @@ async def deploy(service: Service, owner: str, salt: int) -> str:
 
 
 async def listed(service: Service, key: str) -> list[str]:
-    _, found = await ask(service, "/wallets", key=key)
+    _, found = await send(service, "/wallets", key=key)
     return [wallet["status"] for wallet in found["wallets"]]
 
 
@@ -311,11 +307,11 @@ async def test_deployment_without_an_operation_is_found_and_reverted_by_a_reorga
     account = (await bundled.new_account("growth"))["id"]
     key = (await bundled.new_key(account))["key"]
     owner = bundled.ready["accounts"][8]["address"]
-    _, made = await ask(bundled, "/wallets/create", {"owner": owner, "chain": "dev", "salt": "77"}, key=key)
+    _, made = await send(bundled, "/wallets/create", {"owner": owner, "chain": "dev", "salt": "77"}, key=key)
     path = f"/wallets/{made['address']}"
     before = await chain(bundled, "evm_snapshot")
     transaction = await deploy(bundled, owner, 77)
-    status, found = await ask(bundled, path, key=key)
+    status, found = await send(bundled, path, key=key)
     assert (status, found["status"], found["deploy_tx"]) == (200, "deployed", transaction)
 
     async def is_listed_as(wanted: str) -> bool:
@@ -324,11 +320,11 @@ async def test_deployment_without_an_operation_is_found_and_reverted_by_a_reorga
     await until(lambda: is_listed_as("deployed"))
     assert await chain(bundled, "evm_revert", before)
     await chain(bundled, "hardhat_mine", "0x3")
-    status, found = await ask(bundled, path, key=key)
+    status, found = await send(bundled, path, key=key)
     assert (status, found["status"], found["nonce"]) == (200, "counterfactual", 0)
     assert "deploy_tx" not in found
     await until(lambda: is_listed_as("counterfactual"))
     again = await deploy(bundled, owner, 77)
     # Found by the follower alone: no single read has checked it.
     await until(lambda: is_listed_as("deployed"))
-    assert (await ask(bundled, path, key=key))[1]["deploy_tx"] == again
+    assert (await send(bundled, path, key=key))[1]["deploy_tx"] == again

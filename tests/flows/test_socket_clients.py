@@ -21,7 +21,7 @@ from proxy.dev.banner import ReadyFile, listener
 from tests.client_scripts import ENVIRONMENT, run_script
 from tests.flows.test_clients import CLIENTS, LOGGER, RUN_S, TOPIC, Chain, has_head
 from tests.service import SOON_S, Service, until
-from tests.sockets import Client
+from tests.sockets import SocketClient
 
 ROUNDS = 3
 FILES = {"viem": "viem_socket.mjs", "ethers": "ethers_socket.mjs", "web3.py": "web3_py_socket.py"}
@@ -72,21 +72,21 @@ async def run(request: pytest.FixtureRequest, served: Service, chain: Chain, log
         ],
     }
     balance = await chain.number("eth_getBalance", funded["address"], "latest")
-    results = [await chain.ask(call["method"], *call["params"]) for call in task["calls"]]
+    results = [await chain.call(call["method"], *call["params"]) for call in task["calls"]]
     seen = await asyncio.to_thread(run_script, FILES[request.param], task, within_s=RUN_S)
     return Run(request.param, task, balance, results, seen)
 
 
 async def test_reads_match_the_chain(run: Run, chain: Chain) -> None:
     assert run.seen["chain_id"] == 31337
-    assert run.seen["block"] == (await chain.ask("eth_getBlockByNumber", hex(run.task["block"]), False))["hash"]
+    assert run.seen["block"] == (await chain.call("eth_getBlockByNumber", hex(run.task["block"]), False))["hash"]
     assert run.seen["balance"] == run.balance
     assert run.seen["replies"] == run.results
     assert run.seen["unknown"]["rpc_code"] == -32601
 
 
 async def test_transactions_are_sent_and_their_logs_seen_once_and_in_order(run: Run, chain: Chain) -> None:
-    receipts = [await chain.ask("eth_getTransactionReceipt", sent) for sent in run.seen["sent"]]
+    receipts = [await chain.call("eth_getTransactionReceipt", sent) for sent in run.seen["sent"]]
     assert len(receipts) == ROUNDS
     wanted = [[receipt["transactionHash"], receipt["blockHash"], [TOPIC], False] for receipt in receipts]
     assert run.seen["logs"] == wanted
@@ -96,10 +96,10 @@ async def test_heads_match_the_chain_without_a_gap(run: Run, chain: Chain) -> No
     heads = run.seen["heads"]
     numbers = [int(number, 16) for number, _, _ in heads]
     assert numbers == [*range(numbers[0], numbers[0] + len(heads))]
-    sent = [int((await chain.ask("eth_getTransactionReceipt", each))["blockNumber"], 16) for each in run.seen["sent"]]
+    sent = [int((await chain.call("eth_getTransactionReceipt", each))["blockNumber"], 16) for each in run.seen["sent"]]
     assert set(sent) <= set(numbers)
     for number, block_hash, parent in heads:
-        block = await chain.ask("eth_getBlockByNumber", number, False)
+        block = await chain.call("eth_getBlockByNumber", number, False)
         assert (block_hash, parent) == (block["hash"], block["parentHash"])
 
 
@@ -114,8 +114,8 @@ def test_bad_key_is_refused(run: Run) -> None:
 # Tests that need the whole service
 
 
-async def opened(service: Service, key: str) -> Client:
-    return Client(await service.session.ws_connect(url(service, key)))
+async def opened(service: Service, key: str) -> SocketClient:
+    return SocketClient(await service.session.ws_connect(url(service, key)))
 
 
 async def test_heads_have_the_seven_documented_fields(served: Service, chain: Chain) -> None:
@@ -123,7 +123,7 @@ async def test_heads_have_the_seven_documented_fields(served: Service, chain: Ch
     await client.result("eth_subscribe", "newHeads")
     await chain.send(to="0x" + "5e" * 20, value="0x1")
     head = (await client.event())["result"]
-    block = await chain.ask("eth_getBlockByNumber", head["number"], False)
+    block = await chain.call("eth_getBlockByNumber", head["number"], False)
     for name in ("number", "hash", "parentHash", "timestamp", "gasUsed", "gasLimit", "baseFeePerGas"):
         assert head[name] == block[name]
     await client.ws.close()
@@ -164,7 +164,7 @@ async def test_revoked_keys_sockets_close_within_a_second(served: Service) -> No
     other = await opened(served, served.keys["enterprise"])
     for client in clients:
         await client.result("eth_subscribe", "newHeads")
-    await served.ask("keys", "revoke", made["id"])
+    await served.cli_json("keys", "revoke", made["id"])
     async with asyncio.timeout(SOON_S):
         assert [await client.closed() for client in clients] == [(1008, "the API key was revoked")] * 8
     assert await other.result("eth_chainId")
@@ -178,7 +178,7 @@ async def test_test_key_is_forbidden_on_a_live_network(served: Service) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await opened(served, served.keys["test"])
     assert refused.value.status == 403
-    client = Client(await served.session.ws_connect(url(served, served.keys["test"], "dev/testnet")))
+    client = SocketClient(await served.session.ws_connect(url(served, served.keys["test"], "dev/testnet")))
     assert await client.result("eth_chainId") == "0x7a69"
     await client.ws.close()
 

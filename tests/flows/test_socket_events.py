@@ -19,10 +19,10 @@ from proxy.errors import Unavailable
 from proxy.services.feed.topics import FeedEvent, Topic, refusal
 from proxy.web.websocket import frames
 from proxy.web.websocket.client_socket import ClientSocket
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until
-from tests.sockets import HEADS, Bare, ScriptedFeed, bare, connected, head, heads, replace_feed
+from tests.sockets import HEADS, RawSocket, ScriptedFeed, bare, connected, head, heads, replace_feed
 from tests.web.worker import LIVE, PLENTY, Worker, on_uvloop, worker
 
 SUBSCRIBE = rpc("eth_subscribe", ["newHeads"])
@@ -173,7 +173,7 @@ async def test_subscriptions_of_a_socket_are_limited_by_its_plan() -> None:
 @on_uvloop
 async def test_subscription_needs_a_socket() -> None:
     async with served() as (running, _, __):
-        reply = await running.ask(SUBSCRIBE)
+        reply = await running.send(SUBSCRIBE)
         assert "WebSocket" in reply.json["error"]["message"]
 
 
@@ -287,7 +287,7 @@ def backlogs_of(running: Worker) -> list[str]:
     return [repr(socket.subscriptions.backlog) for socket in sockets if socket.subscriptions.backlog is not None]
 
 
-async def subscribed(client: Bare) -> str:
+async def subscribed(client: RawSocket) -> str:
     client.write(SUBSCRIBE)
     return str((await client.json())["result"])
 
@@ -341,7 +341,7 @@ def has_small_send_buffer(transport: asyncio.Transport) -> bool:
     return int(transport.get_extra_info("socket").getsockopt(SOL_SOCKET, SO_SNDBUF)) < 16_384
 
 
-async def all_received(clients: list[Bare], number: int) -> None:
+async def all_received(clients: list[RawSocket], number: int) -> None:
     wanted = b'"number":"%b"' % hex(number).encode()
     for client in clients:
         while (found := await client.frame())[0] == frames.PING:
@@ -349,7 +349,7 @@ async def all_received(clients: list[Bare], number: int) -> None:
         assert wanted in found[1]
 
 
-async def everything(client: Bare) -> tuple[list[str], int]:
+async def everything(client: RawSocket) -> tuple[list[str], int]:
     """The numbers of all further heads, and the close code."""
     numbers = []
     while (found := await client.frame())[0] != frames.CLOSE:
@@ -422,7 +422,7 @@ async def test_key_without_units_gets_one_error_and_its_events_later() -> None:
         assert numbers == [hex(n) for n in range(1, 32)]
 
         async def pays() -> bool:
-            return "result" in await client.ask("eth_gasPrice")
+            return "result" in await client.call("eth_gasPrice")
 
         await until(pays, every_s=0.1)
 
@@ -459,7 +459,7 @@ async def test_events_cost_their_units() -> None:
         feed.emit(HEADS, *heads(range(45)))
         for _ in range(45):
             await client.event()
-        error = (await client.ask("eth_getLogs", {"fromBlock": "0x1", "toBlock": "0x1"})).get("error", {})
+        error = (await client.call("eth_getLogs", {"fromBlock": "0x1", "toBlock": "0x1"})).get("error", {})
         assert error.get("code") == -32005
 
 
@@ -489,7 +489,7 @@ async def test_unspent_units_are_refunded_when_the_last_socket_closes() -> None:
 # Keys
 
 
-async def close_code_of(client: Bare) -> int:
+async def close_code_of(client: RawSocket) -> int:
     async with asyncio.timeout(SOON_S):
         return await client.close_code()
 

@@ -12,10 +12,10 @@ from proxy.errors import Unavailable
 from proxy.services.feed.topics import Topic
 from proxy.web.websocket.client_socket import ClientSocket
 from proxy.web.websocket.subscriptions import MOST_EARLY, Subscription
-from tests.flows.talk import rpc
 from tests.flows.test_socket_events import poor, served, shrink_send_buffers
+from tests.http_client import rpc
 from tests.service import until
-from tests.sockets import HEADS, Bare, bare, connected, head, heads
+from tests.sockets import HEADS, RawSocket, bare, connected, head, heads
 from tests.web.worker import Worker, on_uvloop
 
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 @asynccontextmanager
-async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, Bare]]:
+async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, RawSocket]]:
     """A socket whose clock the test controls. The sweep uses another clock and closes nothing."""
     async with served(server={"body_timeout_s": 600.0}) as (running, _, __):
         clock = Clock()
@@ -47,7 +47,7 @@ async def timed() -> AsyncIterator[tuple[Clock, ClientSocket, Bare]]:
             yield clock, socket_of(running), client
 
 
-async def write_cut(client: Bare, number: int) -> None:
+async def write_cut(client: RawSocket, number: int) -> None:
     """Send the end of one message and the start of the next in one write."""
     text = rpc("eth_chainId", id=number)
     client.writer.write(frame_of(text)[9:] + frame_of(text)[:9])

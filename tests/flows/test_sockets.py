@@ -16,10 +16,10 @@ import pytest
 from proxy.core import access
 from proxy.core.access import Limits
 from proxy.web.websocket import frames
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
 from tests.service import until
-from tests.sockets import Bare, bare, connected, handshake, refused, replace_feed
+from tests.sockets import RawSocket, bare, connected, handshake, refused, replace_feed
 from tests.web.worker import LIVE, TEST, Worker, on_uvloop, worker
 
 BALANCE = ("0x" + "11" * 20, "0x1")
@@ -36,8 +36,8 @@ async def served(**sections: Any) -> AsyncIterator[tuple[Worker, ScriptedUpstrea
 
 @on_uvloop
 async def test_handshake_follows_the_rfc_and_has_rate_headers() -> None:
-    async with served() as (running, _), await running.talk() as talk:
-        reply = await talk.ask(handshake(running, X_Request_Id="my-own"))
+    async with served() as (running, _), await running.connect() as client:
+        reply = await client.send(handshake(running, X_Request_Id="my-own"))
         assert reply.status == 101
         assert reply.headers["upgrade"] == "websocket"
         assert reply.headers["connection"] == "Upgrade"
@@ -111,21 +111,21 @@ async def test_request_that_is_not_a_handshake_gets_426() -> None:
 @on_uvloop
 async def test_refused_connection_serves_further_requests() -> None:
     """A refused client may try again, or call over HTTP."""
-    async with served() as (running, _), await running.talk() as talk:
-        (await talk.ask(handshake(running, key="nonsense"))).fault(401)
-        (await talk.ask(handshake(running, Upgrade=""))).fault(426)
-        assert (await talk.ask(running.post(rpc("eth_chainId")))).status == 200
-        assert (await talk.ask(handshake(running))).status == 101
+    async with served() as (running, _), await running.connect() as client:
+        (await client.send(handshake(running, key="nonsense"))).fault(401)
+        (await client.send(handshake(running, Upgrade=""))).fault(426)
+        assert (await client.send(running.post(rpc("eth_chainId")))).status == 200
+        assert (await client.send(handshake(running))).status == 101
 
 
 @on_uvloop
 async def test_frames_sent_with_the_handshake_are_not_lost() -> None:
-    async with served() as (running, _), await running.talk() as talk:
+    async with served() as (running, _), await running.connect() as client:
         call = rpc("eth_getBalance", BALANCE)
         mask = b"\x01\x02\x03\x04"
-        await talk.send(handshake(running) + bytes((0x81, 0x80 | len(call))) + mask + frames.unmask(call, mask))
-        assert (await talk.reply()).status == 101
-        assert "result" in await Bare(talk.reader, talk.writer).json()
+        await client.write(handshake(running) + bytes((0x81, 0x80 | len(call))) + mask + frames.unmask(call, mask))
+        assert (await client.reply()).status == 101
+        assert "result" in await RawSocket(client.reader, client.writer).json()
 
 
 @on_uvloop
@@ -159,7 +159,7 @@ async def test_sockets_of_an_account_are_limited_by_its_plan() -> None:
 @on_uvloop
 async def test_calls_are_answered_by_the_same_cache_and_upstreams_as_on_http() -> None:
     async with served() as (running, upstream), connected(running) as client:
-        await running.ask(rpc("eth_getBalance", BALANCE))
+        await running.send(rpc("eth_getBalance", BALANCE))
         asked = upstream.count("eth_getBalance")
         wanted = value_of("balance", BALANCE[0], upstream.chain.hash_of(1))
         assert await client.result("eth_getBalance", *BALANCE) == wanted
@@ -264,7 +264,7 @@ async def test_calls_cost_the_same_as_on_http_and_a_refusal_has_a_retry_time() -
             ]
 
             async def works() -> bool:
-                return "result" in await client.ask("eth_gasPrice")
+                return "result" in await client.call("eth_gasPrice")
 
             await until(works, every_s=0.1)
 
@@ -291,7 +291,7 @@ async def test_sockets_of_one_account_share_its_rate() -> None:
         running.add_key("second", beside=first)
         async with connected(running, key="first") as one, connected(running, key="second") as other:
             began = time.monotonic()
-            replies = [await client.ask("eth_gasPrice") for client in (one, other) * 8]
+            replies = [await client.call("eth_gasPrice") for client in (one, other) * 8]
             took = time.monotonic() - began
             assert 4 <= sum("result" in reply for reply in replies) <= 4 + 4 * took
 

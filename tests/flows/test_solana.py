@@ -36,7 +36,7 @@ def sent(of: Scene) -> list[int]:
 
 
 async def cache_status(of: Scene, method: str, params: list[Any]) -> str:
-    reply = await of.ask(method, params)
+    reply = await of.call(method, params)
     assert reply.status == 200, reply
     return reply.headers.get("x-cache", "")
 
@@ -60,7 +60,7 @@ async def test_transfer_is_sent_and_shows_in_balances_accounts_and_statuses() ->
 async def test_calls_cost_the_units_of_the_price_table() -> None:
     async with solana() as found:
         for method, params in (("getBalance", [str(PAYEE)]), ("getSlot", []), ("getMultipleAccounts", [[str(PAYEE)]])):
-            assert (await found.ask(method, params)).headers["x-compute-units"] == str(SVM[method])
+            assert (await found.call(method, params)).headers["x-compute-units"] == str(SVM[method])
 
 
 # Commitments
@@ -158,7 +158,7 @@ def test_send_that_may_have_landed_is_neither_retried_nor_hedged(mode: Mode) -> 
             for proxy in found.proxies:
                 proxy.delay_s = 0.2
                 await proxy.switch(mode)
-            reply = await found.ask(SEND, [raw, BASE64])
+            reply = await found.call(SEND, [raw, BASE64])
             assert reply.status == (200 if mode == "slow" else 504 if mode == "black_hole" else 500)
             assert sorted(sent(found)) == [0, 0, 1]
 
@@ -182,13 +182,13 @@ async def test_error_of_a_send_is_passed_on_unchanged() -> None:
     async with solana() as found:
         raw = await transaction(found)
         await found.result(SEND, [raw, BASE64])
-        reply = await found.ask(SEND, [raw, BASE64])
+        reply = await found.call(SEND, [raw, BASE64])
         assert reply.json["error"] == {
             "code": -32002,
             "message": "Transaction simulation failed: AlreadyProcessed",
             "data": {"accounts": None, "err": "AlreadyProcessed", "logs": [], "unitsConsumed": 0},
         }
-        poor = await found.ask(SEND, [await transaction(found, 10**15), BASE64])
+        poor = await found.call(SEND, [await transaction(found, 10**15), BASE64])
         assert poor.json["error"]["code"] == -32002
         assert any("insufficient lamports" in line for line in poor.json["error"]["data"]["logs"])
 
@@ -216,7 +216,7 @@ def test_native_error_is_passed_on_unchanged(code: int, message: str, data: Any)
         async with solana() as found:
             for each in found.upstreams:
                 each.answers["getBlock"] = refuse
-            reply = await found.ask("getBlock", [5, {"maxSupportedTransactionVersion": 0}])
+            reply = await found.call("getBlock", [5, {"maxSupportedTransactionVersion": 0}])
             assert (reply.status, reply.json["error"]) == (200, given)
 
     run()
@@ -241,7 +241,7 @@ def test_unknown_method_is_not_found(method: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with solana(1) as found:
-            reply = await found.ask(method, [])
+            reply = await found.call(method, [])
             assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
             assert found.count(method) == 0
 
@@ -251,6 +251,6 @@ def test_unknown_method_is_not_found(method: str) -> None:
 @on_uvloop
 async def test_subscription_needs_a_socket() -> None:
     async with solana(1) as found:
-        reply = await found.ask("slotSubscribe", [])
+        reply = await found.call("slotSubscribe", [])
         assert reply.json["error"]["code"] == -32601
         assert "WebSocket" in reply.json["error"]["message"]

@@ -15,7 +15,7 @@ from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from tests.client_scripts import SCRIPTS, run_script
 from tests.feed_upstreams import FeedScene, RecordingListener, feed_scene
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.spl import TOKEN, Bank
@@ -47,7 +47,7 @@ class Polled:
     async def send(self, lamports: int) -> str:
         raw = signed_transfer(str(self.chain.machine.latest_blockhash()), lamports)
         body = rpc("sendTransaction", [raw, {"encoding": "base64"}])
-        return str((await self.scene.worker.ask(body, network=SOLANA)).json["result"])
+        return str((await self.scene.worker.send(body, network=SOLANA)).json["result"])
 
     def values(self, listener: RecordingListener) -> list[Any]:
         return [each["value"] for each in listener.results]

@@ -11,7 +11,7 @@ import pytest
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from tests.flows.talk import Reply, request
+from tests.http_client import Reply, request
 from tests.rpc_scene import Scene, scene
 from tests.shapes import conforms
 from tests.spl import TOKEN_2022, Bank
@@ -29,8 +29,8 @@ class Solana:
         self.bank = bank
 
     async def get(self, path: str) -> Reply:
-        async with await self.scene.worker.talk() as talk:
-            return await talk.ask(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
+        async with await self.scene.worker.connect() as client:
+            return await client.send(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
 
     async def balances(self, owner: Any = OWNER, query: str = "") -> Any:
         reply = await self.get(f"/tokens/solana/balances/{owner}{query}")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
-import orjson
 import pytest
 import sha3
 from eth_abi import decode, encode
@@ -54,13 +53,6 @@ async def seen(bundled: Service) -> dict[str, Any]:
     return await asyncio.to_thread(run_script, "sponsored.mjs", task, within_s=WITHIN_S * 2)
 
 
-async def ask(service: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    headers = {"X-API-Key": service.keys["enterprise"], "Content-Type": "application/json"}
-    data = None if body is None else orjson.dumps(body)
-    async with service.session.request(method, service.base + path, data=data, headers=headers) as response:
-        return response.status, orjson.loads(await response.read())
-
-
 def dollars(service: Service, wei: int) -> Decimal:
     """The amount at the price of the feed on the chain, rounded up to a pico-dollar."""
     feed = next(each for each in service.ready["price_feeds"] if each["symbol"] == "ETH")
@@ -91,10 +83,10 @@ async def test_spend_equals_the_amount_charged_on_chain(bundled: Service, seen: 
     spent = sum((dollars(bundled, receipt["cost_wei"]) for receipt in found["costs"]), Decimal(0))
 
     async def is_settled() -> bool:
-        return Decimal((await ask(bundled, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"]) == spent
+        return Decimal((await bundled.send("GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"]) == spent
 
     await until(is_settled, within_s=WITHIN_S)
-    _, report = await ask(bundled, "GET", f"/gas/policies/{found['policy']}/spend")
+    _, report = await bundled.send("GET", f"/gas/policies/{found['policy']}/spend")
     assert (report["operations"], report["users"][0]["sender"]) == (2, found["address"])
 
 
@@ -104,7 +96,7 @@ async def test_unused_reservation_is_released_when_the_block_is_final(bundled: S
     async def is_free() -> bool:
         # The chain mines a block for each transaction, and finality needs some more on top.
         await rpc(bundled.ready["upstream_url"], bundled, "hardhat_mine", "0x1")
-        reports = [(await ask(bundled, "GET", f"/gas/policies/{each}/spend"))[1] for each in policies]
+        reports = [(await bundled.send("GET", f"/gas/policies/{each}/spend"))[1] for each in policies]
         return all(report["reserved_usd"] == "0" and report["spent_usd"] != "0" for report in reports)
 
     await until(is_free, within_s=WITHIN_S, every_s=0.3)
@@ -249,7 +241,7 @@ def _other(version: str) -> str:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(bundled: Service, version: str) -> None:
-    _, policy = await ask(bundled, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}})
+    _, policy = await bundled.send("POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": {}})
     chance = random.Random(version)
     given = {
         "sender": "0x" + chance.randbytes(20).hex(),
@@ -260,7 +252,7 @@ async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(bundle
     }
     entry_point, payer = bundled.ready["entry_points"][version], bundled.ready["paymasters"][version]
     body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given, "entry_point": entry_point}
-    status, answer = await ask(bundled, "POST", "/gas/sponsor", body)
+    status, answer = await bundled.send("POST", "/gas/sponsor", body)
     assert status == 200, answer
     limits = (int(answer["paymasterVerificationGasLimit"], 16), int(answer["paymasterPostOpGasLimit"], 16))
     plain = UserOperation(
@@ -288,10 +280,10 @@ async def test_included_nonce_is_not_sponsored_again(bundled: Service, seen: dic
     body = {"chain": "dev", "policy_id": found["policy"], "user_operation": given}
 
     async def is_known() -> bool:
-        return bool((await ask(bundled, "GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0")
+        return bool((await bundled.send("GET", f"/gas/policies/{found['policy']}/spend"))[1]["spent_usd"] != "0")
 
     await until(is_known, within_s=WITHIN_S)
-    status, answer = await ask(bundled, "POST", "/gas/sponsor", body)
+    status, answer = await bundled.send("POST", "/gas/sponsor", body)
     assert status == 400
     assert "user_operation.nonce" in answer["error"]["message"]
 
@@ -324,7 +316,7 @@ async def test_operation_that_lands_under_another_hash_is_settled(bundled: Servi
 
     async def is_closed() -> bool:
         await rpc(url, bundled, "hardhat_mine", "0x1")
-        found = (await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
+        found = (await bundled.send("GET", f"/gas/policies/{policy['id']}/spend"))[1]
         return (Decimal(found["spent_usd"]), found["reserved_usd"]) == (cost, "0")
 
     await until(is_closed, within_s=WITHIN_S, every_s=0.3)
@@ -347,14 +339,14 @@ async def test_reorganisation_reopens_the_reservation(bundled: Service) -> None:
     await sent(bundled, payee, entry_point, handled)
 
     async def amounts() -> tuple[str, bool]:
-        found = (await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]
+        found = (await bundled.send("GET", f"/gas/policies/{policy['id']}/spend"))[1]
         return found["spent_usd"], found["reserved_usd"] != "0"
 
     async def is_spent() -> bool:
         return (await amounts())[0] != "0"
 
     await until(is_spent, within_s=WITHIN_S)
-    before = Decimal((await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
+    before = Decimal((await bundled.send("GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
     assert await rpc(url, bundled, "evm_revert", snapshot)
 
     async def is_open_again() -> bool:
@@ -363,7 +355,7 @@ async def test_reorganisation_reopens_the_reservation(bundled: Service) -> None:
 
     await until(is_open_again, within_s=WITHIN_S, every_s=0.3)
     # The amount left has not changed, so no other operation could have used the reserved amount in between.
-    after = Decimal((await ask(bundled, "GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
+    after = Decimal((await bundled.send("GET", f"/gas/policies/{policy['id']}/spend"))[1]["left_usd"])
     assert after == before
 
 
@@ -393,7 +385,7 @@ async def sponsored_fields(
 ) -> tuple[UserOperation, dict[str, Any]]:
     """A sponsored operation of the wallet that does nothing, not signed yet, and the policy that pays for it."""
     rules = {"max_total_usd": "1000"}
-    _, policy = await ask(service, "POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
+    _, policy = await service.send("POST", "/gas/policies", {"name": "x", "chain": "dev", "rules": rules})
     given = {
         "sender": wallet,
         "nonce": "0x0",
@@ -404,7 +396,7 @@ async def sponsored_fields(
     }
     point = service.ready["entry_points"][version]
     body = {"chain": "dev", "policy_id": policy["id"], "user_operation": given, "entry_point": point}
-    status, answer = await ask(service, "POST", "/gas/sponsor", body)
+    status, answer = await service.send("POST", "/gas/sponsor", body)
     assert status == 200, answer
     own = ("paymaster", "paymasterData", "paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
     return user_operation.parse({**given, **{name: answer[name] for name in own}, "signature": "0x"}, version), policy

@@ -17,7 +17,7 @@ from proxy.chains.evm.address import checksum
 from proxy.services.tokens import evm_tokens, token_contracts
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted, answering, burning
 from tests.database import connected, database, server
-from tests.flows.talk import Reply, request
+from tests.http_client import Reply, request
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -40,8 +40,8 @@ class Reads:
         self.database = connection
 
     async def get(self, path: str) -> Reply:
-        async with await self.scene.worker.talk() as talk:
-            return await talk.ask(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
+        async with await self.scene.worker.connect() as client:
+            return await client.send(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
 
     async def balances(self, holder: bytes = HOLDER, query: str = "?limit=100", network: str = "ethereum") -> Any:
         reply = await self.get(f"/tokens/{network}/balances/{checksum(holder)}{query}")
@@ -343,9 +343,9 @@ def test_logo_comes_from_the_token_lists(database: str) -> None:
 def test_unavailable_database_is_a_503(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1, network=LIVE) as found, await found.worker.talk() as talk:
+        async with scene(1, network=LIVE) as found, await found.worker.connect() as client:
             path = f"/v1/tokens/ethereum/balances/{checksum(HOLDER)}"
-            (await talk.ask(request("GET", path, key=found.worker.keys["main"]))).fault(503)
+            (await client.send(request("GET", path, key=found.worker.keys["main"]))).fault(503)
 
     run()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.flows.onchain import EXACT, OnChain, formatted
-from tests.flows.talk import CODE_OF
+from tests.http_client import CODE_OF
 from tests.service import Service, until
 from tests.shapes import conforms
 

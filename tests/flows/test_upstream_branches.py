@@ -53,14 +53,14 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
                 await found.look()
             assert states(found) == ["wrong_chain"] + ["up"] * (count - 1)
             for _ in range(10):
-                reply = await found.ask("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
+                reply = await found.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
                 assert reply.status == (200 if count > 1 else 503)
             assert stray.count("eth_getBalance") == 0
             assert found.route.heads.tip == found.chain.head
             del stray.answers["eth_chainId"]
             await found.look()
             assert states(found) == ["up"] * count
-            assert (await found.ask("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
+            assert (await found.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
 
     with caplog.at_level(logging.INFO, logger="penstock.heads"):
         run()
@@ -76,11 +76,11 @@ async def test_upstream_gets_no_call_before_it_has_named_its_chain() -> None:
             starting = group.create_task(start_tracking([found.tracker], found.worker.app.tasks))
             await until(lambda: upstream.count("eth_chainId") > 1)
             assert states(found) == ["unchecked"]
-            assert (await found.ask("eth_gasPrice")).status == 503
+            assert (await found.call("eth_gasPrice")).status == 503
             assert not starting.done()
             upstream.gate.set()
         assert states(found) == ["up"]
-        assert (await found.ask("eth_gasPrice")).status == 200
+        assert (await found.call("eth_gasPrice")).status == 200
 
 
 @on_uvloop
@@ -284,7 +284,7 @@ def test_replies_read_before_the_hash_of_their_block_was_seen_are_discarded_with
             found.chain.head += 1
             found.chain.mined[TX] = found.chain.head
             # A client learns of the new block before the tracker does.
-            await found.ask(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
+            await found.call(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
             calls = reads(found)
             await check(found, calls)
             found.chain.reorganise(1)
@@ -299,10 +299,10 @@ async def test_tip_that_goes_back_is_seen_by_the_other_workers() -> None:
     async with scene(2) as found:
         state = found.route.state
         state.shared_head.publish(found.chain.head - 2, 7, is_lower=True)
-        await found.ask("eth_gasPrice")
+        await found.call("eth_gasPrice")
         assert state.heads.tip == found.chain.head - 2
         state.shared_head.publish(found.chain.head - 3)
-        await found.ask("eth_gasPrice")
+        await found.call("eth_gasPrice")
         assert state.heads.tip == found.chain.head - 2
 
 

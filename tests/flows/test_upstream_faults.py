@@ -15,7 +15,7 @@ from proxy.core.batch_sizes import SMALLER_S
 from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
-from tests.flows.talk import Reply
+from tests.http_client import Reply
 from tests.rpc_scene import Load, Scene, scene
 from tests.rpc_upstreams import Refused, ScriptedUpstream, value_of
 from tests.service import until
@@ -127,18 +127,18 @@ async def test_all_dead_is_answered_at_once_costs_nothing_and_heals() -> None:
         replies, took_s = [], []
         for _ in range(200):
             began = time.monotonic()
-            replies.append(await found.ask("eth_call", [{"to": ADDRESS}, "latest"], key="small"))
+            replies.append(await found.call("eth_call", [{"to": ADDRESS}, "latest"], key="small"))
             took_s.append(time.monotonic() - began)
         check_refusals(replies, took_s)
         # Failed calls of free methods do not use up the request limit either.
-        free = [await found.ask("eth_chainId", key="small") for _ in range(60)]
+        free = [await found.call("eth_chainId", key="small") for _ in range(60)]
         assert {reply.status for reply in free} <= {500, 503}
         for proxy in found.proxies:
             await proxy.switch("pass")
 
         async def is_well() -> bool:
             await found.look()
-            return (await found.ask("eth_call", [{"to": ADDRESS}, "latest"], key="small")).status == 200
+            return (await found.call("eth_call", [{"to": ADDRESS}, "latest"], key="small")).status == 200
 
         await until(is_well)
 
@@ -164,13 +164,13 @@ async def test_silence_of_all_is_answered_when_the_time_is_up_and_then_at_once()
             await proxy.switch("black_hole")
         async with asyncio.TaskGroup() as group:
             asked = [
-                group.create_task(found.ask("eth_call", [{"data": hex(n)}, "latest"], key="small")) for n in range(20)
+                group.create_task(found.call("eth_call", [{"data": hex(n)}, "latest"], key="small")) for n in range(20)
             ]
         assert {task.result().status for task in asked} == {504}
         # Calls of one client alone close no upstream to the others: that takes a probe that fails too.
         await found.look()
         began = time.monotonic()
-        reply = await found.ask("eth_call", [{}, "latest"], key="small")
+        reply = await found.call("eth_call", [{}, "latest"], key="small")
         assert (reply.status, time.monotonic() - began < 0.1) == (503, True)
         assert reply.headers["retry-after"] == "1"
 
@@ -181,7 +181,7 @@ async def test_calls_that_time_out_on_every_upstream_open_no_circuit_breaker() -
         for upstream in found.upstreams:
             upstream.held = {"debug_traceTransaction"}
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.ask("debug_traceTransaction", [f"0x{n:064x}"])) for n in range(20)]
+            asked = [group.create_task(found.call("debug_traceTransaction", [f"0x{n:064x}"])) for n in range(20)]
             await asyncio.sleep(0.1)
             await found.look()
         assert {task.result().status for task in asked} == {504}
@@ -293,7 +293,7 @@ def test_call_that_no_upstream_can_answer_takes_none_from_other_callers(code: in
             for upstream in found.upstreams:
                 upstream.answers["eth_call"] = refuse
             for n in range(30):
-                assert (await found.ask("eth_call", [{"data": hex(n)}, "latest"])).json["error"]["message"] == message
+                assert (await found.call("eth_call", [{"data": hex(n)}, "latest"])).json["error"]["message"] == message
             assert await found.result("eth_getBalance", [ADDRESS, "latest"])
             assert not any(each.health.pause_s for each in found.route.upstreams)
 
@@ -319,7 +319,7 @@ def test_request_that_every_upstream_refuses_takes_none_from_other_callers(toget
                 if together:
                     assert all("error" in item for item in (await found.batch(*calls)).json)
                 else:
-                    (await found.ask(*calls[0])).fault(500)
+                    (await found.call(*calls[0])).fault(500)
             assert await found.result("eth_getBalance", [ADDRESS, "latest"])
             assert not any(each.health.pause_s for each in found.route.upstreams)
 
@@ -371,7 +371,7 @@ async def test_error_from_one_upstream_is_returned_when_the_others_fail() -> Non
         found.upstreams[0].answers["eth_getProof"] = refuse
         await found.proxies[1].switch("reset")
         for n in range(3):
-            reply = await found.ask("eth_getProof", [ADDRESS, [], hex(n)])
+            reply = await found.call("eth_getProof", [ADDRESS, [], hex(n)])
             assert reply.status == 200
             assert reply.json["error"] == {"code": -32014, "message": "missing trie node 00ff"}
 
@@ -450,7 +450,7 @@ def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(count: 
         async with scene(count, faults=True) as found, asyncio.TaskGroup() as group:
             for proxy in found.proxies:
                 await proxy.switch("black_hole")
-            asked = group.create_task(found.ask("eth_estimateGas", [{"to": ADDRESS}]))
+            asked = group.create_task(found.call("eth_estimateGas", [{"to": ADDRESS}]))
             await until(lambda: all(proxy.methods["eth_estimateGas"] for proxy in found.proxies))
             await found.look()
             await found.proxies[-1].switch("pass")

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from proxy.services.rpc.tracker import PATIENCE_S, Tracker
 from tests.faults import Mode
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_scene import Scene, scene
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
@@ -41,10 +41,10 @@ async def heads_seen(of: Scene, rounds: int, **headers: str) -> list[int]:
     """Heads that one caller reads on one connection, by two methods in turn."""
     heads: list[int] = []
     ways: Sequence[tuple[str, list[Any]]] = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest", False]))
-    async with await of.worker.talk() as talk:
+    async with await of.worker.connect() as client:
         for n in range(rounds):
             method, params = ways[n % 2]
-            reply = await talk.ask(of.worker.post(rpc(method, params), network=of.network, **headers))
+            reply = await client.send(of.worker.post(rpc(method, params), network=of.network, **headers))
             if reply.status == 503:  # A refusal is allowed, an older head is not.
                 continue
             result = reply.json["result"]
@@ -137,8 +137,8 @@ def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int,
             liar.answers["eth_blockNumber"] = lambda _: claimed
             liar.answers["eth_getBlockByNumber"] = lambda _: {"number": claimed, "hash": TX}
             for _ in range(4):
-                assert (await found.ask("eth_blockNumber")).status == 200
-                assert (await found.ask("eth_getBlockByNumber", ["latest", False])).status == 200
+                assert (await found.call("eth_blockNumber")).status == 200
+                assert (await found.call("eth_getBlockByNumber", ["latest", False])).status == 200
                 await found.look()
             assert found.route.heads.tip == tip
             assert found.route.state.shared_head.tip == tip
@@ -325,5 +325,5 @@ async def test_pruned_upstream_gets_calls_for_old_state_only_if_no_other_works()
             await found.result("eth_getBalance", [TX[:42], hex(n)])
         assert found.upstreams[0].count("eth_getBalance") == 0
         await found.proxies[1].switch("dead")
-        reply = await found.ask("eth_getBalance", [TX[:42], "0x1"])
+        reply = await found.call("eth_getBalance", [TX[:42], "0x1"])
         assert reply.json["error"]["code"] == -32014

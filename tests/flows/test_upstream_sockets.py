@@ -11,7 +11,7 @@ import orjson
 from aiohttp import WSMsgType, web
 
 from proxy.wire.websocket_upstream import WebSocketUpstream
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, tx_hash, value_of
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -25,7 +25,7 @@ class SocketServer(ScriptedUpstream):
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
-        self.application.router.add_get("/", self._talk)
+        self.application.router.add_get("/", self._serve_socket)
         self.opened = 0
         self._transports: list[Any] = []
 
@@ -38,7 +38,7 @@ class SocketServer(ScriptedUpstream):
         while self._transports:
             self._transports.pop().abort()
 
-    async def _talk(self, request: web.Request) -> web.WebSocketResponse:
+    async def _serve_socket(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         self.opened += 1
@@ -83,7 +83,7 @@ def call(n: int) -> tuple[bytes, str]:
 async def test_calls_share_one_socket_and_each_has_its_own_answer() -> None:
     async with socket_scene(**NO_CACHE) as (found, server, upstream):
         async with asyncio.TaskGroup() as group:
-            asked = [(group.create_task(found.ask(body)), result) for body, result in map(call, range(40))]
+            asked = [(group.create_task(found.send(body)), result) for body, result in map(call, range(40))]
         assert all(task.result().json["result"] == result for task, result in asked)
         assert server.opened == 1
         assert not upstream._pending
@@ -94,22 +94,22 @@ async def test_call_that_is_late_is_given_up_and_leaves_nothing_behind() -> None
     async with socket_scene(rpc={"call_timeout_s": 0.2}, **NO_CACHE) as (found, server, upstream):
         server.held = {"eth_call"}
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.ask(call(n)[0])) for n in range(10)]
+            asked = [group.create_task(found.send(call(n)[0])) for n in range(10)]
         assert {task.result().status for task in asked} == {504}
         assert (len(upstream._pending), len(upstream._client._queue), upstream.health.inflight) == (0, 0, 0)
         # Late replies are discarded.
         server.gate.set()
-        assert (await found.ask(rpc("eth_chainId"))).status in (200, 503)
+        assert (await found.send(rpc("eth_chainId"))).status in (200, 503)
 
 
 @on_uvloop
 async def test_client_that_leaves_takes_its_call_back() -> None:
     async with socket_scene(**NO_CACHE) as (found, server, upstream):
         server.held = {"eth_call"}
-        talk = await found.talk()
-        await talk.send(found.post(call(1)[0]))
+        client = await found.connect()
+        await client.write(found.post(call(1)[0]))
         await until(lambda: server.count("eth_call") == 1, every_s=0.001)
-        await talk.close()
+        await client.close()
         await until(lambda: not upstream._pending)
         assert upstream.health.inflight == 0
 
@@ -122,7 +122,7 @@ async def test_reads_on_a_lost_socket_are_sent_again_on_another() -> None:
         for turn in range(3):
             async with asyncio.TaskGroup() as group:
                 body, result = call(turn)
-                asking = group.create_task(found.ask(body))
+                asking = group.create_task(found.send(body))
                 await until(lambda turn=turn: server.count("eth_call") == 2 * turn + 1, every_s=0.001)
                 server.cut()
                 await until(lambda turn=turn: server.count("eth_call") == 2 * turn + 2, every_s=0.001)
@@ -138,24 +138,24 @@ async def test_reads_on_a_lost_socket_are_sent_again_on_another() -> None:
 @on_uvloop
 async def test_transaction_on_a_socket_that_is_lost_is_not_sent_again() -> None:
     async with socket_scene() as (found, server, upstream):
-        assert (await found.ask(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
+        assert (await found.send(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
         # It is known by now.
-        assert (await found.ask(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
+        assert (await found.send(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
         server.held = {SEND}
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(found.ask(rpc(SEND, [RAW])))
+            asking = group.create_task(found.send(rpc(SEND, [RAW])))
             await until(lambda: server.count(SEND) == 3, every_s=0.001)
             server.cut()
         asking.result().fault(500)
         server.gate.set()
-        assert (await found.ask(rpc("eth_chainId"))).status == 200
+        assert (await found.send(rpc("eth_chainId"))).status == 200
         assert server.count(SEND) == 3
         assert not upstream._pending
 
 
 async def _batch(found: Worker, turn: int) -> None:
     calls = [call(turn * 100 + n) for n in range(12)]
-    reply = await found.ask(b"[" + b",".join(body for body, _ in calls) + b"]")
+    reply = await found.send(b"[" + b",".join(body for body, _ in calls) + b"]")
     assert [item["result"] for item in reply.json] == [result for _, result in calls]
 
 

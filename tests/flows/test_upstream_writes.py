@@ -78,7 +78,7 @@ def test_refusal_is_returned_and_not_retried_on_another_upstream(words: str) -> 
         async with scene(3) as found:
             for each in found.upstreams:
                 each.answers[SEND] = refusing(-32000, words)
-            reply = await found.ask(SEND, [RAW])
+            reply = await found.call(SEND, [RAW])
             assert reply.json["error"] == {"code": -32000, "message": words}
             assert sum(sent(found)) == 1
 
@@ -91,7 +91,7 @@ async def test_write_is_not_retried_after_a_time_out() -> None:
         found.worker.add_key("small", limits=Limits(1000, 60, 0))
         for proxy in found.proxies:
             await proxy.switch("black_hole")
-        reply = await found.ask(SEND, [RAW], key="small")
+        reply = await found.call(SEND, [RAW], key="small")
         reply.fault(504)
         assert sorted(sent(found)) == [0, 0, 1]
 
@@ -103,7 +103,7 @@ def test_write_that_may_have_landed_is_not_sent_again(mode: Mode) -> None:
         async with scene(3, faults=True) as found:
             for proxy in found.proxies:
                 await proxy.switch(mode)
-            (await found.ask(SEND, [RAW])).fault(500)
+            (await found.call(SEND, [RAW])).fault(500)
             assert sorted(sent(found)) == [0, 0, 1]
 
     run()
@@ -135,11 +135,11 @@ async def test_write_of_a_caller_that_left_goes_on_to_its_end() -> None:
     async with scene(1) as found:
         upstream = found.upstreams[0]
         upstream.held = {SEND}
-        talk = await found.worker.talk()
+        client = await found.worker.connect()
         body = b'{"jsonrpc":"2.0","id":1,"method":"%b","params":["%b"]}' % (SEND.encode(), RAW.encode())
-        await talk.send(found.worker.post(body, network=found.network))
+        await client.write(found.worker.post(body, network=found.network))
         await until(lambda: upstream.count(SEND) == 1)
-        await talk.close()
+        await client.close()
         upstream.gate.set()
         await until(lambda: found.route.upstreams[0].health.inflight == 0)
         assert found.route.upstreams[0].health.good >= 1
@@ -150,7 +150,7 @@ async def test_write_of_a_caller_that_left_goes_on_to_its_end() -> None:
 async def test_read_only_key_may_not_write_alone_or_in_a_batch() -> None:
     async with scene(1) as found:
         found.worker.add_key("reader", scopes=["rpc:read"])
-        (await found.ask(SEND, [RAW], key="reader")).fault(403)
+        (await found.call(SEND, [RAW], key="reader")).fault(403)
         reply = await found.batch((SEND, [RAW]), ("eth_chainId", []), key="reader")
         assert reply.json[0]["error"]["code"] == -32016
         assert "result" in reply.json[1]
@@ -191,7 +191,7 @@ async def test_refusal_of_one_does_not_outrun_the_success_of_another() -> None:
         for each in found.upstreams[:2]:
             each.answers[SEND] = refusing(-32000, "nonce too low")
         found.upstreams[2].held = {SEND}
-        asking = found.worker.ask(
+        asking = found.worker.send(
             b'{"jsonrpc":"2.0","id":1,"method":"%b","params":["%b"]}' % (SEND.encode(), RAW.encode()),
             network=found.network,
         )
@@ -211,11 +211,11 @@ async def test_broadcast_that_all_refuse_is_refused_and_one_that_all_fail_costs_
         found.worker.add_key("small", limits=Limits(1000, 60, 0))
         for each in found.upstreams:
             each.answers[SEND] = refusing(-32000, "nonce too low")
-        assert (await found.ask(SEND, [RAW])).json["error"]["message"] == "nonce too low"
+        assert (await found.call(SEND, [RAW])).json["error"]["message"] == "nonce too low"
         for proxy in found.proxies:
             await proxy.switch("reset")
         for _ in range(10):
-            reply = await found.ask(SEND, [RAW], key="small")
+            reply = await found.call(SEND, [RAW], key="small")
             assert reply.status in (500, 503)
             reply.fault(reply.status)
 
@@ -249,7 +249,7 @@ def test_write_that_is_answered_429_goes_to_another_upstream(method: str) -> Non
 async def test_private_write_that_is_answered_429_is_shown_to_no_other_upstream() -> None:
     async with scene(2, options=FIRST_TIER) as found:
         found.upstreams[0].limited = 1
-        (await found.ask("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(500)
+        (await found.call("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(500)
         assert found.count("eth_sendPrivateTransaction") == 0
 
 
@@ -265,7 +265,7 @@ def test_upstream_that_replies_to_writes_with_5xx_gets_no_more_after_a_few(statu
             failed = 0
             for _ in range(30):
                 bad.limited = 1
-                failed += (await found.ask(SEND, [RAW])).status != 200
+                failed += (await found.call(SEND, [RAW])).status != 200
                 bad.limited = 0
                 await found.result("eth_gasPrice", Cache_Control="no-cache")
             assert 0 < failed <= 2 * WRITE_FAILURES_IN_A_ROW

@@ -13,7 +13,7 @@ from proxy.chains.evm import operations
 from proxy.services.rpc.tracker import Tracker
 from tests.bundler_scene import BundlerScene, bundler_scene
 from tests.database import connected, database, server
-from tests.flows.talk import Reply, request
+from tests.http_client import Reply, request
 from tests.rpc_upstreams import Refused
 from tests.web.worker import LIVE, on_uvloop
 

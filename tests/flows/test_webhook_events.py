@@ -15,7 +15,6 @@ from web3 import Web3
 
 from tests.delivery.scene import Inbox, inbox
 from tests.dev.onchain import Reverted, rpc
-from tests.flows.test_gas_policies import ask
 from tests.service import Service, until
 from tests.shapes import conforms
 
@@ -54,7 +53,7 @@ class Chain:
 
     service: Service
 
-    async def ask(self, method: str, *params: Any) -> Any:
+    async def call(self, method: str, *params: Any) -> Any:
         return await rpc(self.service.ready["upstream_url"], self.service, method, *params)
 
     def account(self, place: int = 5) -> str:
@@ -67,29 +66,29 @@ class Chain:
     async def send(self, to: str | None, data: str = "0x", value: int = 0, sender: str = "") -> dict[str, Any]:
         """Send a transaction and return its receipt."""
         transaction = {"from": sender or self.account(), "data": data, "value": hex(value), "gas": hex(500_000)}
-        name = await self.ask("eth_sendTransaction", transaction | ({"to": to} if to else {}))
-        return dict(await until(lambda: self.ask("eth_getTransactionReceipt", name)))
+        name = await self.call("eth_sendTransaction", transaction | ({"to": to} if to else {}))
+        return dict(await until(lambda: self.call("eth_getTransactionReceipt", name)))
 
     async def fail(self, to: str, data: str, sender: str = "") -> str:
         """Send a transaction that fails and return its hash. The chain reports the failure and mines it anyway."""
-        before = int(await self.ask("eth_blockNumber"), 16)
+        before = int(await self.call("eth_blockNumber"), 16)
         transaction = {"from": sender or self.account(), "to": to, "data": data, "gas": hex(200_000)}
         try:
-            await self.ask("eth_sendTransaction", transaction)
+            await self.call("eth_sendTransaction", transaction)
         except Reverted:
             pass
 
         async def mined() -> str | None:
-            head = int(await self.ask("eth_blockNumber"), 16)
+            head = int(await self.call("eth_blockNumber"), 16)
             for number in range(before + 1, head + 1):
-                block = await self.ask("eth_getBlockByNumber", hex(number), True)
+                block = await self.call("eth_getBlockByNumber", hex(number), True)
                 for each in block["transactions"]:
                     if each["to"] == to.lower() and each["input"] == data:
                         return str(each["hash"])
             return None
 
         found = str(await until(mined))
-        assert (await self.ask("eth_getTransactionReceipt", found))["status"] == "0x0"
+        assert (await self.call("eth_getTransactionReceipt", found))["status"] == "0x0"
         return found
 
 
@@ -128,10 +127,10 @@ def chain(service: Service) -> Chain:
 async def hooked(service: Service, box: Inbox, event_type: str, **config: Any) -> AsyncIterator[Hook]:
     path = f"/{_rng.randbytes(8).hex()}"
     body = {"url": box.url(path), "chain": "dev", "event_type": event_type, "config": config}
-    status, made = await ask(service, "POST", "/webhooks", body)
+    status, made = await service.send("POST", "/webhooks", body)
     assert status == 201, made
     yield Hook(box, made, path)
-    assert (await ask(service, "DELETE", f"/webhooks/{made['id']}"))[0] == 200
+    assert (await service.send("DELETE", f"/webhooks/{made['id']}"))[0] == 200
 
 
 def sort(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -280,11 +279,11 @@ async def test_mined_transaction_is_sent_after_its_confirmations(
     )
     name = "0x" + raw.hash.hex().removeprefix("0x")
     async with hooked(service, box, event_type, tx_hashes=[name.upper().replace("0X", "0x")], confirmations=3) as hook:
-        await chain.ask("eth_sendRawTransaction", "0x" + raw.raw_transaction.hex().removeprefix("0x"))
-        receipt = await until(lambda: chain.ask("eth_getTransactionReceipt", name))
-        while int(await chain.ask("eth_blockNumber"), 16) < int(receipt["blockNumber"], 16) + 2:
+        await chain.call("eth_sendRawTransaction", "0x" + raw.raw_transaction.hex().removeprefix("0x"))
+        receipt = await until(lambda: chain.call("eth_getTransactionReceipt", name))
+        while int(await chain.call("eth_blockNumber"), 16) < int(receipt["blockNumber"], 16) + 2:
             assert hook.bodies() == []
-            await chain.ask("hardhat_mine", "0x1")
+            await chain.call("hardhat_mine", "0x1")
         (data,) = await hook.received(1)
     gas, number = ("gas_used", "block_number") if event_type.islower() else ("gasUsed", "blockNumber")
     assert (data["status"], data[gas], data["confirmations"]) == ("success", 21_000, 3)
@@ -297,12 +296,12 @@ async def test_transaction_that_is_mined_already_is_sent(
     service: Service, box: Inbox, chain: Chain, is_changed: bool
 ) -> None:
     sent = await chain.send(random_address(), value=5)
-    await chain.ask("hardhat_mine", "0x3")
+    await chain.call("hardhat_mine", "0x3")
     name = sent["transactionHash"]
     async with hooked(service, box, "mined_transaction", tx_hashes=["0x" + "0a" * 32 if is_changed else name]) as hook:
         if is_changed:
             change = {"config": {"tx_hashes": [name], "confirmations": 2}}
-            assert (await ask(service, "PATCH", f"/webhooks/{hook.made['id']}", change))[0] == 200
+            assert (await service.send("PATCH", f"/webhooks/{hook.made['id']}", change))[0] == 200
         (data,) = await hook.received(1)
     assert (data["tx_hash"], data["status"], data["confirmations"]) == (name, "success", 1 + is_changed)
     assert data["block_number"] == int(sent["blockNumber"], 16)
@@ -345,17 +344,17 @@ async def test_format_b_filters_by_topic_and_function(service: Service, box: Inb
 async def test_webhook_without_config_waits_for_its_addresses(service: Service, box: Inbox, chain: Chain) -> None:
     holder, token = random_address(), chain.contract("DUSD")
     body = {"url": box.url("/later"), "chain": "dev", "event_type": "TOKEN_TRANSFER"}
-    status, made = await ask(service, "POST", "/webhooks", body)
+    status, made = await service.send("POST", "/webhooks", body)
     assert (status, made["status"], made["config"]) == (201, "active", {"addresses": []})
     async with hooked(service, box, "TOKEN_TRANSFER", to=[holder]) as other:
         await chain.send(token, call("mint(address,uint256)", holder, 1))
         await other.received(1)
     path = f"/webhooks/{made['id']}"
-    assert (await ask(service, "PATCH", path, {"add_addresses": [holder]}))[0] == 200
+    assert (await service.send("PATCH", path, {"add_addresses": [holder]}))[0] == 200
     last = await chain.send(token, call("mint(address,uint256)", holder, 2))
     (data,) = await Hook(box, made, "/later").received(1)
     assert data["transactionHash"] == last["transactionHash"]
-    await ask(service, "DELETE", path)
+    await service.send("DELETE", path)
 
 
 async def test_internal_transfer_is_sent(service: Service, box: Inbox, chain: Chain) -> None:
@@ -379,7 +378,7 @@ async def test_new_block_matches_the_chain(service: Service, box: Inbox, chain: 
         received = await until(
             lambda: [each["data"] for each in hook.bodies() if each["data"]["blockNumber"] == number], within_s=30.0
         )
-    block = await chain.ask("eth_getBlockByNumber", receipt["blockNumber"], False)
+    block = await chain.call("eth_getBlockByNumber", receipt["blockNumber"], False)
     (data,) = received
     assert data["blockHash"] == block["hash"]
     assert data["parentHash"] == block["parentHash"]
@@ -414,7 +413,7 @@ async def test_back_test_counts_the_events_that_were_sent(service: Service, box:
         "from_block": int(first["blockNumber"], 16),
         "to_block": int(last["blockNumber"], 16),
     }
-    status, reply = await ask(service, "POST", "/webhooks/backtest", request)
+    status, reply = await service.send("POST", "/webhooks/backtest", request)
     assert status == 200, reply
     conforms(reply, "BacktestResult")
     assert reply["events"] == len(received)

@@ -12,7 +12,6 @@ import orjson
 import pytest
 
 from proxy.chains.evm.watch_index import KINDS
-from tests.flows.test_gas_policies import ask
 from tests.service import Service
 from tests.shapes import conforms
 
@@ -24,7 +23,7 @@ _rng = random.Random(8)
 
 async def make(service: Service, event_type: str = "address_activity", *, key: str = "enterprise", **more: Any) -> Any:
     body = {"url": URL, "chain": "dev", "event_type": event_type, "config": {"addresses": [ADDRESS]}, **more}
-    status, made = await ask(service, "POST", "/webhooks", body, key=key)
+    status, made = await service.send("POST", "/webhooks", body, key=key)
     assert status == 201, made
     return made
 
@@ -33,7 +32,7 @@ async def make(service: Service, event_type: str = "address_activity", *, key: s
 async def webhook(service: Service) -> AsyncIterator[Any]:
     made = await make(service)
     yield made
-    await ask(service, "DELETE", f"/webhooks/{made['id']}")
+    await service.send("DELETE", f"/webhooks/{made['id']}")
 
 
 async def test_created_webhook_has_the_specified_fields(service: Service, webhook: Any) -> None:
@@ -48,18 +47,18 @@ async def test_created_webhook_has_the_specified_fields(service: Service, webhoo
 
 @pytest.mark.parametrize("event_type", KINDS)
 async def test_config_is_optional(service: Service, event_type: str) -> None:
-    status, made = await ask(service, "POST", "/webhooks", {"url": URL, "chain": "dev", "event_type": event_type})
+    status, made = await service.send("POST", "/webhooks", {"url": URL, "chain": "dev", "event_type": event_type})
     assert (status, made["status"]) == (201, "active")
     conforms(made, "CreatedWebhook")
-    await ask(service, "DELETE", f"/webhooks/{made['id']}")
+    await service.send("DELETE", f"/webhooks/{made['id']}")
 
 
 async def test_secret_is_shown_once(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
     answers = [
-        await ask(service, "GET", path),
-        await ask(service, "GET", "/webhooks"),
-        await ask(service, "PATCH", path, {"status": "paused"}),
+        await service.send("GET", path),
+        await service.send("GET", "/webhooks"),
+        await service.send("PATCH", path, {"status": "paused"}),
     ]
     assert not [reply for _, reply in answers if "whsec_" in str(reply) or "secret" in str(reply)]
 
@@ -67,7 +66,7 @@ async def test_secret_is_shown_once(service: Service, webhook: Any) -> None:
 async def test_webhook_is_read_with_its_full_config(service: Service) -> None:
     config = {"addresses": [ADDRESS], "direction": "incoming", "min_value": "10", "confirmations": 2}
     made = await make(service, config=config)
-    status, reply = await ask(service, "GET", f"/webhooks/{made['id']}")
+    status, reply = await service.send("GET", f"/webhooks/{made['id']}")
     assert status == 200
     conforms(reply, "Webhook")
     assert reply["config"] == config
@@ -78,44 +77,44 @@ async def test_webhooks_are_listed_by_page_and_status(service: Service) -> None:
     account = await service.new_account("growth")
     key = (await service.new_key(account["id"], "--name", "one", "--mode", "live"))["key"]
     made = [await make(service, key=key) for _ in range(3)]
-    await ask(service, "PATCH", f"/webhooks/{made[1]['id']}", {"status": "paused"}, key=key)
-    status, reply = await ask(service, "GET", "/webhooks?limit=2", key=key)
+    await service.send("PATCH", f"/webhooks/{made[1]['id']}", {"status": "paused"}, key=key)
+    status, reply = await service.send("GET", "/webhooks?limit=2", key=key)
     assert status == 200
     conforms(reply, "WebhookList")
     assert (reply["total"], reply["page"]) == (3, 1)
     assert [each["id"] for each in reply["webhooks"]] == [made[2]["id"], made[1]["id"]]
     assert set(reply["webhooks"][0]) == {"id", "url", "chain", "event_type", "status", "created_at"}
-    _, paused = await ask(service, "GET", "/webhooks?status=paused", key=key)
+    _, paused = await service.send("GET", "/webhooks?status=paused", key=key)
     assert [each["id"] for each in paused["webhooks"]] == [made[1]["id"]]
-    _, disabled = await ask(service, "GET", "/webhooks?status=disabled", key=key)
+    _, disabled = await service.send("GET", "/webhooks?status=disabled", key=key)
     assert disabled == {"webhooks": [], "page": 1, "total": 0}
 
 
 async def test_change_of_a_webhook_leaves_other_members_unchanged(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
-    status, reply = await ask(service, "PATCH", path, {"url": "https://hooks.example.com/other"})
+    status, reply = await service.send("PATCH", path, {"url": "https://hooks.example.com/other"})
     assert status == 200
     conforms(reply, "UpdatedWebhook")
     assert set(reply) == {"id", "url", "chain", "event_type", "status", "updated_at"}
-    await ask(service, "PATCH", path, {"config": {"addresses": [OTHER], "direction": "outgoing"}})
-    await ask(service, "PATCH", path, {"status": "paused"})
-    _, found = await ask(service, "GET", path)
+    await service.send("PATCH", path, {"config": {"addresses": [OTHER], "direction": "outgoing"}})
+    await service.send("PATCH", path, {"status": "paused"})
+    _, found = await service.send("GET", path)
     assert found["url"] == "https://hooks.example.com/other"
     assert found["config"] == {"addresses": [OTHER], "direction": "outgoing"}
     assert (found["status"], found["status_reason"]) == ("paused", "owner")
-    status, reply = await ask(service, "PATCH", path, {"status": "active"})
+    status, reply = await service.send("PATCH", path, {"status": "active"})
     assert (status, reply["status"]) == (200, "active")
 
 
 async def test_addresses_are_added_and_removed(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
     change = {"add_addresses": [OTHER, OTHER.lower(), ADDRESS], "remove_addresses": ["0x" + "99" * 20]}
-    status, _ = await ask(service, "PATCH", path, change)
+    status, _ = await service.send("PATCH", path, change)
     assert status == 200
-    _, found = await ask(service, "GET", path)
+    _, found = await service.send("GET", path)
     assert {*found["config"]["addresses"]} == {ADDRESS, OTHER}
-    await ask(service, "PATCH", path, {"remove_addresses": [ADDRESS]})
-    _, found = await ask(service, "GET", path)
+    await service.send("PATCH", path, {"remove_addresses": [ADDRESS]})
+    _, found = await service.send("GET", path)
     assert found["config"]["addresses"] == [OTHER]
 
 
@@ -129,21 +128,21 @@ async def test_a_hundred_thousand_addresses_are_accepted_and_more_are_refused(se
         assert response.status == 201
     path = f"/webhooks/{made['id']}"
     assert len(made["config"]["addresses"]) == 100_000
-    status, reply = await ask(service, "PATCH", path, {"add_addresses": [ADDRESS]})
+    status, reply = await service.send("PATCH", path, {"add_addresses": [ADDRESS]})
     assert status == 400
     assert "add_addresses" in reply["error"]["message"]
-    status, _ = await ask(service, "PATCH", path, {"add_addresses": [ADDRESS], "remove_addresses": many[:1]})
+    status, _ = await service.send("PATCH", path, {"add_addresses": [ADDRESS], "remove_addresses": many[:1]})
     assert status == 200
-    _, found = await ask(service, "GET", path)
+    _, found = await service.send("GET", path)
     assert {each.lower() for each in found["config"]["addresses"]} == {*many[1:], ADDRESS.lower()}
-    assert (await ask(service, "DELETE", path))[0] == 200
+    assert (await service.send("DELETE", path))[0] == 200
 
 
 async def test_deleted_webhook_is_not_found(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
-    assert await ask(service, "DELETE", path) == (200, {"id": webhook["id"], "deleted": True})
+    assert await service.send("DELETE", path) == (200, {"id": webhook["id"], "deleted": True})
     for method, body in (("GET", None), ("PATCH", {"status": "paused"}), ("DELETE", None)):
-        status, reply = await ask(service, method, path, body)
+        status, reply = await service.send(method, path, body)
         assert (status, reply["error"]["code"]) == (404, "not_found")
 
 
@@ -158,30 +157,30 @@ async def test_webhook_of_another_account_is_not_found(service: Service, webhook
         ("POST", "/rotate", None),
     ]
     for method, tail, body in calls:
-        theirs = await ask(service, method, f"/webhooks/{webhook['id']}{tail}", body, key="growth")
-        missing = await ask(service, method, f"/webhooks/{absent}{tail}", body, key="growth")
+        theirs = await service.send(method, f"/webhooks/{webhook['id']}{tail}", body, key="growth")
+        missing = await service.send(method, f"/webhooks/{absent}{tail}", body, key="growth")
         assert theirs[0] == missing[0] == 404, (method, tail)
         assert str(theirs[1]).replace(webhook["id"], "") == str(missing[1]).replace(absent, "")
-    assert (await ask(service, "GET", f"/webhooks/{webhook['id']}"))[1]["status"] == "active"
+    assert (await service.send("GET", f"/webhooks/{webhook['id']}"))[1]["status"] == "active"
 
 
 async def test_test_key_cannot_access_webhooks_of_a_live_network(service: Service) -> None:
     made = await make(service, key="growth")
-    status, reply = await ask(service, "GET", f"/webhooks/{made['id']}", key="test")
+    status, reply = await service.send("GET", f"/webhooks/{made['id']}", key="test")
     assert status == 403, reply
-    _, listed = await ask(service, "GET", "/webhooks", key="test")
+    _, listed = await service.send("GET", "/webhooks", key="test")
     assert made["id"] not in [each["id"] for each in listed["webhooks"]]
     own = await make(service, key="test")
     assert own["chain"] == "dev"
-    assert (await ask(service, "GET", f"/webhooks/{own['id']}", key="growth"))[1]["chain"] == "dev-testnet"
+    assert (await service.send("GET", f"/webhooks/{own['id']}", key="growth"))[1]["chain"] == "dev-testnet"
     for each in (made, own):
-        await ask(service, "DELETE", f"/webhooks/{each['id']}", key="growth")
+        await service.send("DELETE", f"/webhooks/{each['id']}", key="growth")
 
 
 async def test_key_without_the_scope_is_refused(service: Service) -> None:
     account = await service.new_account("growth")
     key = (await service.new_key(account["id"], "--name", "r", "--mode", "live", "--scope", "rpc:read"))["key"]
-    assert (await ask(service, "GET", "/webhooks", key=key))[0] == 403
+    assert (await service.send("GET", "/webhooks", key=key))[0] == 403
 
 
 async def test_plan_limits_the_number_of_webhooks(service: Service) -> None:
@@ -189,15 +188,15 @@ async def test_plan_limits_the_number_of_webhooks(service: Service) -> None:
     key = (await service.new_key(account["id"], "--name", "f", "--mode", "live"))["key"]
     made = [await make(service, key=key) for _ in range(5)]
     body = {"url": URL, "chain": "dev", "event_type": "NEW_BLOCK"}
-    status, reply = await ask(service, "POST", "/webhooks", body, key=key)
+    status, reply = await service.send("POST", "/webhooks", body, key=key)
     assert status == 403
     assert "5 webhooks" in reply["error"]["message"]
-    await ask(service, "DELETE", f"/webhooks/{made[0]['id']}", key=key)
-    assert (await ask(service, "POST", "/webhooks", body, key=key))[0] == 201
+    await service.send("DELETE", f"/webhooks/{made[0]['id']}", key=key)
+    assert (await service.send("POST", "/webhooks", body, key=key))[0] == 201
 
 
 async def test_rotation_returns_a_new_secret_and_the_expiry_of_the_old_one(service: Service, webhook: Any) -> None:
-    status, reply = await ask(service, "POST", f"/webhooks/{webhook['id']}/rotate")
+    status, reply = await service.send("POST", f"/webhooks/{webhook['id']}/rotate")
     assert status == 200
     conforms(reply, "RotatedSecret")
     assert reply["signing_secret"] != webhook["signing_secret"]
@@ -205,10 +204,10 @@ async def test_rotation_returns_a_new_secret_and_the_expiry_of_the_old_one(servi
 
 async def test_paused_webhook_is_resumed(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
-    await ask(service, "PATCH", path, {"status": "paused"})
-    status, reply = await ask(service, "POST", f"{path}/resume")
+    await service.send("PATCH", path, {"status": "paused"})
+    status, reply = await service.send("POST", f"{path}/resume")
     assert (status, reply["status"]) == (200, "active")
-    assert (await ask(service, "GET", path))[1]["status_reason"] is None
+    assert (await service.send("GET", path))[1]["status_reason"] is None
 
 
 @pytest.mark.parametrize(
@@ -239,7 +238,7 @@ async def test_paused_webhook_is_resumed(service: Service, webhook: Any) -> None
 )
 async def test_error_names_the_invalid_member(service: Service, change: dict[str, Any], names: str) -> None:
     body = {"url": URL, "chain": "dev", "event_type": "address_activity", "config": {"addresses": [ADDRESS]}, **change}
-    status, reply = await ask(service, "POST", "/webhooks", body)
+    status, reply = await service.send("POST", "/webhooks", body)
     if names == "chain":  # without an upstream it is not found
         assert status in (400, 404)
         return
@@ -261,18 +260,18 @@ async def test_refused_change_changes_nothing(
     service: Service, webhook: Any, change: dict[str, Any], names: str
 ) -> None:
     path = f"/webhooks/{webhook['id']}"
-    _, before = await ask(service, "GET", path)
-    status, reply = await ask(service, "PATCH", path, change)
+    _, before = await service.send("GET", path)
+    status, reply = await service.send("PATCH", path, change)
     assert status == 400, reply
     assert names in reply["error"]["message"]
-    assert (await ask(service, "GET", path))[1] == before
+    assert (await service.send("GET", path))[1] == before
 
 
 async def test_development_service_allows_local_http_urls(service: Service) -> None:
     for url in ("http://127.0.0.1:9/x", "http://localhost:9/x", "http://[::1]:9/x"):
         made = await make(service, url=url)
         assert made["url"] == url
-        await ask(service, "DELETE", f"/webhooks/{made['id']}")
+        await service.send("DELETE", f"/webhooks/{made['id']}")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +292,6 @@ async def test_invalid_back_test_is_refused(service: Service, change: dict[str, 
         "to_block": 1,
         **change,
     }
-    status, reply = await ask(service, "POST", "/webhooks/backtest", body)
+    status, reply = await service.send("POST", "/webhooks/backtest", body)
     assert status == 400, reply
     assert names in reply["error"]["message"]

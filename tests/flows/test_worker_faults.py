@@ -22,9 +22,9 @@ from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import Production, settings_text
-from tests.flows.talk import Talk, fresh_call, post
 from tests.flows.upstream import Upstream
 from tests.follower.scene import NETWORK, everything
+from tests.http_client import HttpClient, fresh_call, post
 from tests.rpc_upstreams import scripted
 from tests.service import command, is_running, until
 from tests.store.cable import Cable
@@ -50,9 +50,9 @@ class Faulted:
         return await _run(self.direct, *words)
 
     async def status(self, key: str = "") -> int:
-        async with await Talk.open(self.running.port) as talk:
+        async with await HttpClient.open(self.running.port) as client:
             data = post(fresh_call(), key=key or self.running.key, network=SEPOLIA)
-            return (await talk.ask(data, within_s=BACK_S)).status
+            return (await client.send(data, within_s=BACK_S)).status
 
     async def statuses(self, count: int = 24) -> set[int]:
         """The outcome of calls on new connections, which the kernel spreads over the workers."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 
-from tests.flows.talk import Talk, request
+from tests.http_client import HttpClient, request
 from tests.rpc_scene import Load, Scene
 from tests.rpc_upstreams import value_of
-from tests.sockets import Bare, bare
+from tests.sockets import RawSocket, bare
 from tests.web.worker import LIVE, Worker
 
 # A reply that takes longer has waited for a worker that served someone else only.
@@ -71,35 +71,35 @@ async def good_traffic(
 ) -> None:
     """Calls of the good client over HTTP and, where there is one, a socket; single and in batches. None may fail."""
     async with contextlib.AsyncExitStack() as stack:
-        talks = [await stack.enter_async_context(await running.talk()) for _ in range(4)]
-        ways = [_over_http(running, talk, path) for talk in talks]
+        clients = [await stack.enter_async_context(await running.connect()) for _ in range(4)]
+        ways = [_over_http(running, client, path) for client in clients]
         if "/rpc/" in path:
             network = path.removeprefix("/v1/rpc/")
             ways += [_over_socket(await stack.enter_async_context(bare(running, network=network))) for _ in range(4)]
         async with asyncio.TaskGroup() as group:
             for number, way in enumerate(ways):
                 share = calls // len(ways)
-                group.create_task(_ask(way, [make() for _ in range(share)], size=BATCH if number % 2 else 1))
+                group.create_task(_send_all(way, [make() for _ in range(share)], size=BATCH if number % 2 else 1))
 
 
-def _over_http(running: Worker, talk: Talk, path: str) -> Callable[[bytes], Awaitable[Any]]:
-    async def ask(body: bytes) -> Any:
-        reply = await talk.ask(request("POST", path, body, key=running.keys["main"]))
+def _over_http(running: Worker, client: HttpClient, path: str) -> Callable[[bytes], Awaitable[Any]]:
+    async def send(body: bytes) -> Any:
+        reply = await client.send(request("POST", path, body, key=running.keys["main"]))
         assert reply.status == 200, (reply.status, reply.body)
         return reply.json
 
-    return ask
+    return send
 
 
-def _over_socket(socket: Bare) -> Callable[[bytes], Awaitable[Any]]:
-    async def ask(body: bytes) -> Any:
+def _over_socket(socket: RawSocket) -> Callable[[bytes], Awaitable[Any]]:
+    async def send(body: bytes) -> Any:
         socket.write(body)
         return await socket.json()
 
-    return ask
+    return send
 
 
-async def _ask(way: Callable[[bytes], Awaitable[Any]], calls: list[GoodCall], *, size: int) -> None:
+async def _send_all(way: Callable[[bytes], Awaitable[Any]], calls: list[GoodCall], *, size: int) -> None:
     for start in range(0, len(calls), size):
         some = calls[start : start + size]
         bodies = [{"jsonrpc": "2.0", "id": number, **call} for number, (call, _) in enumerate(some)]

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.isolation.attack import beside, steady_load
 from tests.isolation.test_hostile_calls import hostile_call
 from tests.isolation.upstreams import CrashingUpstream, GarbageUpstream, HostileAwareUpstream, StrictUpstream
@@ -32,10 +32,10 @@ def test_many_accounts_together_open_no_breaker(kind: type[HostileAwareUpstream]
                 found.worker.add_key(name)
 
             async def attack() -> None:
-                async with await found.worker.talk() as talk:
+                async with await found.worker.connect() as client:
                     for name in accounts:
                         body = hostile_call(rng, well_formed=True)
-                        await talk.ask(found.worker.post(body, key=name))
+                        await client.send(found.worker.post(body, key=name))
 
             async with beside(attack, at_once=4):
                 await steady_load(found, CALLS)
@@ -58,9 +58,9 @@ class FlakyUpstream(CrashingUpstream):
 async def test_key_that_spends_the_retry_budget_leaves_the_others_their_retries() -> None:
     async with scene(2, kind=FlakyUpstream) as found:
         found.worker.add_key("attacker")
-        async with await found.worker.talk() as talk:
+        async with await found.worker.connect() as client:
             for _ in range(150):
-                await talk.ask(found.worker.post(rpc("eth_call", [1]), key="attacker"))
+                await client.send(found.worker.post(rpc("eth_call", [1]), key="attacker"))
         assert not found.route.dispatcher.budget.spend()
         found.upstreams[0].is_broken = True  # type: ignore[attr-defined]
         await steady_load(found, 10, at_once=1)
@@ -80,7 +80,7 @@ async def test_refused_batch_of_one_key_leaves_the_batches_of_the_others_as_they
         upstream = found.upstreams[0]
         hostile = orjson.dumps([orjson.loads(rpc("eth_call", [n], id=n)) for n in range(20)])
         for _ in range(10):
-            await found.worker.ask(hostile, key="attacker")
+            await found.worker.send(hostile, key="attacker")
         before = upstream.requests
         calls = [("eth_call", [{**GOOD, "data": hex(n)}, "latest"]) for n in range(15)]
         reply = await found.batch(*calls)

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tests.database import connected, database, server
-from tests.flows.talk import Reply, Talk, request
+from tests.http_client import HttpClient, Reply, request
 from tests.web.worker import LIVE, Worker, worker
 
 __all__ = ("database", "server")
@@ -34,19 +34,19 @@ async def service(url: str) -> AsyncIterator[Worker]:
         yield found
 
 
-async def ask(found: Worker, path: str, *, key: str, body: bytes = b"") -> Reply:
-    async with await Talk.open(found.port) as talk:
-        return await talk.ask(request("POST" if body else "GET", path, body, key=found.keys[key]))
+async def send(found: Worker, path: str, *, key: str, body: bytes = b"") -> Reply:
+    async with await HttpClient.open(found.port) as client:
+        return await client.send(request("POST" if body else "GET", path, body, key=found.keys[key]))
 
 
 async def calls_beside(found: Worker, path: str, *attack: str) -> tuple[Counter[int], list[Reply]]:
     """The statuses of the good account's calls, one after the other, and the replies to the flood beside them."""
     seen: Counter[int] = Counter()
     async with asyncio.TaskGroup() as group:
-        flood = [group.create_task(ask(found, each, key="attacker")) for each in attack for _ in range(FLOOD)]
+        flood = [group.create_task(send(found, each, key="attacker")) for each in attack for _ in range(FLOOD)]
         await asyncio.sleep(0.05)
         for _ in range(CALLS):
-            seen[(await ask(found, path, key="main")).status] += 1
+            seen[(await send(found, path, key="main")).status] += 1
     return seen, [each.result() for each in flood]
 
 
@@ -81,13 +81,13 @@ async def test_sign_in_flood_does_not_fail_an_account(database: str) -> None:
         body = orjson.dumps({"email": "a@example.com", "password": "not the password"})
 
         async def sign_in() -> int:
-            async with await Talk.open(found.port) as talk:
-                return (await talk.ask(request("POST", "/v1/account/sign-in", body))).status
+            async with await HttpClient.open(found.port) as client:
+                return (await client.send(request("POST", "/v1/account/sign-in", body))).status
 
         async with asyncio.TaskGroup() as group:
             flood = [group.create_task(sign_in()) for _ in range(FLOOD // 2)]
             await asyncio.sleep(0.05)
-            seen = Counter([(await ask(found, "/v1/wallets", key="main")).status for _ in range(CALLS)])
+            seen = Counter([(await send(found, "/v1/wallets", key="main")).status for _ in range(CALLS)])
         assert seen == {200: CALLS}
         assert 500 not in {each.result() for each in flood}
         assert 503 not in {each.result() for each in flood}
@@ -102,9 +102,9 @@ async def test_read_only_database_is_a_503_without_a_traceback(database: str, ca
         await found.app.pool.open()
         body = orjson.dumps({"owner": "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "chain": "ethereum"})
         for _ in range(5):
-            reply = await ask(found, "/v1/wallets/create", key="main", body=body)
+            reply = await send(found, "/v1/wallets/create", key="main", body=body)
             assert reply.fault(503)["message"] == "the database cannot do this at the moment; try again later"
-        assert (await ask(found, "/v1/wallets", key="main")).status == 200
+        assert (await send(found, "/v1/wallets", key="main")).status == 200
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in errors] == ["the database refuses statements"]
     assert not any(record.exc_info for record in caplog.records)

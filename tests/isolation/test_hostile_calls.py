@@ -14,8 +14,8 @@ import pytest
 from proxy.dev.funded_accounts import FUNDED
 from proxy.services.rpc.tracker import Tracker
 from tests.bundler_scene import ENTRY_POINTS, ENTRY_POINTS_METHOD, ScriptedBundler
-from tests.flows.talk import request, rpc
 from tests.flows.test_feed_devchain import DEV, dev_chain
+from tests.http_client import request, rpc
 from tests.isolation.attack import GoodCall, beside, good_traffic
 from tests.isolation.upstreams import KINDS, HostileAwareUpstream, StrictUpstream
 from tests.rpc_scene import scene
@@ -56,9 +56,9 @@ def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwar
             found.worker.add_key("attacker")
 
             async def attack() -> None:
-                async with await found.worker.talk() as talk:
+                async with await found.worker.connect() as client:
                     for _ in range(20):
-                        await talk.ask(found.worker.post(hostile_call(rng), key="attacker"))
+                        await client.send(found.worker.post(hostile_call(rng), key="attacker"))
 
             async with beside(attack, at_once=2):
                 await good_traffic(found.worker, CALLS)
@@ -80,10 +80,10 @@ def test_hostile_batches_of_one_key_fail_no_call_of_another(kind: type[HostileAw
             found.worker.add_key("attacker")
 
             async def attack() -> None:
-                async with await found.worker.talk() as talk:
+                async with await found.worker.connect() as client:
                     for _ in range(5):
                         items = b",".join(hostile_call(rng) for _ in range(20))
-                        await talk.ask(found.worker.post(b"[" + items + b"]", key="attacker"))
+                        await client.send(found.worker.post(b"[" + items + b"]", key="attacker"))
 
             async with beside(attack, at_once=2):
                 await good_traffic(found.worker, CALLS)
@@ -131,10 +131,10 @@ async def test_hostile_calls_to_a_bundler_fail_no_call_of_another() -> None:
             return request("POST", f"/v1/bundler/{LIVE}", body, key=running.keys[key])
 
         async def attack() -> None:
-            async with await running.talk() as talk:
+            async with await running.connect() as client:
                 for _ in range(20):
                     call = {**orjson.loads(hostile_call(rng)), "method": rng.choice(methods)}
-                    await talk.ask(post(orjson.dumps(call), "attacker"))
+                    await client.send(post(orjson.dumps(call), "attacker"))
 
         def entry_points() -> GoodCall:
             return {"method": ENTRY_POINTS_METHOD, "params": []}, list(ENTRY_POINTS.values())
@@ -156,11 +156,11 @@ async def test_hostile_calls_to_a_real_node_fail_no_call_of_another(tmp_path: Pa
             return {"method": "eth_getBalance", "params": [f"0x{next(numbers):040x}", "latest"]}, "0x0"
 
         async def attack() -> None:
-            async with await running.talk() as talk:
+            async with await running.connect() as client:
                 for _ in range(20):
-                    await talk.ask(running.post(hostile_call(rng), key="attacker", network=DEV))
+                    await client.send(running.post(hostile_call(rng), key="attacker", network=DEV))
                 items = b",".join(hostile_call(rng) for _ in range(20))
-                await talk.ask(running.post(b"[" + items + b"]", key="attacker", network=DEV))
+                await client.send(running.post(b"[" + items + b"]", key="attacker", network=DEV))
 
         async with beside(attack, at_once=2):
             await good_traffic(running, CALLS, make=balance, path=f"/v1/rpc/{DEV}")
@@ -173,9 +173,9 @@ def test_params_that_are_no_array_are_refused_before_anything_is_sent(params: st
         call = f'{{"jsonrpc":"2.0","id":7,"method":"eth_chainId","params":{params}}}'.encode()
         async with scene(1) as found:
             asked = found.asked
-            single = await found.worker.ask(call)
+            single = await found.worker.send(call)
             assert single.fault(400)["details"] == {"rpc_code": -32600}
-            (item,) = (await found.worker.ask(b"[" + call + b"]")).json
+            (item,) = (await found.worker.send(b"[" + call + b"]")).json
             assert (item["id"], item["error"]["code"]) == (7, -32600)
             async with bare(found.worker) as socket:
                 socket.write(call)
@@ -202,8 +202,8 @@ def test_repeated_members_are_refused_before_anything_is_sent(text: str) -> None
         async with scene(1) as found:
             asked = found.asked
             for body in (call, large):
-                assert (await found.worker.ask(body)).fault(400)["details"] == {"rpc_code": -32600}
-                (item,) = (await found.worker.ask(b"[" + body + b"]")).json
+                assert (await found.worker.send(body)).fault(400)["details"] == {"rpc_code": -32600}
+                (item,) = (await found.worker.send(b"[" + body + b"]")).json
                 assert (item["id"], item["error"]["code"]) == (None, -32600)
                 async with bare(found.worker) as socket:
                     socket.write(body)
@@ -216,7 +216,7 @@ def test_repeated_members_are_refused_before_anything_is_sent(text: str) -> None
 @on_uvloop
 async def test_null_params_are_sent_as_an_empty_array() -> None:
     async with scene(1) as found:
-        reply = await found.worker.ask(b'{"jsonrpc":"2.0","id":7,"method":"net_version","params":null}')
+        reply = await found.worker.send(b'{"jsonrpc":"2.0","id":7,"method":"net_version","params":null}')
         assert reply.status == 200
         assert [call.params for call in found.upstreams[0].calls if call.method == "net_version"][-1] == []
 
@@ -224,7 +224,7 @@ async def test_null_params_are_sent_as_an_empty_array() -> None:
 @on_uvloop
 async def test_error_without_an_id_reaches_the_caller_under_the_callers_id() -> None:
     async with scene(1, kind=StrictUpstream) as found:
-        reply = await found.worker.ask(rpc("eth_getBalance", [1]))
+        reply = await found.worker.send(rpc("eth_getBalance", [1]))
         assert reply.json["error"] == {"code": -32600, "message": "the upstream rejected the call as invalid"}
         assert reply.json["id"] == 1
         assert not found.route.upstreams[0].health.bad

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.flows.talk import Talk, rpc
+from tests.http_client import HttpClient, rpc
 from tests.service import until
 from tests.sockets import bare
 from tests.web.test_front_backpressure import MB, resident_bytes, settled, slow_client
@@ -91,26 +91,26 @@ async def large_scene(
             await until(lambda: not found.app.held_replies.total)
 
 
-async def squeezed_reply(talk: Talk) -> Any:
+async def squeezed_reply(client: HttpClient) -> Any:
     """The reply as JSON with long results left out of memory: of a run of letters only the last few are kept."""
-    head = (await talk.reader.readuntil(b"\r\n\r\n")).lower()
+    head = (await client.reader.readuntil(b"\r\n\r\n")).lower()
     assert b" 200 " in head.partition(b"\r\n")[0], head
     assert b"transfer-encoding: chunked" in head
     kept, size = b"", 0
-    while length := int(await talk.reader.readuntil(b"\r\n"), 16):
+    while length := int(await client.reader.readuntil(b"\r\n"), 16):
         size += length
-        kept += (await talk.reader.readexactly(length)).replace(b"a" * 1000, b"")
-        assert await talk.reader.readexactly(2) == b"\r\n"
-    await talk.reader.readexactly(2)
+        kept += (await client.reader.readexactly(length)).replace(b"a" * 1000, b"")
+        assert await client.reader.readexactly(2) == b"\r\n"
+    await client.reader.readexactly(2)
     return orjson.loads(kept), size
 
 
 async def good_calls(found: Worker, ended: asyncio.Event) -> int:
     count = 0
-    async with await found.talk() as talk:
+    async with await found.connect() as client:
         while not ended.is_set():
             # The upstream, which sends 800 MB, shares the loop with the worker.
-            reply = await talk.ask(found.post(rpc("net_listening", [3])), within_s=30.0)
+            reply = await client.send(found.post(rpc("net_listening", [3])), within_s=30.0)
             assert reply.json["result"] == "aaa", reply
             count += 1
             await asyncio.sleep(0.002)
@@ -126,10 +126,10 @@ def test_huge_batch_is_answered_within_its_bounds_beside_other_calls(has_length:
             calls = [sized(20_000_000) for _ in range(40)]
             ended = asyncio.Event()
             before, most = resident_bytes(), 0
-            async with asyncio.TaskGroup() as group, await found.talk() as talk:
+            async with asyncio.TaskGroup() as group, await found.connect() as client:
                 good = group.create_task(good_calls(found, ended))
-                reply = group.create_task(squeezed_reply(talk))
-                await talk.send(found.post(orjson.dumps(calls), key="attacker"))
+                reply = group.create_task(squeezed_reply(client))
+                await client.write(found.post(orjson.dumps(calls), key="attacker"))
                 while not reply.done():
                     await asyncio.sleep(0.01)
                     most = max(most, resident_bytes() - before)
@@ -163,7 +163,7 @@ def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: b
                 expected.insert(calls.index(7), None)
                 if rng.random() < 0.5:
                     calls.append({"jsonrpc": "2.0", "method": METHOD, "params": [1_200_000]})
-                reply = await found.ask(orjson.dumps(calls), key="attacker")
+                reply = await found.send(orjson.dumps(calls), key="attacker")
                 assert [item.get("result") for item in reply.json] == expected
                 async with bare(found, key="attacker") as socket:
                     socket.write(orjson.dumps(calls))
@@ -197,15 +197,15 @@ async def test_results_beyond_what_a_key_or_the_worker_may_hold_are_refused() ->
     async with large_scene(batch=1, **SHORT) as (found, _):
         # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
         calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
-        items = (await found.ask(orjson.dumps(calls), key="attacker")).json
+        items = (await found.send(orjson.dumps(calls), key="attacker")).json
         assert [len(item["result"]) for item in items if "result" in item] == [10, 1_500_000, 1_500_000]
         assert {item["error"]["code"] for item in items if "error" in item} == {-32005}
         # Another key has its own share.
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.ask(orjson.dumps(calls[:3]), key=key)) for key in ("main", "attacker")]
+            asked = [group.create_task(found.send(orjson.dumps(calls[:3]), key=key)) for key in ("main", "attacker")]
         assert all("result" in item for each in asked for item in each.result().json)
         # The bound of the batch.
-        items = (await found.ask(orjson.dumps([sized(3_500_000, n * 20) for n in range(4)]))).json
+        items = (await found.send(orjson.dumps([sized(3_500_000, n * 20) for n in range(4)]))).json
         assert ["result" in item for item in items] == [True, True, False, False]
         assert "8 MiB" in items[2]["error"]["message"]
 
@@ -256,11 +256,11 @@ def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left
 
 @on_uvloop
 async def test_large_batch_that_aiohttp_serves_is_bounded_too() -> None:
-    async with large_scene(batch=1, **SHORT) as (found, _), await found.talk() as talk:
+    async with large_scene(batch=1, **SHORT) as (found, _), await found.connect() as client:
         for calls in ([sized(10, 300), *(sized(1_500_000) for _ in range(4))], sized(5_000_000), sized(3_000_000)):
             body = orjson.dumps(calls)
             head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {found.keys['attacker']}\r\n".encode()
-            reply = await talk.ask(
+            reply = await client.send(
                 head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
             )
             items = reply.json if isinstance(reply.json, list) else [reply.json]
@@ -273,15 +273,18 @@ async def test_large_batch_that_aiohttp_serves_is_bounded_too() -> None:
 def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with large_scene(SizedUpstream(breaks_at=3_000_000), batch=1) as (found, _), await found.talk() as talk:
+        async with (
+            large_scene(SizedUpstream(breaks_at=3_000_000), batch=1) as (found, _),
+            await found.connect() as client,
+        ):
             calls = [sized(10, first_ms), sized(5_000_000), sized(10)]
-            await talk.send(found.post(orjson.dumps(calls), key="attacker"))
+            await client.write(found.post(orjson.dumps(calls), key="attacker"))
             if first_ms:
-                items, _size = await squeezed_reply(talk)
+                items, _size = await squeezed_reply(client)
                 assert ["result" in item for item in items] == [True, False, True]
             else:
                 with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                    await squeezed_reply(talk)
+                    await squeezed_reply(client)
 
     run()
 
@@ -290,12 +293,12 @@ def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int
 async def test_client_that_leaves_a_large_batch_leaves_nothing_behind() -> None:
     async with large_scene(batch=1) as (found, _):
         memory = found.app.held_replies
-        async with await found.talk() as talk:
-            await talk.send(
+        async with await found.connect() as client:
+            await client.write(
                 found.post(orjson.dumps([sized(10, 5000), *(sized(5_000_000) for _ in range(5))]), key="attacker")
             )
             await until(lambda: memory.total > 20 * MB)
-            talk.writer.transport.abort()
+            client.writer.transport.abort()
         await until(lambda: not memory.total)
         assert found.app.networks.routes[LIVE].upstreams[0].health.inflight == 0
 
@@ -306,7 +309,7 @@ def test_batch_of_small_results_is_one_reply_with_a_length(size: int) -> None:
     async def run() -> None:
         async with large_scene() as (found, upstream):
             calls: Sequence[Any] = [sized(size) for _ in range(5)]
-            reply = await found.ask(orjson.dumps(calls))
+            reply = await found.send(orjson.dumps(calls))
             assert "content-length" in reply.headers
             assert [len(item["result"]) for item in reply.json] == [size] * 5
             assert len(upstream.bodies) == 1

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
-from tests.flows.talk import Reply, Talk, rpc
+from tests.http_client import HttpClient, Reply, rpc
 from tests.isolation.limited_upstream import CAPACITY, LimitedUpstream
 from tests.rpc_scene import Scene, scene
 from tests.service import until
@@ -37,10 +37,10 @@ class Flood:
 
     async def send(self, offset_s: float) -> None:
         await asyncio.sleep(offset_s)
-        async with await self._scene.worker.talk() as talk:
+        async with await self._scene.worker.connect() as client:
             while not self.ended.is_set():
                 due = time.monotonic() + EVERY_S
-                self.replies.append(await ask(self._scene, talk, self._key))
+                self.replies.append(await send_call(self._scene, client, self._key))
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
@@ -54,10 +54,10 @@ async def flood_of(found: Scene, key: str = "main", *, clients: int = CLIENTS) -
         flood.ended.set()
 
 
-async def ask(found: Scene, talk: Talk, key: str = "main", method: str = "eth_call") -> Reply:
+async def send_call(found: Scene, client: HttpClient, key: str = "main", method: str = "eth_call") -> Reply:
     """Ask something that was never asked before."""
     params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
-    return await talk.ask(found.worker.post(rpc(method, params), key=key, network=found.network))
+    return await client.send(found.worker.post(rpc(method, params), key=key, network=found.network))
 
 
 def limited(connections: int = CAPACITY, *, call_timeout_s: float = 5.0) -> AbstractAsyncContextManager[Scene]:
@@ -117,12 +117,12 @@ async def test_upstream_that_takes_fewer_calls_than_its_limit_is_given_fewer() -
 
 @on_uvloop
 async def test_flood_of_one_account_fails_no_call_of_another() -> None:
-    async with limited() as found, await found.worker.talk() as talk:
+    async with limited() as found, await found.worker.connect() as client:
         found.worker.add_key("flooding")
         async with flood_of(found, "flooding") as flood:
             await until(lambda: flood.counts[503] > 0)
             for _ in range(15):
-                reply = await ask(found, talk)
+                reply = await send_call(found, client)
                 assert reply.status == 200, reply.body
 
 
@@ -133,13 +133,13 @@ async def test_account_whose_calls_hang_leaves_connections_to_others() -> None:
         upstream, health = upstream_of(found), found.route.upstreams[0].health
         upstream.held = {"eth_estimateGas"}
         found.worker.add_key("hanging")
-        hanging = [await stack.enter_async_context(await found.worker.talk()) for _ in range(2 * CAPACITY)]
+        hanging = [await stack.enter_async_context(await found.worker.connect()) for _ in range(2 * CAPACITY)]
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(ask(found, each, "hanging", "eth_estimateGas")) for each in hanging]
+            asked = [group.create_task(send_call(found, each, "hanging", "eth_estimateGas")) for each in hanging]
             await until(lambda: health.inflight + sum(each.done() for each in asked) == len(asked))
-            async with await found.worker.talk() as talk:
+            async with await found.worker.connect() as client:
                 for _ in range(10):
-                    reply = await ask(found, talk)
+                    reply = await send_call(found, client)
                     assert reply.status == 200, reply.body
             await found.look()
             assert not health.silent
@@ -150,36 +150,36 @@ async def test_account_whose_calls_hang_leaves_connections_to_others() -> None:
 async def test_calls_whose_client_left_count_against_the_limit() -> None:
     async with limited(4, call_timeout_s=10.0) as found:
         upstream = upstream_of(found)
-        async with await found.worker.talk() as talk:
+        async with await found.worker.connect() as client:
             for _ in range(20):  # enough for the usual latency to be known
-                assert (await ask(found, talk)).status == 200
+                assert (await send_call(found, client)).status == 200
 
         async def leave() -> None:
-            async with await found.worker.talk() as talk:
+            async with await found.worker.connect() as client:
                 params = [{"to": "0x" + "22" * 20, "data": hex(next(_serial))}, "latest"]
-                await talk.send(found.worker.post(rpc("eth_call", params), network=found.network))
+                await client.write(found.worker.post(rpc("eth_call", params), network=found.network))
                 await asyncio.sleep(0.01)
 
         for _ in range(5):
             await asyncio.gather(*[leave() for _ in range(10)])
         assert upstream.most_in_flight <= 4
         await until(lambda: not upstream.in_flight)
-        async with await found.worker.talk() as talk:
-            assert (await ask(found, talk)).status == 200
+        async with await found.worker.connect() as client:
+            assert (await send_call(found, client)).status == 200
 
 
 @on_uvloop
 async def test_upstream_that_answers_others_is_slow_and_not_broken() -> None:
     """Calls of several accounts time out, each beside calls that are answered."""
-    async with limited(64, call_timeout_s=0.3) as found, await found.worker.talk() as talk:
+    async with limited(64, call_timeout_s=0.3) as found, await found.worker.connect() as client:
         upstream = upstream_of(found)
         upstream.held = {"eth_estimateGas"}
         upstream.service_s = 0.01
         for name in map(str, range(8)):
             found.worker.add_key(name)
-            async with await found.worker.talk() as slow, asyncio.TaskGroup() as group:
-                asked = group.create_task(ask(found, slow, name, "eth_estimateGas"))
+            async with await found.worker.connect() as slow, asyncio.TaskGroup() as group:
+                asked = group.create_task(send_call(found, slow, name, "eth_estimateGas"))
                 while not asked.done():
-                    assert (await ask(found, talk)).status == 200
+                    assert (await send_call(found, client)).status == 200
             assert asked.result().status == 504
         assert not found.route.upstreams[0].health.pause_s

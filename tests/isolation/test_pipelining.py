@@ -8,7 +8,7 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.web.front.front_connection import MAX_AHEAD, FrontConnection
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.isolation.attack import beside, steady_load
 from tests.rpc_scene import Scene, scene
 from tests.web.worker import on_uvloop
@@ -41,9 +41,9 @@ def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(k
 
             async def attack() -> None:
                 nonlocal most
-                async with await found.worker.talk() as talk, asyncio.TaskGroup() as group:
-                    sending = group.create_task(talk.send(request * REQUESTS))
-                    while await talk.reader.read(1 << 20) and not sending.done():
+                async with await found.worker.connect() as client, asyncio.TaskGroup() as group:
+                    sending = group.create_task(client.write(request * REQUESTS))
+                    while await client.reader.read(1 << 20) and not sending.done():
                         most = max(most, bytes_ahead(found))
 
             async with beside(attack):
@@ -56,8 +56,8 @@ def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(k
 @on_uvloop
 async def test_one_turn_serves_few_requests_of_a_connection() -> None:
     """However often the transport delivers: the chains of turns that serve them do not multiply."""
-    async with scene(1) as found, await found.worker.talk() as talk:
-        await talk.ask(found.worker.post(rpc("eth_nope")))
+    async with scene(1) as found, await found.worker.connect() as client:
+        await client.send(found.worker.post(rpc("eth_nope")))
         front = found.worker.only_connection
         assert isinstance(front, FrontConnection)
         request = found.worker.post(rpc("eth_nope"))
@@ -68,5 +68,5 @@ async def test_one_turn_serves_few_requests_of_a_connection() -> None:
             await asyncio.sleep(0)
         assert before - front.bytes_ahead <= 2 * 4 * len(request)
         for _ in range(200):
-            assert (await talk.reply()).json["error"]["code"] == -32601
+            assert (await client.reply()).json["error"]["code"] == -32601
         assert not front.bytes_ahead

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.service import until
 from tests.web.worker import NO_CACHE, Worker, on_uvloop, worker
 from tests.wire.upstreams import Exchange, Script, Scripted, huge, stub
@@ -64,18 +64,18 @@ def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
             await until(lambda: sum(size > 0 for size in unread(found)) > 50)
             most = 0
 
-            async def ask(number: int) -> None:
+            async def make_calls(number: int) -> None:
                 nonlocal most
-                async with await found.talk() as talk:
+                async with await found.connect() as client:
                     for round_ in range(40):
-                        reply = await talk.ask(found.post(rpc("eth_getBalance", [f"{number} {round_}"])))
+                        reply = await client.send(found.post(rpc("eth_getBalance", [f"{number} {round_}"])))
                         assert reply.status == 200, (number, round_, reply.body)
                         most = max(most, sum(unread(found)))
                         await asyncio.sleep(0.1)
 
             async with asyncio.TaskGroup() as group:
                 for number in range(4):
-                    group.create_task(ask(number))
+                    group.create_task(make_calls(number))
             assert most < held_bytes + READERS * MB
             assert found.app.front.held.total <= held_bytes
 
@@ -93,7 +93,7 @@ async def test_reply_that_is_held_for_its_reader_arrives_whole() -> None:
         await until(lambda: sum(unread(found)) > 0)
 
         async def is_answered() -> bool:
-            return (await found.ask(rpc("eth_getBalance", ["other"]))).status == 200
+            return (await found.send(rpc("eth_getBalance", ["other"]))).status == 200
 
         await until(is_answered)
         assert found.app.front.held.total > REPLY // 2

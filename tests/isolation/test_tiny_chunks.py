@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from proxy.web.front.connection_limiter import MAX_UNWANTED_BYTES, PARSE_BYTES_PER_TURN, HandlerConnection
-from tests.flows.talk import Closed, rpc
+from tests.http_client import Closed, rpc
 from tests.isolation.attack import beside, steady_load
 from tests.rpc_scene import scene
 from tests.service import until
@@ -30,14 +30,14 @@ async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody
 
         async def attack() -> None:
             nonlocal ended
-            async with await found.worker.talk() as talk:
-                assert (await talk.ask(HEALTH)).status == 200
+            async with await found.worker.connect() as client:
+                assert (await client.send(HEALTH)).status == 200
                 sent = 0
                 try:
                     while sent < 10 * MAX_UNWANTED_BYTES:
-                        await talk.send(CHUNK * 10_000)
+                        await client.write(CHUNK * 10_000)
                         sent += len(CHUNK) * 10_000
-                    assert await talk.is_closed(5)
+                    assert await client.is_closed(5)
                 except Closed:
                     pass
                 ended += 1
@@ -56,10 +56,10 @@ async def test_large_call_in_tiny_chunks_is_refused_and_delays_no_other() -> Non
 
         async def attack() -> None:
             nonlocal refused
-            async with await found.worker.talk() as talk:
+            async with await found.worker.connect() as client:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(_send(talk.writer, head + CHUNKED + CHUNK * 100_000, 0))
-                    (await talk.reply()).fault(400)
+                    group.create_task(_send(client.writer, head + CHUNKED + CHUNK * 100_000, 0))
+                    (await client.reply()).fault(400)
                 refused += 1
 
         async with beside(attack, at_once=3):
@@ -69,16 +69,16 @@ async def test_large_call_in_tiny_chunks_is_refused_and_delays_no_other() -> Non
 
 @on_uvloop
 async def test_small_unexpected_body_is_skipped_and_the_connection_kept() -> None:
-    async with worker("http://127.0.0.1:1/") as found, await found.talk() as talk:
+    async with worker("http://127.0.0.1:1/") as found, await found.connect() as client:
         for chunks in (0, 1, 1000):
-            assert (await talk.ask(HEALTH + CHUNK * chunks + LAST)).status == 200
+            assert (await client.send(HEALTH + CHUNK * chunks + LAST)).status == 200
 
 
 @pytest.mark.parametrize("cut", [0, 1000])
 def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found, await found.worker.talk() as talk:
+        async with scene(1) as found, await found.worker.connect() as client:
             # Longer than one share of a turn, and longer than one read of the transport.
             call = rpc("eth_call", [{"to": "0x" + "11" * 20, "data": "0x" + "ab" * 50_000}, "latest"])
             parts = [call[at : at + CHUNK_BYTES] for at in range(0, len(call), CHUNK_BYTES)]
@@ -88,8 +88,8 @@ def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
             assert len(request) > 10 * PARSE_BYTES_PER_TURN
             for _ in range(2):
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(_send(talk.writer, request, cut))
-                    reply = await talk.reply()
+                    group.create_task(_send(client.writer, request, cut))
+                    reply = await client.reply()
                 assert "result" in reply.json
 
     run()
@@ -104,8 +104,8 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, cut: int) -> None:
 
 @on_uvloop
 async def test_one_turn_parses_a_bounded_number_of_bytes() -> None:
-    async with worker("http://127.0.0.1:1/") as found, await found.talk() as talk:
-        assert (await talk.ask(HEALTH + LAST)).status == 200
+    async with worker("http://127.0.0.1:1/") as found, await found.connect() as client:
+        assert (await client.send(HEALTH + LAST)).status == 200
         connection = found.only_connection
         assert isinstance(connection, HandlerConnection)
         get = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
@@ -113,17 +113,17 @@ async def test_one_turn_parses_a_bounded_number_of_bytes() -> None:
         connection.data_received(get * requests)
         assert connection._request_count <= 1 + PARSE_BYTES_PER_TURN // len(get)
         for _ in range(requests):
-            assert (await talk.reply()).status == 200
+            assert (await client.reply()).status == 200
 
 
 @on_uvloop
 async def test_client_that_leaves_at_once_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async with worker("http://127.0.0.1:1/") as found:
         for _ in range(20):
-            async with await found.talk() as talk:
-                talk.writer.write(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
-                talk.writer.transport.abort()
-        front = await found.talk()
+            async with await found.connect() as client:
+                client.writer.write(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+                client.writer.transport.abort()
+        front = await found.connect()
         await asyncio.sleep(0.05)
         # The connection is handed over and lost in one turn of the loop.
         protocol = found.only_connection

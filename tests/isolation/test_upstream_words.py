@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.bundler_scene import ENTRY_POINTS_METHOD
-from tests.flows.talk import Reply, request, rpc
+from tests.http_client import Reply, request, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.sockets import bare
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
@@ -136,12 +136,12 @@ CALL = rpc("eth_call", [{"to": "0x" + "11" * 20}, "latest"])
 def test_secrets_in_errors_reach_no_client_over_http(kind: type[LeakyUpstream]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with leaky(kind) as (running, upstream), await running.talk() as talk:
+        async with leaky(kind) as (running, upstream), await running.connect() as client:
             for upstream.status, upstream.error in bodies():
                 for body in (CALL, b"[%b,%b]" % (CALL, CALL)):
-                    reply = await talk.ask(running.post(body))
+                    reply = await client.send(running.post(body))
                     _expect_hidden(reply, upstream.error)
-                reply = await talk.ask(
+                reply = await client.send(
                     request("POST", f"/v1/bundler/{LIVE}", rpc(ENTRY_POINTS_METHOD), key=running.keys["main"])
                 )
                 _expect_hidden(reply, upstream.error)
@@ -175,8 +175,8 @@ def test_secrets_in_errors_reach_no_socket(kind: type[LeakyUpstream]) -> None:
 
 @on_uvloop
 async def test_secrets_in_errors_reach_no_rest_resource() -> None:
-    async with leaky(LeakyUpstream) as (running, upstream), await running.talk() as talk:
+    async with leaky(LeakyUpstream) as (running, upstream), await running.connect() as client:
         for upstream.status, upstream.error in bodies()[::20]:
             for path in ("gas/ethereum/prices", f"tokens/ethereum/metadata/0x{'11' * 20}"):
-                reply = await talk.ask(request("GET", f"/v1/{path}", key=running.keys["main"]))
+                reply = await client.send(request("GET", f"/v1/{path}", key=running.keys["main"]))
                 assert is_hidden(reply.body), (upstream.error, reply.body)

@@ -79,7 +79,7 @@ class Sponsor:
     async def make(self, **rules: Any) -> Policy:
         return await self.policies.create(self.key, self.network, name="x", given=rules)
 
-    async def ask(self, policy: Policy, version: str = "0.7", **changes: Any) -> bytes:
+    async def request(self, policy: Policy, version: str = "0.7", **changes: Any) -> bytes:
         """The signed paymaster data."""
         given = {
             "sender": "0x" + next(_serial).to_bytes(20, "big").hex(),
@@ -112,7 +112,7 @@ class Sponsor:
 
     async def refused(self, policy: Policy, **changes: Any) -> dict[str, Any]:
         with pytest.raises(Forbidden) as caught:
-            await self.ask(policy, **changes)
+            await self.request(policy, **changes)
         assert caught.value.details is not None
         return caught.value.details
 
@@ -149,7 +149,7 @@ def after_of(data: bytes) -> int:
 
 async def test_fee_above_twice_the_fast_price_is_refused_whatever_the_policy_is(sponsor: Sponsor) -> None:
     policy = await sponsor.make()
-    assert await sponsor.ask(policy, maxFeePerGas=hex(12 * GWEI))
+    assert await sponsor.request(policy, maxFeePerGas=hex(12 * GWEI))
     details = await sponsor.refused(policy, maxFeePerGas=hex(12 * GWEI + 1))
     assert details == {"rule": "max_gas_price_gwei", "left": "12"}
     generous = await sponsor.make(max_gas_price_gwei="1000000")
@@ -161,9 +161,9 @@ async def test_fee_above_twice_the_fast_price_is_refused_whatever_the_policy_is(
 async def test_small_fee_is_sponsored_while_gas_prices_are_unknown(sponsor: Sponsor) -> None:
     policy = await sponsor.make()
     sponsor.scene.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
-    assert await sponsor.ask(policy)
+    assert await sponsor.request(policy)
     with pytest.raises(Unavailable, match="gas prices"):
-        await sponsor.ask(policy, maxFeePerGas=hex(GWEI + 1))
+        await sponsor.request(policy, maxFeePerGas=hex(GWEI + 1))
 
 
 async def test_account_is_refused_once_its_plans_daily_limit_is_spent(sponsor: Sponsor) -> None:
@@ -173,14 +173,14 @@ async def test_account_is_refused_once_its_plans_daily_limit_is_spent(sponsor: S
     details: dict[str, Any] = {}
     while not details:
         try:
-            await sponsor.ask(policies[granted % 3], maxFeePerGas=hex(10 * GWEI))
+            await sponsor.request(policies[granted % 3], maxFeePerGas=hex(10 * GWEI))
             granted += 1
         except Forbidden as refused:
             details = refused.details or {}
     assert granted == 27
     assert details == {"rule": "sponsored_usd_per_day", "left": "2.8"}
     sponsor.now += 86_400
-    assert await sponsor.ask(policies[0], maxFeePerGas=hex(10 * GWEI))
+    assert await sponsor.request(policies[0], maxFeePerGas=hex(10 * GWEI))
 
 
 # Required reads
@@ -192,10 +192,10 @@ async def test_nothing_is_signed_while_the_head_of_the_chain_is_unknown(sponsor:
     agreed, heads.agreed = heads.agreed, 0
     assert heads.final == -1
     with pytest.raises(Unavailable, match="head of"):
-        await sponsor.ask(policy)
+        await sponsor.request(policy)
     assert (await sponsor.ledger.total(policy.id, datetime.date(2026, 1, 15))).operations == 0
     heads.agreed = agreed
-    assert await sponsor.ask(policy)
+    assert await sponsor.request(policy)
 
 
 async def test_recorded_hash_of_a_delegated_account_covers_its_delegate(sponsor: Sponsor, pool: Pool) -> None:
@@ -203,11 +203,11 @@ async def test_recorded_hash_of_a_delegated_account_covers_its_delegate(sponsor:
     delegate = DELEGATES[0]
     sponsor.scene.upstreams[0].answers["eth_getCode"] = lambda params: "0xef0100" + delegate[2:]
     delegated = {"factory": user_operation.MARKER_7702, "sender": "0x" + "51" * 20, "paymasterPostOpGasLimit": "0x0"}
-    first = await sponsor.ask(policy, "0.8", **delegated)
+    first = await sponsor.request(policy, "0.8", **delegated)
     # The paymaster's hash does not cover the delegate: after a change of delegate the same signature is returned, although the
     # operation's own hash is another one.
     delegate = DELEGATES[1]
-    assert await sponsor.ask(policy, "0.8", **delegated) == first
+    assert await sponsor.request(policy, "0.8", **delegated) == first
     async with pool.connection() as connection:
         [row] = await connection.fetch("select op_hash from gas_signatures")
     paid = {**delegated, "nonce": "0x0", "callData": "0x1234", "signature": "0x"}
@@ -225,12 +225,12 @@ async def test_recorded_hash_of_a_delegated_account_covers_its_delegate(sponsor:
 
 async def test_signature_ends_when_the_policy_does(sponsor: Sponsor) -> None:
     policy = await sponsor.make(ends_at="2026-01-15T09:31:00.5Z", expiry_seconds=200)
-    assert until_of(await sponsor.ask(policy)) == NOW + 60
+    assert until_of(await sponsor.request(policy)) == NOW + 60
     sponsor.now = NOW + 60.2
     sender = "0x" + "52" * 20
-    last = await sponsor.ask(policy, sender=sender)
+    last = await sponsor.request(policy, sender=sender)
     assert until_of(last) == NOW + 60
-    assert await sponsor.ask(policy, sender=sender) == last
+    assert await sponsor.request(policy, sender=sender) == last
     sponsor.now = NOW + 60.5
     assert (await sponsor.refused(policy))["rule"] == "ends_at"
 
@@ -353,6 +353,6 @@ async def test_signature_holds_in_the_latest_block_however_old_that_is(
 ) -> None:
     block = {**sponsor.scene.chain.block(1000), "timestamp": hex(int(NOW) - age_s)}
     sponsor.scene.upstreams[0].answers["eth_getBlockByNumber"] = lambda _: block
-    data = await sponsor.ask(await sponsor.make(), "0.8")
+    data = await sponsor.request(await sponsor.make(), "0.8")
     assert after_of(data) == NOW - back_s
     assert NOW < until_of(data) <= NOW + 270

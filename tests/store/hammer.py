@@ -48,7 +48,7 @@ class Hammer:
         assert line, f"the process ended: {self.process.wait(5)}"
         return orjson.loads(line)
 
-    def ask(self, what: str, **how: Any) -> Any:
+    def run(self, what: str, **how: Any) -> Any:
         self.send(what, **how)
         return self.receive()
 

@@ -30,13 +30,13 @@ def hammers(fd: int) -> Iterator[list[Hammer]]:
     """Four processes on one file, like four workers."""
     found = [Hammer(fd) for _ in range(4)]
     for hammer in found:
-        hammer.ask("edge", slot=0)  # it is up
+        hammer.run("edge", slot=0)  # it is up
     yield found
     for hammer in found:
         hammer.close()
 
 
-def ask_all(hammers: list[Hammer], what: str, **how: object) -> list[Any]:
+def run_all(hammers: list[Hammer], what: str, **how: object) -> list[Any]:
     for hammer in hammers:
         hammer.send(what, **how)
     return [hammer.receive() for hammer in hammers]
@@ -56,13 +56,13 @@ def test_new_windows_have_full_buckets(fd: int) -> None:
 
 @pytest.mark.parametrize(("rate", "tries"), [(1, 5_000), (10, 10_000), (100, 20_000), (5_000, 20_000)])
 def test_processes_share_exactly_the_rate(hammers: list[Hammer], rate: int, tries: int) -> None:
-    counts = ask_all(hammers, "take", slot=7, tries=tries, now=NOW, request_s=1 / rate)
+    counts = run_all(hammers, "take", slot=7, tries=tries, now=NOW, request_s=1 / rate)
     assert sum(counts) == rate
 
 
 def test_processes_over_time_get_capacity_plus_refill(hammers: list[Hammer]) -> None:
     rate = 1000
-    replies = ask_all(hammers, "take_until", slot=7, end=time.monotonic() + 1.0, request_s=1 / rate)
+    replies = run_all(hammers, "take_until", slot=7, end=time.monotonic() + 1.0, request_s=1 / rate)
     counts, firsts, lasts = zip(*replies, strict=True)
     allowed = rate * (1 + max(lasts) - min(firsts))
     assert allowed * 0.98 <= sum(counts) <= allowed
@@ -71,18 +71,18 @@ def test_processes_over_time_get_capacity_plus_refill(hammers: list[Hammer]) -> 
 def test_process_stopped_between_its_clock_and_its_take_gets_nothing_extra(hammers: list[Hammer]) -> None:
     """The others have used the rate in the meantime: their edges are in the future of the late one."""
     late, *others = hammers
-    assert sum(ask_all(others, "take", slot=7, tries=1000, now=NOW + 30.0, request_s=0.01)) == 100
-    assert late.ask("take", slot=7, tries=1000, now=NOW, request_s=0.01) == 0
-    assert sum(ask_all(others, "take", slot=7, tries=1000, now=NOW + 30.0, request_s=0.01)) == 0
+    assert sum(run_all(others, "take", slot=7, tries=1000, now=NOW + 30.0, request_s=0.01)) == 100
+    assert late.run("take", slot=7, tries=1000, now=NOW, request_s=0.01) == 0
+    assert sum(run_all(others, "take", slot=7, tries=1000, now=NOW + 30.0, request_s=0.01)) == 0
 
 
 def test_unit_bucket_is_shared_by_all_processes(hammers: list[Hammer]) -> None:
-    counts = ask_all(hammers, "take", slot=7, tries=1000, now=NOW, request_s=0.0001, unit_s=0.1)
+    counts = run_all(hammers, "take", slot=7, tries=1000, now=NOW, request_s=0.0001, unit_s=0.1)
     assert sum(counts) == 10
 
 
 def test_take_and_give_back_lose_nothing(hammers: list[Hammer], fd: int) -> None:
-    ask_all(hammers, "churn", slot=7, tries=20_000, now=NOW, request_s=0.25)
+    run_all(hammers, "churn", slot=7, tries=20_000, now=NOW, request_s=0.25)
     assert granted(Windows(fd), 7, 10, 0.25) == 4
 
 
@@ -96,8 +96,8 @@ def test_slots_are_independent(hammers: list[Hammer]) -> None:
 
 def test_process_killed_with_a_mutex_blocks_no_other(hammers: list[Hammer], fd: int) -> None:
     holder, *others = hammers
-    assert holder.ask("take", slot=7, tries=3, now=NOW, request_s=0.1) == 3
-    assert holder.ask("hold", slot=7) == "held"
+    assert holder.run("take", slot=7, tries=3, now=NOW, request_s=0.1) == 3
+    assert holder.run("hold", slot=7) == "held"
     for hammer in others:
         hammer.send("take", slot=7, tries=1000, now=NOW, request_s=0.1)
     holder.kill()
@@ -108,30 +108,30 @@ def test_process_killed_with_a_mutex_blocks_no_other(hammers: list[Hammer], fd: 
 def test_mutex_recovers_every_time_its_holder_dies(fd: int) -> None:
     for count in range(1, 4):
         holder = Hammer(fd)
-        assert holder.ask("hold", slot=7) == "held"
+        assert holder.run("hold", slot=7) == "held"
         holder.close()
         assert granted(Windows(fd), 7, count, 0.1) == count
 
 
 def test_successor_continues_with_the_same_buckets(fd: int) -> None:
     first = Hammer(fd)
-    assert first.ask("take", slot=7, tries=6, now=NOW, request_s=0.1) == 6
+    assert first.run("take", slot=7, tries=6, now=NOW, request_s=0.1) == 6
     first.close()
     second = Hammer(fd)
-    assert second.ask("take", slot=7, tries=20, now=NOW, request_s=0.1) == 4
+    assert second.run("take", slot=7, tries=20, now=NOW, request_s=0.1) == 4
     second.close()
 
 
 def test_growth_is_visible_to_every_process_and_keeps_counts(hammers: list[Hammer]) -> None:
     first, second, third, _ = hammers
     last = FIRST_SLOTS - 1
-    assert first.ask("take", slot=last, tries=4, now=NOW, request_s=0.1) == 4
-    assert first.ask("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
-    assert first.ask("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 7
-    assert second.ask("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
-    assert second.ask("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 3
+    assert first.run("take", slot=last, tries=4, now=NOW, request_s=0.1) == 4
+    assert first.run("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
+    assert first.run("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 7
+    assert second.run("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
+    assert second.run("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 3
     # A process that has not remapped yet shares the old part.
-    assert third.ask("take", slot=last, tries=20, now=NOW, request_s=0.1) == 6
+    assert third.run("take", slot=last, tries=20, now=NOW, request_s=0.1) == 6
 
 
 def test_concurrent_growth_agrees_on_the_size(hammers: list[Hammer]) -> None:
@@ -139,8 +139,8 @@ def test_concurrent_growth_agrees_on_the_size(hammers: list[Hammer]) -> None:
         hammer.send("reserve", slot=slot)
     for hammer in hammers:
         hammer.receive()
-    assert set(ask_all(hammers, "reserve", slot=8 * FIRST_SLOTS - 1)) == {8 * FIRST_SLOTS}
-    counts = ask_all(hammers, "take", slot=8 * FIRST_SLOTS - 1, tries=1000, now=NOW, request_s=0.1)
+    assert set(run_all(hammers, "reserve", slot=8 * FIRST_SLOTS - 1)) == {8 * FIRST_SLOTS}
+    counts = run_all(hammers, "take", slot=8 * FIRST_SLOTS - 1, tries=1000, now=NOW, request_s=0.1)
     assert sum(counts) == 10
 
 
@@ -157,8 +157,8 @@ def test_reserving_doubles_until_the_slot_fits(fd: int, slot: int, slots: int) -
 
 def test_unreserved_slot_raises_and_unlocks_its_stripe(hammers: list[Hammer]) -> None:
     careless, other, *_ = hammers
-    assert careless.ask("overstep", slot=FIRST_SLOTS) == ["IndexError", "IndexError"]
-    assert other.ask("take", slot=0, tries=20, now=NOW, request_s=0.1) == 10
+    assert careless.run("overstep", slot=FIRST_SLOTS) == ["IndexError", "IndexError"]
+    assert other.run("take", slot=0, tries=20, now=NOW, request_s=0.1) == 10
 
 
 # An account and its keys

@@ -60,24 +60,24 @@ async def test_examples_of_the_specification_are_answered(way: str) -> None:
     async with go(way) as (worker, upstream):
         for params, number in ((b"[42, 23]", 1), (b"[23, 42]", 2)):
             body = b'{"jsonrpc": "2.0", "method": "net_listening", "params": %b, "id": %d}' % (params, number)
-            reply = await worker.ask(body)
+            reply = await worker.send(body)
             assert reply.status == 200
             assert reply.json == {
                 "jsonrpc": "2.0", "result": {"ran": "net_listening", "params": orjson.loads(params)}, "id": number,
             }  # fmt: skip
         named = b'{"jsonrpc":"2.0","method":"net_listening","params":{"subtrahend":23,"minuend":42},"id":3}'
-        assert (await worker.ask(named)).fault(400)["details"] == {"rpc_code": -32600}
+        assert (await worker.send(named)).fault(400)["details"] == {"rpc_code": -32600}
         # Notifications.
         for body in (
             b'{"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,3,4,5]}',
             b'{"jsonrpc": "2.0", "method": "net_listening"}',
             b'{"jsonrpc": "2.0", "method": "foobar"}',
         ):
-            reply = await worker.ask(body)
+            reply = await worker.send(body)
             assert (reply.status, reply.body) == (204, b"")
         assert upstream.ran == ["net_listening"] * 4
         # A method that does not exist.
-        reply = await worker.ask(b'{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')
+        reply = await worker.send(b'{"jsonrpc": "2.0", "method": "foobar", "id": "1"}')
         assert reply.status == 200
         assert reply.json["error"]["code"] == -32601
         assert reply.json["id"] == "1"
@@ -88,7 +88,7 @@ async def test_examples_of_the_specification_are_answered(way: str) -> None:
             (b'[{"jsonrpc":"2.0","method":"sum","params":[1,2,4],"id":"1"},{"jsonrpc":"2.0","method"]', -32700),
             (b"[]", -32600),
         ):
-            assert (await worker.ask(body)).fault(400)["details"] == {"rpc_code": code}
+            assert (await worker.send(body)).fault(400)["details"] == {"rpc_code": code}
         assert upstream.ran == ["net_listening"] * 4
 
 
@@ -97,10 +97,10 @@ async def test_examples_of_the_specification_are_answered(way: str) -> None:
 async def test_batches_of_the_specification_are_answered(way: str) -> None:
     async with go(way) as (worker, _):
         for count in (1, 3):
-            reply = (await worker.ask(b"[%b]" % b",".join([b"1"] * count))).json
+            reply = (await worker.send(b"[%b]" % b",".join([b"1"] * count))).json
             assert [(item["id"], item["error"]["code"]) for item in reply] == [(None, -32600)] * count
         reply = (
-            await worker.ask(
+            await worker.send(
                 b"""[
             {"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,4], "id": "1"},
             {"jsonrpc": "2.0", "method": "net_listening", "params": [7]},
@@ -119,7 +119,7 @@ async def test_batches_of_the_specification_are_answered(way: str) -> None:
             {"jsonrpc": "2.0", "method": "net_listening", "params": [1,2,4]},
             {"jsonrpc": "2.0", "method": "net_listening", "params": [7]}
         ]"""
-        reply = await worker.ask(silent)
+        reply = await worker.send(silent)
         assert (reply.status, reply.body) == (204, b"")
 
 
@@ -137,13 +137,13 @@ IDS = (
 async def test_id_comes_back_byte_for_byte(way: str) -> None:
     async with go(way) as (worker, upstream):
         for call_id in IDS:
-            reply = await worker.ask(b'{"jsonrpc":"2.0","id":%b,"method":"net_listening","params":[]}' % call_id)
+            reply = await worker.send(b'{"jsonrpc":"2.0","id":%b,"method":"net_listening","params":[]}' % call_id)
             assert reply.status == 200, (call_id, reply)
             assert reply.body.startswith(b'{"jsonrpc":"2.0","id":%b,"result":' % call_id)
-            reply = await worker.ask(b'{"jsonrpc":"2.0","id":%b,"method":"eth_nope"}' % call_id)
+            reply = await worker.send(b'{"jsonrpc":"2.0","id":%b,"method":"eth_nope"}' % call_id)
             assert reply.body.startswith(b'{"jsonrpc":"2.0","id":%b,"error":' % call_id)
         calls = b",".join(b'{"jsonrpc":"2.0","id":%b,"method":"net_listening"}' % call_id for call_id in IDS)
-        reply = await worker.ask(b"[%b]" % calls)
+        reply = await worker.send(b"[%b]" % calls)
         for call_id in IDS:
             assert b'{"jsonrpc":"2.0","id":%b,"result":' % call_id in reply.body
         assert not any(b"xxx" in body for body in upstream.bodies), "ids of callers stay here"
@@ -160,7 +160,7 @@ async def test_params_are_forwarded_byte_for_byte(way: str) -> None:
         ):
             upstream.bodies.clear()
             assert (
-                await worker.ask(b'{"jsonrpc":"2.0","id":1,"method":"net_listening","params":%b}' % params)
+                await worker.send(b'{"jsonrpc":"2.0","id":1,"method":"net_listening","params":%b}' % params)
             ).status == 200
             (sent,) = upstream.bodies
             assert sent.endswith(b',"method":"net_listening","params":%b}' % params)
@@ -238,7 +238,7 @@ async def test_read_only_key_causes_no_upstream_write(way: str) -> None:
         worker.add_key("reads", scopes=["rpc:read"])
         for body in tricks():
             for sent in (body, b"[%b]" % body):
-                reply = await worker.ask(sent, key="reads")
+                reply = await worker.send(sent, key="reads")
                 assert reply.status in (200, 204, 400, 403), reply
                 assert orjson.loads(reply.body or b"null") is not False
         assert set(upstream.ran) == {READ}
@@ -253,7 +253,7 @@ async def test_call_is_priced_as_the_method_that_runs(way: str) -> None:
         assert units[READ] != units[WRITE]
         for body in tricks():
             upstream.ran.clear()
-            reply = await worker.ask(body)
+            reply = await worker.send(body)
             if upstream.ran:
                 (ran,) = upstream.ran
                 assert reply.headers["x-compute-units"] == str(units[ran]), body
@@ -272,7 +272,7 @@ async def test_deep_nesting_and_invalid_bytes_are_refused(way: str) -> None:
     async with go(way) as (worker, upstream):
         for params in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5000 + b"]" * 5000, b'[{"a":[' * 20_000):
             for body in (call % params, b"[%b]" % (call % params)):
-                assert (await worker.ask(body)).fault(400)["details"]["rpc_code"] == -32700
+                assert (await worker.send(body)).fault(400)["details"]["rpc_code"] == -32700
         for params in (
             b'["\xff"]',
             b'["\xc3"]',
@@ -282,12 +282,12 @@ async def test_deep_nesting_and_invalid_bytes_are_refused(way: str) -> None:
             b'["\0"]',
             b'["\n"]',
         ):
-            assert (await worker.ask(call % params)).fault(400)["details"]["rpc_code"] == -32700
+            assert (await worker.send(call % params)).fault(400)["details"]["rpc_code"] == -32700
         for bad_id in (b'"\xff"', b'"\n"', b"01", b"1.", b"+1", b"0x1", b"NaN", b"true", b"[]", b'"%b"' % (b"x" * 255)):
-            assert (await worker.ask(b'{"jsonrpc":"2.0","id":%b,%b}' % (bad_id, CHAIN_ID))).status == 400
+            assert (await worker.send(b'{"jsonrpc":"2.0","id":%b,%b}' % (bad_id, CHAIN_ID))).status == 400
         assert not upstream.bodies
         nested = b"[" * 100 + b"]" * 100
-        assert (await worker.ask(call % nested)).status == 200
+        assert (await worker.send(call % nested)).status == 200
 
 
 # Without a server: Go's decoding, and arbitrary envelopes

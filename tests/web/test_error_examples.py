@@ -8,7 +8,7 @@ import orjson
 
 from proxy.core.access import Limits
 from proxy.settings import SCHEMAS
-from tests.flows.talk import request, rpc
+from tests.http_client import request, rpc
 from tests.web.worker import LIVE, TEST, Worker, on_uvloop, worker
 from tests.wire.upstreams import Scripted, stub
 
@@ -59,8 +59,8 @@ async def last_reply(found: Worker, case: Case) -> Any:
     key = found.keys.get(case.key, "svc_live_unknown") if case.key else None
     method = "GET" if case.body is None else "POST"
     sent = request(method, case.target, case.body or b"", key=key, Content_Type=case.type)
-    async with await found.talk() as talk:
-        replies = [await talk.ask(sent) for _ in range(case.times)]
+    async with await found.connect() as client:
+        replies = [await client.send(sent) for _ in range(case.times)]
     return replies[-1].json
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.talk import Closed, Reply, rpc
+from tests.http_client import Closed, Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
 from tests.wire import upstreams
@@ -72,7 +72,7 @@ async def test_large_reply_to_a_client_that_does_not_read_stays_in_the_upstream(
         assert most - before < 20 * MB
         client.close()
         upstream.script = stub()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
 
 
 @on_uvloop
@@ -80,15 +80,15 @@ async def test_reply_that_starts_while_its_client_is_stalled_waits() -> None:
     """The client stalled during an earlier reply; pause_writing is not called again."""
     gate = asyncio.Event()
     script = upstreams.held(gate, huge(60 * MB))
-    async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
-        await talk.send(found.post(CALL))
+    async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found, await found.connect() as client:
+        await client.write(found.post(CALL))
         await until(lambda: upstream.bodies, within_s=2.0)
         front = found.only_connection
         front.pause_writing()
         gate.set()
         assert await settled(upstream) < 16 * MB
         front.resume_writing()
-        assert len((await talk.reply()).body) > 59 * MB
+        assert len((await client.reply()).body) > 59 * MB
 
 
 @on_uvloop
@@ -124,7 +124,7 @@ async def test_connection_serves_the_next_call_after_a_slow_end_of_a_large_reply
                 await asyncio.sleep(0)
             upstream.script = stub()
             async with asyncio.timeout(5):
-                assert is_good(await found.ask(CALL))
+                assert is_good(await found.send(CALL))
             while got < size:
                 got += len(await loop.sock_recv(client, MB))
             client.close()
@@ -138,7 +138,7 @@ async def test_client_that_leaves_in_the_middle_of_a_large_reply_closes_its_upst
 ) -> None:
     for method in ("net_listening", "eth_getFilterLogs", "eth_sendRawTransaction"):
         async with Scripted(stub({"eth_newBlockFilter": "0x1"})) as upstream, worker(upstream.url, **cache) as found:
-            made = (await found.ask(rpc("eth_newBlockFilter"))).json["result"]
+            made = (await found.send(rpc("eth_newBlockFilter"))).json["result"]
             upstream.script = huge(100 * MB)
             client = await slow_client(found)
             await asyncio.get_running_loop().sock_sendall(client, found.post(rpc(method, [made])))
@@ -146,7 +146,7 @@ async def test_client_that_leaves_in_the_middle_of_a_large_reply_closes_its_upst
             client.close()
             await until(lambda: not upstream.alive, within_s=5.0)
             upstream.script = stub()
-            assert is_good(await found.ask(CALL))
+            assert is_good(await found.send(CALL))
 
 
 @pytest.mark.parametrize("has_length", [True, False])
@@ -155,9 +155,9 @@ async def test_half_a_large_reply_aborts_the_clients_connection(has_length: bool
     script = huge(4 * MB, has_length=has_length, closes_early=True)
     async with Scripted(script) as upstream, worker(upstream.url) as found:
         with pytest.raises(Closed):
-            await found.ask(CALL)
+            await found.send(CALL)
         upstream.script = stub()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
 
 
 @on_uvloop
@@ -169,10 +169,10 @@ async def test_large_reply_that_stalls_in_the_middle_aborts_the_clients_connecti
 
     async with Scripted(act) as upstream, worker(upstream.url, rpc={"call_timeout_s": 0.3}) as found:
         with pytest.raises(Closed):
-            await found.ask(CALL)
+            await found.send(CALL)
         await until(lambda: not upstream.alive, within_s=5.0)
         upstream.script = stub()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
 
 
 @on_uvloop
@@ -210,7 +210,7 @@ async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_served(
         assert 0 < served < 200, "10 MB of replies are waiting"
         assert resident_bytes() - before < 20 * MB
         got = 0
-        whole = len((await found.ask(CALL)).body)
+        whole = len((await found.send(CALL)).body)
         while got < count * whole:
             part = await loop.sock_recv(client, MB)
             assert part
@@ -223,23 +223,23 @@ async def test_pipelined_requests_of_a_client_that_does_not_read_are_not_served(
 @WAYS
 @on_uvloop
 async def test_stalled_client_is_served_when_it_reads_again(cache: dict[str, Any]) -> None:
-    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.connect() as client:
         data = found.post(CALL)
         for cuts in ([], [], [20], [len(data) - 5], [20, len(data) - 5]):
-            assert is_good(await talk.ask(data))
+            assert is_good(await client.send(data))
             front = found.only_connection
             served = len(upstream.bodies)
             if cuts:
                 # The request started before the stall.
-                await talk.send(data[: cuts[0]])
+                await client.write(data[: cuts[0]])
                 await asyncio.sleep(0.01)
             front.pause_writing()
             for start, end in zip(cuts or [0], [*cuts[1:], len(data)], strict=True):
-                await talk.send(data[start:end])
+                await client.write(data[start:end])
                 await asyncio.sleep(0.01)
             assert len(upstream.bodies) == served
             front.resume_writing()
-            assert is_good(await talk.reply())
+            assert is_good(await client.reply())
 
 
 @on_uvloop

@@ -17,7 +17,7 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.services.rpc.tracker import Tracker
-from tests.flows.talk import Reply, Talk, rpc
+from tests.http_client import HttpClient, Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, TEST, Worker, on_uvloop, worker
 from tests.wire.upstreams import Scripted, answer, http, replies, stub
@@ -57,15 +57,15 @@ def protocols_of(worker: Worker) -> list[str]:
     return [type(connection).__name__ for connection in worker.app.limiter.connections]
 
 
-async def ask_both(worker: Worker, body: bytes, *, hot: bool = True, **options: Any) -> Reply:
+async def send_both_ways(worker: Worker, body: bytes, *, hot: bool = True, **options: Any) -> Reply:
     """The reply, which must be equal on both paths. `hot`: whether the hot path accepts the request."""
     options.setdefault("X_Request_Id", "the-same-for-both")
-    async with await worker.talk() as talk:
-        first = await talk.ask(worker.post(body, **options))
+    async with await worker.connect() as client:
+        first = await client.send(worker.post(body, **options))
         assert protocols_of(worker) == ["FrontConnection" if hot else "HandlerConnection"]
     await until_empty(worker)
-    async with await worker.talk() as talk:
-        second = await talk.ask(worker.post(body, **options, **COLD))
+    async with await worker.connect() as client:
+        second = await client.send(worker.post(body, **options, **COLD))
         assert protocols_of(worker) == ["HandlerConnection"]
     await until_empty(worker)
     assert compared(first) == compared(second)
@@ -144,7 +144,7 @@ MALFORMED: dict[str, bytes] = {
 async def test_good_calls_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, _):
         for name, body in GOOD.items():
-            reply = await ask_both(worker, body)
+            reply = await send_both_ways(worker, body)
             assert reply.status == 200, (name, reply)
             assert reply.headers["x-compute-units"], name
             assert orjson.loads(reply.body), name
@@ -155,7 +155,7 @@ async def test_good_calls_have_equal_replies(cache: dict[str, Any]) -> None:
 async def test_calls_without_an_id_have_no_reply(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, upstream):
         for name, body in SILENT.items():
-            reply = await ask_both(worker, body)
+            reply = await send_both_ways(worker, body)
             assert (reply.status, reply.body) == (204, b""), (name, reply)
         assert set(upstream.methods) == {"eth_gasPrice", "eth_sendRawTransaction", "eth_call", "eth_getBlockReceipts"}
 
@@ -165,7 +165,7 @@ async def test_calls_without_an_id_have_no_reply(cache: dict[str, Any]) -> None:
 async def test_bodies_that_are_not_calls_have_equal_replies(cache: dict[str, Any]) -> None:
     async with both_ways(**cache) as (worker, upstream):
         for name, body in MALFORMED.items():
-            reply = await ask_both(worker, body)
+            reply = await send_both_ways(worker, body)
             assert reply.fault(400)["details"]["rpc_code"] in (-32700, -32600), (name, reply)
             assert "x-compute-units" not in reply.headers
         assert not upstream.bodies
@@ -177,12 +177,12 @@ async def test_cached_results_have_equal_replies() -> None:
         for route in worker.app.networks.routes.values():
             await Tracker(route).look()
         upstream.bodies.clear()
-        assert (await worker.ask(CALL)).headers["x-cache"] == "miss"
-        assert (await ask_both(worker, CALL)).headers["x-cache"] == "hit"
+        assert (await worker.send(CALL)).headers["x-cache"] == "miss"
+        assert (await send_both_ways(worker, CALL)).headers["x-cache"] == "hit"
         assert len(upstream.bodies) == 1
-        assert (await ask_both(worker, CALL, Cache_Control="no-cache")).headers["x-cache"] == "miss"
-        assert (await ask_both(worker, CALL, Cache_Control="max-age=0, No-Cache")).headers["x-cache"] == "miss"
-        assert (await ask_both(worker, CALL, Cache_Control="max-age=0")).headers["x-cache"] == "hit"
+        assert (await send_both_ways(worker, CALL, Cache_Control="no-cache")).headers["x-cache"] == "miss"
+        assert (await send_both_ways(worker, CALL, Cache_Control="max-age=0, No-Cache")).headers["x-cache"] == "miss"
+        assert (await send_both_ways(worker, CALL, Cache_Control="max-age=0")).headers["x-cache"] == "hit"
         assert len(upstream.bodies) == 5
 
 
@@ -200,15 +200,17 @@ async def test_refused_keys_have_equal_replies(cache: dict[str, Any]) -> None:
         worker.add_key("neither", scopes=["data:read"])
         write = rpc("eth_sendRawTransaction", ["0x02"])
         for body in (CALL, write, batch(CALL), b"{}", rpc("eth_nope"), notification("eth_chainId")):
-            (await ask_both(worker, body, key="disabled")).fault(403)
-            (await ask_both(worker, body, key="test")).fault(403)
-            (await ask_both(worker, body, key="neither")).fault(403)
-        assert "rpc:write" in (await ask_both(worker, write, key="reads")).fault(403)["message"]
-        assert "rpc:read" in (await ask_both(worker, CALL, key="writes")).fault(403)["message"]
+            (await send_both_ways(worker, body, key="disabled")).fault(403)
+            (await send_both_ways(worker, body, key="test")).fault(403)
+            (await send_both_ways(worker, body, key="neither")).fault(403)
+        assert "rpc:write" in (await send_both_ways(worker, write, key="reads")).fault(403)["message"]
+        assert "rpc:read" in (await send_both_ways(worker, CALL, key="writes")).fault(403)["message"]
         assert not upstream.bodies
-        mixed = (await ask_both(worker, batch(CALL, rpc("eth_sendRawTransaction", ["0x02"], id=2)), key="reads")).json
+        mixed = (
+            await send_both_ways(worker, batch(CALL, rpc("eth_sendRawTransaction", ["0x02"], id=2)), key="reads")
+        ).json
         assert [("error" in item) for item in mixed] == [False, True]
-        assert (await ask_both(worker, CALL, key="test", network=TEST)).status == 200
+        assert (await send_both_ways(worker, CALL, key="test", network=TEST)).status == 200
 
 
 @WAYS
@@ -217,14 +219,14 @@ async def test_key_revoked_between_two_requests_of_a_connection_is_refused(cache
     async with both_ways(**cache) as (worker, upstream):
         for way in ({}, COLD):
             key = worker.add_key("short-lived")
-            ask = worker.post(CALL, key="short-lived", **way)
-            async with await worker.talk() as talk:
+            request = worker.post(CALL, key="short-lived", **way)
+            async with await worker.connect() as client:
                 for _ in range(3):
-                    assert (await talk.ask(ask)).status == 200
+                    assert (await client.send(request)).status == 200
                 worker.app.keyring.remove(key)
-                (await talk.ask(ask)).fault(401)
+                (await client.send(request)).fault(401)
         assert len(upstream.bodies) == 6
-        (await ask_both(worker, CALL, key="short-lived", hot=False)).fault(401)
+        (await send_both_ways(worker, CALL, key="short-lived", hot=False)).fault(401)
 
 
 @WAYS
@@ -234,13 +236,13 @@ async def test_key_that_expires_between_two_requests_of_a_connection_is_refused(
         replies = []
         for way in ({}, COLD):
             key = worker.add_key("mortal", lives_s=1000.0)
-            ask = worker.post(CALL, key="mortal", X_Request_Id="same", **way)
-            async with await worker.talk() as talk:
+            request = worker.post(CALL, key="mortal", X_Request_Id="same", **way)
+            async with await worker.connect() as client:
                 for _ in range(3):
-                    assert (await talk.ask(ask)).status == 200
+                    assert (await client.send(request)).status == 200
                 key.dies_at = 0.0
-                replies.append(await talk.ask(ask))
-                (await talk.ask(ask)).fault(401)
+                replies.append(await client.send(request))
+                (await client.send(request)).fault(401)
         replies[0].fault(401)
         assert compared(replies[0]) == compared(replies[1])
 
@@ -257,9 +259,9 @@ async def test_key_is_accepted_in_either_header() -> None:
             {"X_API_Key": key, "Authorization": "Basic abc"},
         ]
         for headers in good:
-            assert (await ask_both(worker, CALL, key=None, **headers)).status == 200, headers
+            assert (await send_both_ways(worker, CALL, key=None, **headers)).status == 200, headers
         for headers in ({"Authorization": key}, {"Authorization": f"Bearer\t{key}"}, {"X_API_Key": f"{key}é"}, {}):
-            (await ask_both(worker, CALL, key=None, hot=False, **headers)).fault(401)
+            (await send_both_ways(worker, CALL, key=None, hot=False, **headers)).fault(401)
 
 
 # Limits
@@ -272,11 +274,11 @@ async def test_rate_limited_calls_have_equal_replies(cache: dict[str, Any]) -> N
         bodies = (CALL, rpc("eth_nope"), notification("eth_gasPrice"), rpc("eth_subscribe"), CALL)
         for name, way in (("hot", {}), ("cold", COLD)):
             worker.add_key(name, limits=Limits(1, 1000, 0))
-            async with await worker.talk() as talk:
-                assert (await talk.ask(worker.post(CALL, key=name, **way))).status == 200
+            async with await worker.connect() as client:
+                assert (await client.send(worker.post(CALL, key=name, **way))).status == 200
                 for body in bodies:
-                    await talk.send(worker.post(body, key=name, X_Request_Id="same", **way))
-                replies = [await talk.reply() for _ in bodies]
+                    await client.write(worker.post(body, key=name, X_Request_Id="same", **way))
+                replies = [await client.reply() for _ in bodies]
             assert {reply.status for reply in replies} == {429}, name
             assert {reply.headers["retry-after"] for reply in replies} == {"1"}
             for reply in replies:
@@ -288,19 +290,19 @@ async def test_rate_limited_calls_have_equal_replies(cache: dict[str, Any]) -> N
 async def test_bodies_of_unusual_size_or_type_have_equal_replies() -> None:
     async with both_ways(server={"max_body_bytes": 4096}) as (worker, _):
         padded = CALL[:-1] + b" " * (4096 - len(CALL)) + b"}"
-        assert (await ask_both(worker, padded)).status == 200
-        (await ask_both(worker, padded + b" ", hot=False)).fault(413)
-        assert (await ask_both(worker, b"", hot=False)).fault(400)["details"]["rpc_code"] == -32700
+        assert (await send_both_ways(worker, padded)).status == 200
+        (await send_both_ways(worker, padded + b" ", hot=False)).fault(413)
+        assert (await send_both_ways(worker, b"", hot=False)).fault(400)["details"]["rpc_code"] == -32700
         for kind in (
             "application/json; charset=utf-8",
             "Application/JSON;charset=UTF-8",
             "application/json ; charset=utf-8",
         ):
-            assert (await ask_both(worker, CALL, Content_Type=kind)).status == 200, kind
+            assert (await send_both_ways(worker, CALL, Content_Type=kind)).status == 200, kind
         for kind in ("application/json; charset=latin-1", "application/json; x=y"):
-            assert (await ask_both(worker, CALL, Content_Type=kind, hot=False)).status == 200, kind
+            assert (await send_both_ways(worker, CALL, Content_Type=kind, hot=False)).status == 200, kind
         for kind in ("text/plain", "application/jsonx", "", "application/x-www-form-urlencoded"):
-            (await ask_both(worker, CALL, Content_Type=kind, hot=False)).fault(415)
+            (await send_both_ways(worker, CALL, Content_Type=kind, hot=False)).fault(415)
 
 
 @WAYS
@@ -329,7 +331,7 @@ def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
         async with both_ways(**cache) as (worker, upstream):
             for name, body in large.items():
                 upstream.bodies.clear()
-                reply = await ask_both(worker, body)
+                reply = await send_both_ways(worker, body)
                 asked = [[call["method"], call["params"]] for call in upstream.calls]
                 assert asked[: len(asked) // 2] == asked[len(asked) // 2 :] or reply.headers.get("x-cache"), name
 
@@ -338,15 +340,15 @@ def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
 
 @on_uvloop
 async def test_heads_that_never_repeat_stay_on_the_hot_path() -> None:
-    async with both_ways(**NO_CACHE) as (worker, _), await worker.talk() as talk:
+    async with both_ways(**NO_CACHE) as (worker, _), await worker.connect() as client:
         for place in range(8):
             options = {"X_Request_Id": "the-same-for-both", "X_Trace_Id": f"{place:016x}"}
-            varied = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), **options))
-            plain = await talk.ask(worker.post(rpc("eth_gasPrice", id=place), X_Request_Id="the-same-for-both"))
+            varied = await client.send(worker.post(rpc("eth_gasPrice", id=place), **options))
+            plain = await client.send(worker.post(rpc("eth_gasPrice", id=place), X_Request_Id="the-same-for-both"))
             assert compared(varied) == compared(plain)
         assert protocols_of(worker) == ["FrontConnection"]
         worker.app.keyring.find(worker.keys["main"], 0.0).alive = False  # type: ignore[union-attr]
-        late = await talk.ask(worker.post(CALL, X_Trace_Id=f"{99:016x}"))
+        late = await client.send(worker.post(CALL, X_Trace_Id=f"{99:016x}"))
         assert protocols_of(worker) == ["HandlerConnection"], late
 
 
@@ -355,11 +357,11 @@ async def test_head_up_to_the_limit_is_served_and_beyond_it_refused() -> None:
     async with both_ways(server={"max_head_bytes": 2048}) as (worker, _):
         statuses = []
         for size in range(1700, 1900, 5):
-            async with await worker.talk() as hot, await worker.talk() as cold:
-                first = await hot.ask(worker.post(CALL, X_Wide="a" * size, X_Request_Id="same"))
+            async with await worker.connect() as hot, await worker.connect() as cold:
+                first = await hot.send(worker.post(CALL, X_Wide="a" * size, X_Request_Id="same"))
                 # The header that selects the other path is part of the head.
                 narrower = "a" * (size - len("TE: trailers\r\n"))
-                second = await cold.ask(worker.post(CALL, X_Wide=narrower, X_Request_Id="same", **COLD))
+                second = await cold.send(worker.post(CALL, X_Wide=narrower, X_Request_Id="same", **COLD))
                 assert compared(first) == compared(second), size
                 statuses.append(first.status)
         assert statuses == sorted(statuses)
@@ -370,7 +372,7 @@ async def test_head_up_to_the_limit_is_served_and_beyond_it_refused() -> None:
 async def test_every_path_of_a_network_is_served_and_no_other() -> None:
     async with both_ways() as (worker, _):
         for network, hot in ((LIVE, True), ("eth/mainnet", True), ("1/mainnet", False)):
-            assert (await ask_both(worker, CALL, network=network, hot=hot)).status == 200
+            assert (await send_both_ways(worker, CALL, network=network, hot=hot)).status == 200
         for network in (
             "ethereum/nope",
             "ethereum/hoodi",
@@ -378,7 +380,7 @@ async def test_every_path_of_a_network_is_served_and_no_other() -> None:
             "ethereum/mainnet?x",
             "ethereum//mainnet",
         ):
-            reply = await ask_both(worker, CALL, network=network, hot=False)
+            reply = await send_both_ways(worker, CALL, network=network, hot=False)
             assert reply.status in (200, 404), (network, reply)
 
 
@@ -408,8 +410,8 @@ async def test_headers_are_accepted_in_any_order_and_case() -> None:
                 space = chance.choice((":", ": ", ":\t ", ":  "))
                 head = "".join(f"{name}{space}{value}{chance.choice(('', ' '))}\r\n" for name, value in lines)
                 data = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\n{head}\r\n".encode() + body
-                async with await worker.talk() as talk:
-                    status, found, reply_body = compared(await talk.ask(data))
+                async with await worker.connect() as client:
+                    status, found, reply_body = compared(await client.send(data))
                     replies.add((status, tuple(sorted(found.items())), reply_body))
                     assert protocols_of(worker) == (["HandlerConnection"] if way else ["FrontConnection"]), data
                 await until_empty(worker)
@@ -424,11 +426,11 @@ def _any_case(name: str, chance: random.Random) -> str:
 # Framing: the same bytes, cut in every way
 
 
-async def send_cut(talk: Talk, data: bytes, cuts: Iterable[int]) -> None:
+async def send_cut(client: HttpClient, data: bytes, cuts: Iterable[int]) -> None:
     """Send the data in segments, each after the service has read the one before."""
     at = 0
     for cut in (*cuts, len(data)):
-        await talk.send(data[at:cut])
+        await client.write(data[at:cut])
         at = cut
         for _ in range(3):
             await asyncio.sleep(0)
@@ -437,10 +439,10 @@ async def send_cut(talk: Talk, data: bytes, cuts: Iterable[int]) -> None:
 async def answers(worker: Worker, data: bytes, count: int, every: Sequence[Sequence[int]]) -> set[Any]:
     """The set of distinct replies to the same requests, cut in each of these ways, on one connection."""
     replies = set()
-    async with await worker.talk() as talk:
+    async with await worker.connect() as client:
         for cuts in every:
-            await send_cut(talk, data, cuts)
-            got = [compared(await talk.reply()) for _ in range(count)]
+            await send_cut(client, data, cuts)
+            got = [compared(await client.reply()) for _ in range(count)]
             replies.add(tuple((status, tuple(sorted(headers.items())), body) for status, headers, body in got))
     return replies
 
@@ -497,9 +499,9 @@ async def test_pipelined_requests_are_answered_in_order(cache: dict[str, Any]) -
         seen = []
         for way in ({}, COLD):
             data = b"".join(found.post(body, X_Request_Id=f"r{at}", **way) for at, body in enumerate(bodies))
-            async with await found.talk() as talk:
-                await talk.send(data)
-                got = [await talk.reply() for _ in bodies]
+            async with await found.connect() as client:
+                await client.write(data)
+                got = [await client.reply() for _ in bodies]
             assert [reply.headers["x-request-id"] for reply in got] == [f"r{at}" for at in range(len(bodies))]
             assert [reply.status for reply in got] == [200, 200, 400, 200, 200, 200, 204, 200]
             seen.append([compared(reply) for reply in got])
@@ -511,9 +513,9 @@ async def test_connection_is_handed_over_to_aiohttp_for_good() -> None:
     """In the middle of a pipeline; every request after it gets the same reply as before."""
     async with both_ways(**NO_CACHE) as (worker, _):
         hot, cold = (worker.post(CALL, X_Request_Id="same", **way) for way in ({}, COLD))
-        async with await worker.talk() as talk:
-            await talk.send(hot * 5 + cold + hot * 5)
-            replies = [compared(await talk.reply()) for _ in range(11)]
+        async with await worker.connect() as client:
+            await client.write(hot * 5 + cold + hot * 5)
+            replies = [compared(await client.reply()) for _ in range(11)]
             assert replies == replies[:1] * 11
             assert protocols_of(worker) == ["HandlerConnection"]
-            assert compared(await talk.ask(hot)) == replies[0]
+            assert compared(await client.send(hot)) == replies[0]

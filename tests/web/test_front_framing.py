@@ -10,7 +10,7 @@ import pytest
 from proxy.services.rpc.flights import Flight
 from proxy.web.front.front_connection import FrontConnection
 from proxy.wire.http_upstream import HttpUpstream
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
 from tests.wire import upstreams
@@ -36,28 +36,28 @@ def is_good(reply: Reply) -> bool:
 @pytest.mark.parametrize("first", [b"", b"hot"])
 @on_uvloop
 async def test_client_that_expects_continue_gets_it_and_then_its_reply(first: bytes) -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
         if first:
-            assert is_good(await talk.ask(found.post(CALL)))
+            assert is_good(await client.send(found.post(CALL)))
         data = found.post(CALL, Expect="100-continue")
-        await talk.send(data[: -len(CALL)])
+        await client.write(data[: -len(CALL)])
         async with asyncio.timeout(5):
-            assert await talk.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        await talk.send(CALL)
-        assert is_good(await talk.reply())
-        assert is_good(await talk.ask(found.post(CALL)))
+            assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.write(CALL)
+        assert is_good(await client.reply())
+        assert is_good(await client.send(found.post(CALL)))
         assert protocols_of(found) == ["HandlerConnection"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @on_uvloop
 async def test_chunked_request_is_answered_like_any_other(size: int) -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
         head = found.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
         data = head + chunked(CALL, size)
-        assert is_good(await talk.ask(data))
-        await talk.send(found.post(CALL) + data + found.post(CALL))
-        assert [is_good(await talk.reply()) for _ in range(3)] == [True] * 3
+        assert is_good(await client.send(data))
+        await client.write(found.post(CALL) + data + found.post(CALL))
+        assert [is_good(await client.reply()) for _ in range(3)] == [True] * 3
 
 
 @on_uvloop
@@ -65,8 +65,8 @@ async def test_chunked_request_over_the_cap_is_refused() -> None:
     async with Scripted() as upstream, worker(upstream.url, server={"max_body_bytes": 4096}) as found:
         head = found.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
         for size in (4097, 1_000_000):
-            async with await found.talk() as talk:
-                (await talk.ask(head + chunked(b" " * size, 1000))).fault(413)
+            async with await found.connect() as client:
+                (await client.send(head + chunked(b" " * size, 1000))).fault(413)
         assert not upstream.bodies
 
 
@@ -77,28 +77,28 @@ async def test_length_together_with_chunks_is_refused() -> None:
             {"Content_Length": "5", "Transfer_Encoding": "chunked"},
             {"Transfer_Encoding": "chunked, identity"},
         ):
-            async with await found.talk() as talk:
-                (await talk.ask(found.post(b"", **lines) + chunked(CALL, 10))).fault(400)
-                assert await talk.is_closed(5)
+            async with await found.connect() as client:
+                (await client.send(found.post(b"", **lines) + chunked(CALL, 10))).fault(400)
+                assert await client.is_closed(5)
         assert not upstream.bodies
 
 
 @on_uvloop
 async def test_http_1_0_request_is_answered_and_closed() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
-        await talk.send(found.post(CALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
+        await client.write(found.post(CALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
         async with asyncio.timeout(5):
-            reply = await talk.reader.read()
+            reply = await client.reader.read()
         assert reply.startswith(b"HTTP/1.0 200 OK\r\n")
         assert reply.endswith(b"\r\n\r\n" + GOOD)
 
 
 @on_uvloop
 async def test_client_that_sends_close_is_answered_and_closed() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
-        await talk.send(found.post(CALL) * 2 + found.post(CALL, Connection="close"))
-        assert [is_good(await talk.reply()) for _ in range(3)] == [True] * 3
-        assert await talk.is_closed(5)
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
+        await client.write(found.post(CALL) * 2 + found.post(CALL, Connection="close"))
+        assert [is_good(await client.reply()) for _ in range(3)] == [True] * 3
+        assert await client.is_closed(5)
         assert len(upstream.bodies) == 3
 
 
@@ -106,15 +106,15 @@ async def test_client_that_sends_close_is_answered_and_closed() -> None:
 async def test_bytes_beyond_the_length_are_the_next_message() -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         for rest in (b"}", b"garbage\r\n\r\n", b"\0" * 300, CALL + b"\r\n\r\n"):
-            async with await found.talk() as talk:
-                await talk.send(found.post(CALL) + rest)
-                assert is_good(await talk.reply())
+            async with await found.connect() as client:
+                await client.write(found.post(CALL) + rest)
+                assert is_good(await client.reply())
                 if b"\r\n\r\n" not in rest:
-                    talk.writer.write_eof()
-                    assert await talk.is_closed(5)
+                    client.writer.write_eof()
+                    assert await client.is_closed(5)
                 else:
-                    (await talk.reply(5)).fault(400)
-                    assert await talk.is_closed(5)
+                    (await client.reply(5)).fault(400)
+                    assert await client.is_closed(5)
         assert len(upstream.bodies) == 4
 
 
@@ -124,55 +124,55 @@ async def test_empty_line_before_a_request_is_ignored(empty: bytes) -> None:
     """RFC 9112, 2.2: old clients send one after a body."""
     async with Scripted() as upstream, worker(upstream.url) as found:
         for apart in (False, True):
-            async with await found.talk() as talk:
+            async with await found.connect() as client:
                 for _ in range(2):
-                    await talk.send(found.post(CALL) + empty)
+                    await client.write(found.post(CALL) + empty)
                     if apart:
                         await asyncio.sleep(0.01)
-                    await talk.send(found.post(CALL))
-                    assert is_good(await talk.reply())
-                    assert is_good(await talk.reply())
+                    await client.write(found.post(CALL))
+                    assert is_good(await client.reply())
+                    assert is_good(await client.reply())
 
 
 @WAYS
 @on_uvloop
 async def test_rest_of_a_body_is_never_parsed_as_a_request(cache: dict[str, Any]) -> None:
     """Even if it equals a request that the connection has sent before."""
-    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.connect() as client:
         known = found.post(CALL)
         for _ in range(3):
-            assert is_good(await talk.ask(known))
+            assert is_good(await client.send(known))
         whole = found.post(b" " * 10 + known)
         for cut in (len(whole) - len(known), 20):
-            await talk.send(whole[:cut])
+            await client.write(whole[:cut])
             await asyncio.sleep(0.02)
-            await talk.send(whole[cut:])
-            assert (await talk.reply()).fault(400)["details"]["rpc_code"] == -32700
-        assert is_good(await talk.ask(known))
+            await client.write(whole[cut:])
+            assert (await client.reply()).fault(400)["details"]["rpc_code"] == -32700
+        assert is_good(await client.send(known))
         assert len(upstream.bodies) == 4
 
 
 @on_uvloop
 async def test_queued_reply_is_written_before_the_connection_is_handed_over() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
-        assert is_good(await talk.ask(found.post(CALL)))
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
+        assert is_good(await client.send(found.post(CALL)))
         front = found.only_connection
         # Two segments in one turn of the loop, as the transport may deliver them.
         front.data_received(found.post(b"{}"))
         front.data_received(found.post(CALL, TE="trailers"))
-        (await talk.reply()).fault(400)
-        assert is_good(await talk.reply())
+        (await client.reply()).fault(400)
+        assert is_good(await client.reply())
 
 
 @on_uvloop
 async def test_incomplete_body_is_waited_for() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
         data = found.post(CALL)
-        await talk.send(data[:-1])
+        await client.write(data[:-1])
         await asyncio.sleep(0.05)
         assert not upstream.bodies
-        await talk.send(data[-1:] + data[:-1])
-        assert is_good(await talk.reply())
+        await client.write(data[-1:] + data[:-1])
+        assert is_good(await client.reply())
         assert len(upstream.bodies) == 1
 
 
@@ -181,8 +181,8 @@ async def test_incomplete_body_is_waited_for() -> None:
 async def test_head_over_the_limit_is_refused(ended: bool) -> None:
     async with Scripted() as upstream, worker(upstream.url) as found:
         wide = found.post(CALL, **{f"X-{at}": "a" * 1000 for at in range(30)})
-        async with await found.talk() as talk:
-            reply = await talk.ask(wide if ended else wide[:25_000] * 2)
+        async with await found.connect() as client:
+            reply = await client.send(wide if ended else wide[:25_000] * 2)
             assert reply.status in (400, 431)
             reply.fault(reply.status)
         assert not upstream.bodies
@@ -199,15 +199,15 @@ NO_MESSAGES = (
 async def test_garbage_does_not_affect_other_connections(data: bytes) -> None:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as other:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as other:
         for before in (b"", found.post(CALL)):
-            async with await found.talk() as talk:
-                await talk.send(before + data)
+            async with await found.connect() as client:
+                await client.write(before + data)
                 if before:
-                    assert is_good(await talk.reply())
-                talk.writer.write_eof()
-                assert await talk.is_closed(5)
-            assert is_good(await other.ask(found.post(CALL)))
+                    assert is_good(await client.reply())
+                client.writer.write_eof()
+                assert await client.is_closed(5)
+            assert is_good(await other.send(found.post(CALL)))
     assert not problems
 
 
@@ -220,15 +220,15 @@ async def test_garbage_does_not_affect_other_connections(data: bytes) -> None:
 async def test_read_of_a_client_that_left_is_cancelled(cache: dict[str, Any], way: str) -> None:
     gate = asyncio.Event()
     async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url, **cache) as found:
-        async with await found.talk() as talk:
+        async with await found.connect() as client:
             body = CALL
             if "batch" in way or "convoy" in way:
                 body = b"[%b]" % b",".join([CALL] * (3 if "convoy" in way else 1))
-            await talk.send(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
+            await client.write(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
             await until(lambda: upstream.bodies, within_s=2.0)
         await until(lambda: not upstream.alive, within_s=2.0)
         gate.set()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
         assert upstream.connections == 2
 
 
@@ -237,15 +237,15 @@ async def test_read_of_a_client_that_left_is_cancelled(cache: dict[str, Any], wa
 async def test_write_of_a_client_that_left_is_completed(way: str) -> None:
     gate = asyncio.Event()
     async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url) as found:
-        async with await found.talk() as talk:
+        async with await found.connect() as client:
             body = b"[%b]" % WRITE if "batch" in way else WRITE
-            await talk.send(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
+            await client.write(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
             await until(lambda: upstream.bodies, within_s=2.0)
         await until(lambda: not found.app.limiter.connections, within_s=2.0)
         await asyncio.sleep(0.05)
         assert upstream.alive == 1
         gate.set()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
         assert upstream.methods == ["eth_sendRawTransaction", "net_listening"]
         assert upstream.connections == 1
 
@@ -259,8 +259,8 @@ def test_client_that_leaves_in_the_middle_of_its_request_logs_no_error(
         async with Scripted() as upstream, worker(upstream.url) as found:
             data = found.post(CALL, **way)
             for cut in (1, 20, len(data) - len(CALL), len(data) - 1):
-                async with await found.talk() as talk:
-                    await talk.send(data[:cut])
+                async with await found.connect() as client:
+                    await client.write(data[:cut])
                     await asyncio.sleep(0.01)
                 await until(lambda: not found.app.limiter.connections, within_s=2.0)
             assert not upstream.bodies
@@ -283,15 +283,15 @@ async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None
     async with Scripted(act) as upstream, worker({LIVE: [{"url": upstream.url, **block}]}, **cache) as found:
 
         async def stay(first: int) -> None:
-            async with await found.talk() as talk:
+            async with await found.connect() as client:
                 for number in range(first, first + 30):
-                    reply = await talk.ask(found.post(rpc("net_listening", [number], id=number)))
+                    reply = await client.send(found.post(rpc("net_listening", [number], id=number)))
                     assert reply.json == {"jsonrpc": "2.0", "id": number, "result": [number]}
 
         async def leave(first: int) -> None:
             for number in range(first, first + 30):
-                async with await found.talk() as talk:
-                    await talk.send(found.post(rpc("net_listening", [number], id=number)))
+                async with await found.connect() as client:
+                    await client.write(found.post(rpc("net_listening", [number], id=number)))
                     await asyncio.sleep(0.001 * (number % 4))
 
         async with asyncio.TaskGroup() as group:
@@ -304,11 +304,11 @@ async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None
 async def test_one_of_two_clients_of_a_coalesced_call_may_leave() -> None:
     gate = asyncio.Event()
     script = upstreams.held(gate, stub({"eth_gasPrice": "0x5"}))
-    async with Scripted(script) as upstream, worker(upstream.url) as found, await found.talk() as stays:
-        async with await found.talk() as leaves:
-            await leaves.send(found.post(rpc("eth_gasPrice", id="leaves")))
+    async with Scripted(script) as upstream, worker(upstream.url) as found, await found.connect() as stays:
+        async with await found.connect() as leaves:
+            await leaves.write(found.post(rpc("eth_gasPrice", id="leaves")))
             await until(lambda: upstream.bodies, within_s=2.0)
-            await stays.send(found.post(rpc("eth_gasPrice", id="stays")))
+            await stays.write(found.post(rpc("eth_gasPrice", id="stays")))
             await asyncio.sleep(0.02)
         await until(lambda: len(found.app.limiter.connections) == 1, within_s=2.0)
         gate.set()
@@ -326,15 +326,15 @@ async def test_one_of_two_clients_of_a_coalesced_call_may_leave() -> None:
 @on_uvloop
 async def test_reply_to_the_last_request_of_a_connection_has_close(cache: dict[str, Any], body: bytes) -> None:
     async with Scripted() as upstream, worker(upstream.url, **cache, server={"keepalive_requests": 5}) as found:
-        async with await found.talk() as talk:
-            replies = [await talk.ask(found.post(body)) for _ in range(5)]
+        async with await found.connect() as client:
+            replies = [await client.send(found.post(body)) for _ in range(5)]
             assert [each.closes for each in replies] == [False] * 4 + [True]
-            assert await talk.is_closed(5)
-        async with await found.talk() as talk:
-            await talk.send(found.post(body) * 8)
-            replies = [await talk.reply() for _ in range(5)]
+            assert await client.is_closed(5)
+        async with await found.connect() as client:
+            await client.write(found.post(body) * 8)
+            replies = [await client.reply() for _ in range(5)]
             assert [each.closes for each in replies] == [False] * 4 + [True]
-            assert await talk.is_closed(5)
+            assert await client.is_closed(5)
 
 
 @on_uvloop
@@ -345,12 +345,12 @@ async def test_requests_behind_the_last_one_of_a_connection_are_not_served() -> 
     async with (
         Scripted(upstreams.held(gate, stub())) as upstream,
         worker(upstream.url, server={"keepalive_requests": 2}, **NO_CACHE) as found,
-        await found.talk() as talk,
+        await found.connect() as client,
     ):
         (front,) = await until(lambda: found.app.limiter.connections)
-        await talk.send(found.post(CALL))
+        await client.write(found.post(CALL))
         await until(lambda: upstream.bodies, every_s=0.001)
-        await talk.send(found.post(rpc("eth_nope")))
+        await client.write(found.post(rpc("eth_nope")))
         assert isinstance(front, FrontConnection)
         await until(lambda: front._reader.ahead, every_s=0.001)
         asked = found.app.networks.routes[LIVE].upstreams[0]
@@ -360,9 +360,9 @@ async def test_requests_behind_the_last_one_of_a_connection_are_not_served() -> 
         assert isinstance(flight, Flight)
         connection.data_received(http(answer({"id": int(flight.id)}, result="0x1")))
         front.data_received(found.post(WRITE))
-        assert (await talk.reply()).json["result"] == "0x1"
-        assert (await talk.reply()).headers["connection"] == "close"
-        assert await talk.is_closed()
+        assert (await client.reply()).json["result"] == "0x1"
+        assert (await client.reply()).headers["connection"] == "close"
+        assert await client.is_closed()
         assert asked.health.inflight == 0
         gate.set()
 
@@ -373,12 +373,12 @@ async def test_large_reply_can_be_the_last_of_its_connection(cache: dict[str, An
     async with (
         Scripted(huge(3 << 20)) as upstream,
         worker(upstream.url, **cache, server={"keepalive_requests": 1}) as found,
-        await found.talk() as talk,
+        await found.connect() as client,
     ):
-        reply = await talk.ask(found.post(CALL))
+        reply = await client.send(found.post(CALL))
         assert reply.closes
         assert set(reply.json["result"]) == {"a"}
-        assert await talk.is_closed(5)
+        assert await client.is_closed(5)
 
 
 @WAYS
@@ -390,43 +390,43 @@ async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict
         Scripted(upstreams.held(gate, stub())) as upstream,
         worker(upstream.url, **cache, server=server) as found,
     ):
-        talks = [await found.talk() for _ in range(4)]
+        clients = [await found.connect() for _ in range(4)]
         ways: list[dict[str, str]] = [{}, {}, {"TE": "trailers"}, {}]
         bodies = [CALL, b"[%b]" % CALL, CALL, WRITE]
-        for talk, way, body in zip(talks, ways, bodies, strict=True):
-            await talk.send(found.post(body, **way))
-        idle = await found.talk()
+        for client, way, body in zip(clients, ways, bodies, strict=True):
+            await client.write(found.post(body, **way))
+        idle = await found.connect()
         await until(lambda: len(upstream.bodies) == 4, within_s=2.0)
         stopping = asyncio.get_running_loop().create_task(found.app.stop())
         await until(lambda: found.app.front.draining, within_s=2.0)
         await asyncio.sleep(0.05)
         assert not stopping.done()
         gate.set()
-        for talk in talks:
-            reply = await talk.reply()
+        for client in clients:
+            reply = await client.reply()
             assert reply.status == 200
             assert reply.closes
-            assert await talk.is_closed(5)
+            assert await client.is_closed(5)
         assert await idle.is_closed(5)
         await stopping
-        for talk in (*talks, idle):
-            await talk.close()
+        for client in (*clients, idle):
+            await client.close()
 
 
 @on_uvloop
 async def test_request_during_a_drain_is_answered_and_closed() -> None:
     async with Scripted() as upstream, worker(upstream.url, **NO_CACHE, server={"drain_s": 5.0}) as found:
-        talks = [await found.talk() for _ in range(3)]
-        for talk in talks:
-            assert is_good(await talk.ask(found.post(CALL)))
+        clients = [await found.connect() for _ in range(3)]
+        for client in clients:
+            assert is_good(await client.send(found.post(CALL)))
         stopping = asyncio.get_running_loop().create_task(found.app.stop())
         await until(lambda: found.app.front.draining, within_s=2.0)
-        for talk in talks:
-            reply = await talk.ask(found.post(CALL))
+        for client in clients:
+            reply = await client.send(found.post(CALL))
             assert is_good(reply)
             assert reply.closes
-            assert await talk.is_closed(5)
-            await talk.close()
+            assert await client.is_closed(5)
+            await client.close()
         await stopping
 
 
@@ -437,27 +437,27 @@ async def test_request_during_a_drain_is_answered_and_closed() -> None:
 async def test_deadline_of_a_message_starts_with_its_first_byte() -> None:
     """A client that always sends the rest of one message with the start of the next must not time out."""
     limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5}
-    async with Scripted() as upstream, worker(upstream.url, server=limits) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url, server=limits) as found, await found.connect() as client:
         data = found.post(CALL)
         for cut in (20, len(data) - 10):
             end = asyncio.get_running_loop().time() + 1.2
-            await talk.send(data[:cut])
+            await client.write(data[:cut])
             while asyncio.get_running_loop().time() < end:
                 await asyncio.sleep(0.005)
                 # The rest of one message and the start of the next: one message is always incomplete.
-                await talk.send(data[cut:] + data[:cut])
-                assert is_good(await talk.reply())
-            await talk.send(data[cut:])
-            assert is_good(await talk.reply())
+                await client.write(data[cut:] + data[:cut])
+                assert is_good(await client.reply())
+            await client.write(data[cut:])
+            assert is_good(await client.reply())
 
 
 @on_uvloop
 async def test_body_in_very_small_pieces_costs_no_more_memory_than_its_size() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
         body = rpc("net_listening", ["x" * 20_000])
         data = found.post(body)
         for at in range(0, len(data), 7):
-            await talk.send(data[at : at + 7])
+            await client.write(data[at : at + 7])
             if not at % 70:
                 await asyncio.sleep(0)
-        assert (await talk.reply()).json["result"]["params"] == ["x" * 20_000]
+        assert (await client.reply()).json["result"]["params"] == ["x" * 20_000]

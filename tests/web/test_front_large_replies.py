@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.web.worker import LIVE, NO_CACHE, on_uvloop, worker
 from tests.wire.upstreams import Scripted, answer, http, replies, stub
 
@@ -32,9 +32,9 @@ async def test_large_reply_has_the_callers_id_and_its_connection_serves_the_next
     one = {LIVE: [{"url": "", "connections": 1}]}
     async with Scripted(replies(lambda asked: http(large(asked)))) as upstream:
         one[LIVE][0]["url"] = upstream.url
-        async with worker(one, **NO_CACHE) as found, await found.talk() as talk:
+        async with worker(one, **NO_CACHE) as found, await found.connect() as client:
             for number in range(1, 6):
-                assert is_large(await talk.ask(found.post(call(number))), number)
+                assert is_large(await client.send(found.post(call(number))), number)
             (pool,) = found.app.networks.routes[LIVE].upstreams
             assert (pool.health.inflight, pool.health.bad, len(pool.idle)) == (0, 0, 1)
             assert pool.health.good >= 5
@@ -49,11 +49,11 @@ async def test_pipelined_requests_are_answered_in_order_small_and_large() -> Non
     async with (
         Scripted(replies(alternating)) as upstream,
         worker(upstream.url, **NO_CACHE) as found,
-        await found.talk() as talk,
+        await found.connect() as client,
     ):
-        await talk.send(b"".join(found.post(call(number)) for number in range(1, 9)))
+        await client.write(b"".join(found.post(call(number)) for number in range(1, 9)))
         for number in range(1, 9):
-            reply = await talk.reply()
+            reply = await client.reply()
             assert is_large(reply, number) if number % 2 else reply.json == {
                     "jsonrpc": "2.0", "id": number, "result": "small",
                 }  # fmt: skip
@@ -64,12 +64,12 @@ async def test_last_reply_of_a_connection_has_close_and_closes_it() -> None:
     async with (
         Scripted(replies(lambda asked: http(large(asked)))) as upstream,
         worker(upstream.url, server={"keepalive_requests": 1}, **NO_CACHE) as found,
-        await found.talk() as talk,
+        await found.connect() as client,
     ):
-        reply = await talk.ask(found.post(call()))
+        reply = await client.send(found.post(call()))
         assert is_large(reply)
         assert reply.headers["connection"] == "close"
-        assert await talk.reader.read() == b""
+        assert await client.reader.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,6 @@ async def test_reply_that_does_not_match_the_call_is_not_forwarded(spoil: Any) -
         Scripted(replies(lambda asked: spoil(large(asked)))) as upstream,
         worker(upstream.url, **NO_CACHE) as found,
     ):
-        assert not is_large(await found.ask(call()))
+        assert not is_large(await found.send(call()))
         upstream.script = stub()
-        assert (await found.ask(call())).json["result"] == {"method": "net_listening", "params": [1]}
+        assert (await found.send(call())).json["result"] == {"method": "net_listening", "params": [1]}

@@ -27,7 +27,7 @@ from proxy.web.front.request_heads import (
     RequestHeadReader,
 )
 from proxy.web.gate import _WELL_FORMED, _is_json, _presented
-from tests.flows.talk import rpc
+from tests.http_client import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
 from tests.wire.upstreams import Scripted
 
@@ -347,16 +347,16 @@ async def test_heads_with_unknown_keys_are_not_cached() -> None:
 @on_uvloop
 async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
     """Its head is read once, in however many pieces its body arrives."""
-    async with Scripted() as upstream, worker(upstream.url, **NO_CACHE) as found, await found.talk() as talk:
+    async with Scripted() as upstream, worker(upstream.url, **NO_CACHE) as found, await found.connect() as client:
         body = rpc("net_listening", ["x" * 100])
         for place in range(20):
             data = found.post(body, Traceparent=str(place))
             at = [len(data) - 30 * cut for cut in range(cuts, 0, -1)]
             for start, end in zip([0, *at], [*at, len(data)], strict=True):
-                await talk.send(data[start:end])
+                await client.write(data[start:end])
                 for _ in range(3):
                     await asyncio.sleep(0)
-            assert (await talk.reply()).status == 200
+            assert (await client.reply()).status == 200
         assert remembered(found.app.front.heads) == 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.sockets import handshake, refused
 from tests.web.worker import Worker, on_uvloop, worker
 
@@ -18,8 +18,8 @@ NOWHERE = "http://127.0.0.1:1/"
 
 
 async def get(found: Worker, *, line: str = "GET /healthz HTTP/1.1", host: str = "penstock", more: str = "") -> Reply:
-    async with await found.talk() as talk:
-        return await talk.ask(f"{line}\r\nHost: {host}\r\n{more}\r\n".encode())
+    async with await found.connect() as client:
+        return await client.send(f"{line}\r\nHost: {host}\r\n{more}\r\n".encode())
 
 
 @pytest.mark.parametrize("host", ["a", "a:80", "[::1]:80", "xn--a.example", "10.0.0.1", ""])
@@ -40,8 +40,8 @@ def test_host_that_is_none_is_refused(host: str) -> None:
             (await get(found, host=host)).fault(400)
             call = found.post(rpc("eth_chainId")).replace(b"Host: penstock", b"Host: " + host.encode())
             assert host.encode() in call
-            async with await found.talk() as talk:
-                (await talk.ask(call)).fault(400)
+            async with await found.connect() as client:
+                (await client.send(call)).fault(400)
 
     run()
 
@@ -81,8 +81,8 @@ async def test_handshake_needs_http_1_1_and_one_key() -> None:
         line = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         assert line in good
         for bad in (good.replace(b"HTTP/1.1", b"HTTP/1.0"), good.replace(line, line * 2)):
-            async with await found.talk() as talk:
-                reply = await talk.ask(bad)
+            async with await found.connect() as client:
+                reply = await client.send(bad)
             assert reply.status == 400, reply
         assert (await refused(found)).status == 101
 
@@ -120,12 +120,12 @@ def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
     @on_uvloop
     async def run() -> None:
         async with worker(NOWHERE, server={"head_timeout_s": 300.0}) as found:
-            async with await found.talk() as talk:
-                (await talk.ask(head)).fault(400)
-            async with await found.talk() as talk:
+            async with await found.connect() as client:
+                (await client.send(head)).fault(400)
+            async with await found.connect() as client:
                 # The same behind a request that aiohttp has served.
-                assert (await talk.ask(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
-                (await talk.ask(head)).fault(400)
+                assert (await client.send(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
+                (await client.send(head)).fault(400)
 
     run()
 
@@ -137,12 +137,12 @@ def test_junk_behind_a_request_does_not_take_its_reply(junk: bytes) -> None:
         async with worker(NOWHERE) as found:
             good = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
             with_body = b"POST /healthz HTTP/1.1\r\nHost: penstock\r\nContent-Length: 2\r\n\r\n{}"
-            async with await found.talk() as talk:
-                assert (await talk.ask(good + good + with_body + junk)).status == 200
-                assert (await talk.reply()).status == 200
-                (await talk.reply()).fault(405)
-                (await talk.reply()).fault(400)
-                assert await talk.is_closed()
+            async with await found.connect() as client:
+                assert (await client.send(good + good + with_body + junk)).status == 200
+                assert (await client.reply()).status == 200
+                (await client.reply()).fault(405)
+                (await client.reply()).fault(400)
+                assert await client.is_closed()
 
     run()
 

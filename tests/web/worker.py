@@ -24,8 +24,8 @@ from proxy.core.limits import BucketRates
 from proxy.settings import load, load_tables
 from proxy.store import windows
 from proxy.store.windows import UnsharedWindows
-from tests.flows.talk import Reply, Talk
-from tests.flows.talk import post as post_to
+from tests.http_client import HttpClient, Reply
+from tests.http_client import post as post_to
 
 P = ParamSpec("P")
 
@@ -54,7 +54,7 @@ class Worker:
         self.app = app
         self.port = port
         self.keys: dict[str, str] = {}
-        # Headers of every request that `ask` sends.
+        # Headers of every request that `send` sends.
         self.headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -102,16 +102,16 @@ class Worker:
         assert isinstance(found, asyncio.Protocol)
         return found
 
-    async def talk(self) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
+    async def connect(self) -> ChunkedClient:
+        return ChunkedClient(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
 
-    async def ask(self, body: bytes, **options: Any) -> Reply:
+    async def send(self, body: bytes, **options: Any) -> Reply:
         """Send one request on a new connection."""
-        async with await self.talk() as talk:
-            return await talk.ask(self.post(body, **self.headers, **options))
+        async with await self.connect() as client:
+            return await client.send(self.post(body, **self.headers, **options))
 
 
-class Client(Talk):
+class ChunkedClient(HttpClient):
     """Also reads chunked replies, the form of large results of unknown length."""
 
     async def _read(self) -> Reply:

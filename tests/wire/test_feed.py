@@ -33,7 +33,7 @@ class Server:
         self.requests: list[web.Request] = []
         self.url = URL()
 
-    async def talk(self, request: web.Request) -> web.WebSocketResponse:
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
         self.requests.append(request)
         self.headers = dict(request.headers)
         socket = web.WebSocketResponse()
@@ -49,7 +49,7 @@ class Server:
 async def serving(answer: Answer) -> AsyncIterator[Server]:
     server = Server(answer)
     application = web.Application()
-    application.router.add_get("/key", server.talk)
+    application.router.add_get("/key", server.handle)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

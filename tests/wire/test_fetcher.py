@@ -205,13 +205,13 @@ async def test_operators_own_address_may_be_private_and_redirect_to_itself(site:
 
 
 async def test_reply_that_is_no_http_is_unreachable(fetcher: Fetcher) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(b"SSH-2.0-none\r\n\r\n")
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     assert (await fetcher.get(f"http://127.0.0.1:{port}/")).outcome == "unreachable"
     server.close()

@@ -12,7 +12,7 @@ import pytest
 from proxy.services.rpc.flights import Flight
 from proxy.wire import http_upstream
 from proxy.wire.http_upstream import HttpUpstream
-from tests.flows.talk import Reply, rpc
+from tests.http_client import Reply, rpc
 from tests.service import until
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
 from tests.wire import upstreams
@@ -79,10 +79,10 @@ BAD: dict[str, Script] = {
 @on_uvloop
 async def test_bad_reply_is_never_relayed(cache: dict[str, Any], name: str) -> None:
     async with Scripted() as upstream, worker(upstream.url, **cache) as found:
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
         for body in (CALL, b"[%b]" % CALL):
             upstream.script = BAD[name]
-            said = await found.ask(body)
+            said = await found.send(body)
             assert SECRET.encode() not in said.body
             if body is CALL:
                 assert "upstream" in said.fault(500)["message"]
@@ -91,14 +91,14 @@ async def test_bad_reply_is_never_relayed(cache: dict[str, Any], name: str) -> N
                 assert [item["error"]["code"] for item in said.json] == [-32603]
             assert said.headers["x-ratelimit-remaining"] == "100000", "what we fail is free"
             upstream.script = stub()
-            assert is_good(await found.ask(CALL))
+            assert is_good(await found.send(CALL))
 
 
 async def recovered(found: Worker) -> None:
     """The breaker may need its moment: then calls go well again."""
 
     async def is_back() -> bool:
-        return is_good(await found.ask(CALL))
+        return is_good(await found.send(CALL))
 
     await until(is_back, within_s=5.0)
 
@@ -109,7 +109,7 @@ async def test_bad_upstream_does_not_spoil_a_good_one() -> None:
         for script in BAD.values():
             bad.script = script
             for _ in range(3):
-                assert is_good(await found.ask(CALL))
+                assert is_good(await found.send(CALL))
         assert good.bodies
         assert bad.bodies
 
@@ -122,11 +122,11 @@ async def test_write_is_sent_once_whatever_the_outcome(name: str, depth: int) ->
         {"url": one.url, "depth": depth}, {"url": two.url, "depth": depth},
     ]}) as found:  # fmt: skip
         for _ in range(4):
-            assert is_good(await found.ask(CALL))
+            assert is_good(await found.send(CALL))
         one.script = two.script = BAD[name]
         one.bodies.clear()
         two.bodies.clear()
-        (await found.ask(WRITE)).fault(500)
+        (await found.send(WRITE)).fault(500)
         assert len(one.bodies) + len(two.bodies) == 1
 
 
@@ -142,10 +142,10 @@ async def test_reads_do_not_notice_an_upstream_that_closes_its_idle_connections(
     async with (
         Scripted() as upstream,
         worker({LIVE: [{"url": upstream.url, "depth": depth}]}, **cache) as found,
-        await found.talk() as talk,
+        await found.connect() as client,
     ):
         for turn in range(100):
-            assert is_good(await talk.ask(found.post(CALL))), turn
+            assert is_good(await client.send(found.post(CALL))), turn
             upstream.drop_all()
             for _ in range(turn % 4):
                 await asyncio.sleep(0)
@@ -181,9 +181,9 @@ async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
     ):
 
         async def client(first: int) -> None:
-            async with await found.talk() as talk:
+            async with await found.connect() as connection:
                 for number in range(first, first + 25):
-                    said = await talk.ask(found.post(rpc("net_listening", [number], id=number)))
+                    said = await connection.send(found.post(rpc("net_listening", [number], id=number)))
                     assert said.json == {"jsonrpc": "2.0", "id": number, "result": [number]}, said
 
         async with asyncio.TaskGroup() as group:
@@ -200,22 +200,22 @@ async def test_upstream_that_never_answers_is_given_up_and_its_connection_droppe
     ):
         for body in (CALL, WRITE):
             began = time.monotonic()
-            (await found.ask(body)).fault(504)
+            (await found.send(body)).fault(504)
             assert time.monotonic() - began < 2.0
             await until(lambda: not upstream.alive, within_s=2.0)
         upstream.script = stub()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
 
 
 @on_uvloop
 async def test_upstream_that_asks_for_a_pause_gets_it() -> None:
     script = replies(lambda _: http(b"slow down", status=429, Retry_After="2"))
     async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found:
-        (await found.ask(CALL)).fault(500)
+        (await found.send(CALL)).fault(500)
         upstream.script = stub()
         upstream.bodies.clear()
         for _ in range(3):
-            assert (await found.ask(CALL)).status in (500, 503)
+            assert (await found.send(CALL)).status in (500, 503)
         assert not upstream.bodies
         await recovered(found)
 
@@ -228,12 +228,12 @@ async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: d
         worker({LIVE: [{"url": upstream.url, "connections": 1}]}, **cache) as found,
     ):
         for _ in range(5):
-            async with await found.talk() as talk:
-                await talk.send(found.post(CALL))
+            async with await found.connect() as client:
+                await client.write(found.post(CALL))
                 await asyncio.sleep(0.02)
             await until(lambda: not found.app.limiter.connections, within_s=2.0)
         upstream.script = stub()
-        assert is_good(await found.ask(CALL))
+        assert is_good(await found.send(CALL))
 
 
 @on_uvloop
@@ -247,10 +247,10 @@ async def test_refusal_that_comes_after_the_reply_is_ignored(
         Scripted(script) as one,
         Scripted(script) as two,
         worker({LIVE: [one.url, two.url]}, **NO_CACHE) as found,
-        await found.talk() as talk,
+        await found.connect() as client,
     ):
         route = found.app.networks.routes[LIVE]
-        await talk.send(found.post(rpc("net_listening", ["first"], id=7)))
+        await client.write(found.post(rpc("net_listening", ["first"], id=7)))
         await until(lambda: one.bodies or two.bodies, every_s=0.001)
         (connection,) = (
             each for upstream in route.upstreams if isinstance(upstream, HttpUpstream) for each in upstream._open
@@ -261,8 +261,8 @@ async def test_refusal_that_comes_after_the_reply_is_ignored(
         flight.on_tick(connection, flight.began + 3.0)
         assert flight.tried == 0b11
         connection.data_received(http(answer({"id": int(flight.id)}, result="0x7")))
-        assert (await talk.reply()).json == {"jsonrpc": "2.0", "id": 7, "result": "0x7"}
+        assert (await client.reply()).json == {"jsonrpc": "2.0", "id": 7, "result": "0x7"}
         monkeypatch.undo()
         gate.set()
-        assert (await talk.ask(found.post(rpc("net_listening", ["second"], id=8)))).json["id"] == 8
+        assert (await client.send(found.post(rpc("net_listening", ["second"], id=8)))).json["id"] == 8
         assert [upstream.health.inflight for upstream in route.upstreams] == [0, 0]

@@ -26,7 +26,7 @@ from tests.wire.external_servers import Pages, ScriptedResolver, listener, pages
 
 LOOPBACK = OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 HEADERS = {"Content-Type": "application/json", "webhook-id": "evt_1"}
-Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ async def site() -> AsyncIterator[Pages]:
 
 
 @asynccontextmanager
-async def talking(talk: Talk) -> AsyncIterator[str]:
+async def serving(handle: Handler) -> AsyncIterator[str]:
     """A server below HTTP: it reads the request's head, then does as it likes. Its address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await reader.readuntil(b"\r\n\r\n")
-            await talk(reader, writer)
+            await handle(reader, writer)
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -125,7 +125,7 @@ async def test_connection_is_used_again(site: Pages, receiver: Receiver) -> None
 async def test_huge_reply_is_not_read_to_its_end(receiver: Receiver) -> None:
     sent = 0
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         writer.write(b"HTTP/1.1 500 No\r\nContent-Length: 1000000000\r\n\r\n")
         while sent < 200_000_000:
@@ -133,7 +133,7 @@ async def test_huge_reply_is_not_read_to_its_end(receiver: Receiver) -> None:
             await writer.drain()
             sent += 65536
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         tracemalloc.start()
         reply = await receiver.post(url, b"{}", headers=HEADERS)
         _, most = tracemalloc.get_traced_memory()
@@ -161,21 +161,21 @@ async def test_compressed_reply_is_not_expanded(site: Pages, receiver: Receiver)
 
 
 async def test_one_that_never_answers_is_given_up(hasty: Receiver) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(30)
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         assert await hasty.post(url, b"{}", headers=HEADERS) == DeliveryReply("timeout")
 
 
 async def test_head_that_drips_is_given_up(hasty: Receiver) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"y" * 10_000:
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         assert await hasty.post(url, b"{}", headers=HEADERS) == DeliveryReply("timeout")
 
 
@@ -183,7 +183,7 @@ async def test_head_that_drips_is_given_up(hasty: Receiver) -> None:
 async def test_body_that_drips_is_not_waited_for_because_the_head_has_said_it(receiver: Receiver, status: int) -> None:
     over = asyncio.Event()
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: 1000\r\n\r\n" % status)
         try:
             for _ in range(1000):
@@ -193,7 +193,7 @@ async def test_body_that_drips_is_not_waited_for_because_the_head_has_said_it(re
         finally:
             over.set()
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         reply = await receiver.post(url, b"{}", headers=HEADERS)
         assert (reply.outcome, reply.status) == ("answered", status)
         assert not over.is_set() or reply.status  # it hangs up on the receiver, which finds out when it writes
@@ -209,9 +209,9 @@ async def test_lost_connection_and_nonsense_have_their_words(receiver: Receiver)
         await writer.drain()
         await reader.read(1)
 
-    async with talking(hang_up) as url:
+    async with serving(hang_up) as url:
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("reset")
-    async with talking(babble) as url:
+    async with serving(babble) as url:
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("invalid")
     async with listener() as closed:
         port = closed.port
@@ -248,23 +248,23 @@ async def test_address_that_may_not_be_reached_is_not_connected_to() -> None:
 async def test_reply_is_read_however_it_is_framed_and_cut(
     receiver: Receiver, reply: bytes, status: int, excerpt: str | None, step: int
 ) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for at in range(0, len(reply), step):
             writer.write(reply[at : at + step])
             await writer.drain()
             await asyncio.sleep(0)
         await reader.read()
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("answered", status, excerpt)
 
 
 async def test_body_without_a_length_ends_with_the_connection(receiver: Receiver) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 500 X\r\n\r\nall of it")
         await writer.drain()
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("answered", 500, "all of it")
 
 
@@ -280,12 +280,12 @@ async def test_body_without_a_length_ends_with_the_connection(receiver: Receiver
     ],
 )
 async def test_malformed_reply_is_no_acknowledgement(receiver: Receiver, reply: bytes) -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(reply)
         await writer.drain()
         await reader.read()
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("invalid")
 
 
@@ -293,7 +293,7 @@ async def test_unsolicited_reply_is_dropped(receiver: Receiver) -> None:
     """Two replies at once: the second is not taken for the reply to the next post."""
     posts = 0
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal posts
         posts += 1
         await reader.readexactly(2)
@@ -301,7 +301,7 @@ async def test_unsolicited_reply_is_dropped(receiver: Receiver) -> None:
         await writer.drain()
         await reader.read()
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         for count in (1, 2, 3):
             reply = await receiver.post(url, b"{}", headers=HEADERS)
             assert reply.status != 200
@@ -312,7 +312,7 @@ async def test_line_that_was_closed_while_it_was_idle_costs_no_attempt(receiver:
     """The receiver closes after each reply and does not say so: what comes next goes out on another line at once."""
     connections = 0
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         await reader.readexactly(2)
@@ -320,7 +320,7 @@ async def test_line_that_was_closed_while_it_was_idle_costs_no_attempt(receiver:
         await writer.drain()
         await reader.readexactly(1)  # the next one has begun
 
-    async with talking(talk) as url:
+    async with serving(handle) as url:
         for _ in range(5):
             assert (await receiver.post(url, b"{}", headers=HEADERS)).status == 200
     assert connections == 5

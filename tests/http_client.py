@@ -51,7 +51,7 @@ class Reply:
         return error
 
 
-class Talk:
+class HttpClient:
     """A connection to the service."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,10 +60,10 @@ class Talk:
         self.port: int = writer.get_extra_info("sockname")[1]
 
     @classmethod
-    async def open(cls, port: int) -> Talk:
+    async def open(cls, port: int) -> HttpClient:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    async def __aenter__(self) -> Talk:
+    async def __aenter__(self) -> HttpClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,7 +76,7 @@ class Talk:
         except OSError:
             pass
 
-    async def send(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         try:
             self.writer.write(data)
             await self.writer.drain()
@@ -105,16 +105,16 @@ class Talk:
         assert headers.get("transfer-encoding") is None, "the service sends replies of known length"
         return Reply(int(status), headers, await self.reader.read())
 
-    async def ask(self, data: bytes, within_s: float = REPLY_S) -> Reply:
+    async def send(self, data: bytes, within_s: float = REPLY_S) -> Reply:
         """Send and read the reply. A server may reply and close before it has read everything, so ignore a broken pipe."""
         try:
-            await self.send(data)
+            await self.write(data)
         except Closed:
             pass
         return await self.reply(within_s)
 
     async def call(self, method: str = "eth_chainId", *, key: str, network: str = "dev/mainnet") -> Reply:
-        return await self.ask(post(rpc(method), key=key, network=network))
+        return await self.send(post(rpc(method), key=key, network=network))
 
     async def is_closed(self, within_s: float = REPLY_S) -> bool:
         """Wait until the server closes the connection; return False if it does not."""
@@ -155,53 +155,53 @@ def request(method: str, target: str, body: bytes = b"", *, key: str | None = No
     return f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
-async def ask_once(service: Service, data: bytes) -> Reply:
-    async with await Talk.open(service.port) as talk:
-        return await talk.ask(data)
+async def send_once(service: Service, data: bytes) -> Reply:
+    async with await HttpClient.open(service.port) as client:
+        return await client.send(data)
 
 
-async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list[Talk]]:
+async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list[HttpClient]]:
     """Open keep-alive connections until every worker has some."""
     pids = service.worker_pids()
-    held: dict[int, list[Talk]] = {pid: [] for pid in pids}
+    held: dict[int, list[HttpClient]] = {pid: [] for pid in pids}
     end = time.monotonic() + 20.0
-    while any(len(talks) < at_least for talks in held.values()):
+    while any(len(clients) < at_least for clients in held.values()):
         assert time.monotonic() < end, f"connections do not reach every worker: {held}"
-        talk = await Talk.open(service.port)
-        pid = await until(lambda talk=talk: owner_of(service.port, talk.port, pids))
-        held[pid].append(talk)
+        client = await HttpClient.open(service.port)
+        pid = await until(lambda client=client: owner_of(service.port, client.port, pids))
+        held[pid].append(client)
     return held
 
 
 async def is_known_everywhere(service: Service, key: str) -> None:
     """Wait until every worker has loaded the key. The requests name an unknown network, so they cost nothing."""
     data = post(rpc("eth_chainId"), key=key, network="dev/nowhere")
-    async with service.talking:
-        for talk in await _one_for_each_worker(service):
+    async with service.clients_lock:
+        for client in await _one_for_each_worker(service):
 
-            async def knows(talk: Talk = talk) -> bool:
-                return (await talk.ask(data)).status != 401
+            async def knows(client: HttpClient = client) -> bool:
+                return (await client.send(data)).status != 401
 
             await until(knows)
 
 
-async def _one_for_each_worker(service: Service) -> list[Talk]:
+async def _one_for_each_worker(service: Service) -> list[HttpClient]:
     """Return one connection per worker, reusing open ones."""
     pids = await until(service.worker_pids)
-    for pid, talk in tuple(service.talks.items()):
-        if pid not in pids or talk.reader.at_eof():
-            await service.talks.pop(pid).close()
-    while missing := [pid for pid in pids if pid not in service.talks]:
-        talk = await Talk.open(service.port)
-        pid = await until(lambda talk=talk: owner_of(service.port, talk.port, pids))
+    for pid, client in tuple(service.clients.items()):
+        if pid not in pids or client.reader.at_eof():
+            await service.clients.pop(pid).close()
+    while missing := [pid for pid in pids if pid not in service.clients]:
+        client = await HttpClient.open(service.port)
+        pid = await until(lambda client=client: owner_of(service.port, client.port, pids))
         if pid in missing:
-            service.talks[pid] = talk
+            service.clients[pid] = client
         else:
-            await talk.close()
-    return [*service.talks.values()]
+            await client.close()
+    return [*service.clients.values()]
 
 
-async def close_all(held: dict[int, list[Talk]]) -> None:
-    for talks in held.values():
-        for talk in talks:
-            await talk.close()
+async def close_all(held: dict[int, list[HttpClient]]) -> None:
+    for clients in held.values():
+        for client in clients:
+            await client.close()
