@@ -133,6 +133,22 @@ async def test_null_that_has_become_something_is_seen_at_once() -> None:
 
 
 @on_uvloop
+async def test_reply_of_an_upstream_behind_the_tip_is_not_kept() -> None:
+    async with scene(2) as found:
+        first, second = found.upstreams
+        second.behind = 1
+        found.chain.head += 1
+        await found.look()
+        # Only the one that is behind has the method: its reply is given, but it is not the network's.
+        found.route.upstreams[0].health.lacked("eth_getBalance", time.monotonic(), certainly=True)
+        assert [await how(found, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "miss"]
+        second.behind = 0
+        await found.look()
+        assert [await how(found, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "hit"]
+        assert first.count("eth_getBalance") == 0
+
+
+@on_uvloop
 async def test_caller_that_wants_no_cache_is_given_none_and_refreshes_it_for_the_others() -> None:
     async with scene(1) as found:
         answers = itertools.count()

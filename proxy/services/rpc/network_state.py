@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from proxy.chains.family import HeadReader, ReportedBlock
+from proxy.chains.family import BlockRef, HeadReader, ReportedBlock
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, heard_of, mark_of
 from proxy.core.jsonrpc import NULL
@@ -137,10 +137,19 @@ class NetworkState:
             self.note_block(raw, flight.answered_by)
         ref = policy.family.block_ref(policy.method, flight.params)
         lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
-        if lifetime == "forever" or (lifetime == "head" and flight.moves == self.replies.moves):
+        if lifetime == "forever" or (lifetime == "head" and self._is_current(flight, ref)):
             self.replies.put(flight.slot, raw, lifetime)
             if lifetime == "forever" and self.shared_cache is not None:
                 self.shared_cache.put(flight.slot, raw)
+
+    def _is_current(self, flight: Flight, ref: BlockRef) -> bool:
+        """Whether a result was read at our head. A call that names no block is answered at the head of its upstream."""
+        if flight.moves != self.replies.moves:
+            return False
+        upstream = flight.answered_by
+        if self.only is not None or upstream is None or ref.kind == "number" or ref.kind == "hash":
+            return True
+        return upstream.health.head >= self.heads.tip
 
     def forget_recent(self, *, is_lower: bool = False) -> None:
         """Discard replies that depend on the head: here, and in every other worker. `is_lower`: the tip has gone back."""
