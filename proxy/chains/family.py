@@ -136,6 +136,7 @@ class HeadReader:
     `chain_call`: returns the identity that the settings of a network name. `read_chain(result)`: that identity as text.
     `head_block_call`, `final_block_call`, `block_call(number)`: return the head, the newest final block and any block, in
     families whose blocks can be replaced by others of the same height. `read_block(result)`: the block that they return.
+    `subscribe_call`: subscribes to new heads; `read_block` reads the notifications.
     `newest_block(result)`: the newest block that a result of any method names; None if it names none.
     """
 
@@ -150,6 +151,7 @@ class HeadReader:
     final_block_call: UpstreamCall | None = None
     block_call: Callable[[int], UpstreamCall] | None = None
     read_block: Callable[[bytes], ReportedBlock | None] = _no_block
+    subscribe_call: UpstreamCall | None = None
     newest_block: Callable[[bytes], int | None] = _no_number
 
 

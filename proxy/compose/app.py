@@ -24,6 +24,7 @@ from proxy.compose.webhooks import WebhookFeature
 from proxy.errors import Unavailable
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
+from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.readiness import Readiness
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
@@ -261,6 +262,7 @@ class App:
         self.readiness.keys_loaded = True
         self._follow()
         await start_tracking(self.trackers.values(), self.tasks)
+        self._hear_heads()
         await self.listen(listener)
 
     async def _load(self) -> None:
@@ -282,6 +284,12 @@ class App:
         self.tasks.start("tally", self._tally)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
+
+    def _hear_heads(self) -> None:
+        for name, tracker in self.trackers.items():
+            announcements = HeadAnnouncements(self.networks.routes[name], tracker)
+            if announcements.is_possible:
+                self.tasks.start(f"announced heads {name}", announcements.run)
 
     async def listen(self, listener: socket.socket) -> None:
         """Serve on the socket. From here on everything that a call needs is in memory."""

@@ -81,5 +81,6 @@ HEAD = HeadReader(
     final_block_call=("eth_getBlockByNumber", b'["finalized",false]'),
     block_call=block_call,
     read_block=read_block,
+    subscribe_call=("eth_subscribe", b'["newHeads"]'),
     newest_block=newest_block,
 )

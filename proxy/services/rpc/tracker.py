@@ -121,15 +121,16 @@ class Tracker:
         return max([heads.tip, *[number for number in found if heads.is_plausible(number, now)]])
 
     def wake(self) -> None:
-        """Poll again at once: an upstream has announced a new block."""
+        """Poll again soon: an upstream has announced a new block, which the others may have too."""
         self._wake.set()
 
     # Intervals
 
     def _every_s(self, now: float) -> float:
-        return min(self._idle_s, IN_USE_S) if self._is_in_use(now) else self._idle_s
+        return min(self._idle_s, IN_USE_S) if self.is_in_use(now) else self._idle_s
 
-    def _is_in_use(self, now: float) -> bool:
+    def is_in_use(self, now: float) -> bool:
+        """Whether there were calls lately, or recent replies are cached."""
         replies = self._state.replies
         calls = sum([member.good + member.bad + member.inflight for member in self._state.group.members])
         uses = replies.hits + replies.misses + calls
@@ -142,6 +143,8 @@ class Tracker:
         while (left_s := began + self._every_s(now := self._clock()) - now) > 0:
             if await until_set(self._wake, within_s=min(left_s, IN_USE_S)):
                 self._wake.clear()
+                # Quick chains announce several blocks a second.
+                await asyncio.sleep(max(0.0, began + SHORTEST_S - self._clock()))
                 return
 
     # Polls
